@@ -1,0 +1,1 @@
+"""PyTorch Lightning experiments with probabilistic and head-sharing attention."""

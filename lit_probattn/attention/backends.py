@@ -1,0 +1,108 @@
+"""Which implementation computes a call: the names, what `auto` chooses, and the record of choices.
+
+An explicit name never falls back: it raises and says what would work. `auto` chooses by the table
+below among the implementations that serve the call. `python -m profiling kernels` measures the
+table's numbers again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
+logger = logging.getLogger("lit_probattn")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the choice may depend on.
+
+    Args:
+        device: device type, `cpu` or `cuda`.
+        dtype: dtype of query, key and value.
+        num_scores: score maps that the reference would store, B · H · N · L (times components).
+        dropout: attention dropout is active.
+        bias_needs_grad: an additive bias wants a gradient.
+    """
+
+    device: str
+    dtype: torch.dtype
+    num_scores: int
+    dropout: bool
+    bias_needs_grad: bool
+
+
+# `auto` takes the first name of the row that serves the call. Up to this many scores the
+# materialising reference is the fastest on a CPU: it is a handful of calls.
+REFERENCE_UP_TO = {"cpu": 1 << 15, "cuda": 0}
+AUTO_ORDER = {
+    "cpu": ("sdpa", "blockwise", "reference"),
+    "cuda": ("triton", "sdpa", "blockwise", "reference"),
+}
+
+_choices: dict[str, str] = {}
+
+
+def recorded_choices() -> dict[str, str]:
+    """Return every backend used in this process so far: variant and reason -> name."""
+    return dict(_choices)
+
+
+def choose_backend(
+    variant: str,
+    requested: str,
+    available: Mapping[str, Callable[..., object]],
+    unsupported: Callable[[str, Call], str | None],
+    call: Call,
+) -> str:
+    """Return the name of the implementation that computes a call.
+
+    Args:
+        variant: name of the variant, for messages.
+        requested: one of `BACKENDS`.
+        available: the variant's implementations by name.
+        unsupported: says why an implementation cannot serve a call, or None if it can.
+        call: the call.
+
+    Raises:
+        ValueError: the name is unknown.
+        NotImplementedError: the named backend does not exist for the variant or cannot serve the
+            call; the message names the ones that can.
+    """
+    if requested not in BACKENDS:
+        raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
+    serving = [name for name in available if unsupported(name, call) is None]
+    if requested == "auto":
+        chosen = _automatic(serving, call)
+    elif requested not in available:
+        raise NotImplementedError(
+            f"{variant} has no backend {requested!r}; use one of: auto, {', '.join(available)}"
+        )
+    else:
+        reason = unsupported(requested, call)
+        if reason is not None:
+            raise NotImplementedError(
+                f"{variant}: backend {requested!r} {reason}; for this call use one of: auto, "
+                f"{', '.join(serving)}"
+            )
+        chosen = requested
+    label = f"{variant} ({call.device}, {str(call.dtype).removeprefix('torch.')}"
+    label += ", dropout)" if call.dropout else ")"
+    if _choices.get(label) != chosen and not torch.compiler.is_compiling():
+        _choices[label] = chosen
+        logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
+    return chosen
+
+
+def _automatic(serving: list[str], call: Call) -> str:
+    order = AUTO_ORDER.get(call.device, AUTO_ORDER["cuda"])
+    if call.num_scores <= REFERENCE_UP_TO.get(call.device, 0) and "reference" in serving:
+        return "reference"
+    return next((name for name in order if name in serving), serving[0])

@@ -1,0 +1,312 @@
+"""What every attention layer shares: projections, heads, masks, dropout, cache, backend."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.backends import BACKENDS, Backend, Call, choose_backend
+from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.masks import Masks, make_masks
+from lit_probattn.attention.steps import compute_dtype, masked_softmax, repeat_heads
+from lit_probattn.randomness import AttentionDropout, RandomKey
+
+# Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
+# arguments, in the dtype of query.
+BackendFunction = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Analytic cost of one attention layer on one sequence, forward.
+
+    Args:
+        paper_flops: multiplications plus additions by the paper's counting rule, for the paper's
+            layer (no biases; output projection included).
+        macs: multiply-adds in matrix products of what the reference runs.
+        num_parameters: parameters of this layer, biases included.
+    """
+
+    paper_flops: int
+    macs: int
+    num_parameters: int
+
+
+class Attention(nn.Module):
+    """Multi-head attention with a head size of its own; base of every variant.
+
+    Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
+    cache, rng)` maps (B, N, C) to (B, N, C). `key=None` means self-attention, `value=None` means
+    value = key. Masks follow `lit_probattn.attention.masks`.
+
+    Args:
+        embed_dim: C, input and output width.
+        head_dim: E, size of one head. Independent of `embed_dim` and `num_heads`.
+        num_heads: H, query heads.
+        num_kv_heads: key/value heads; consecutive groups of query heads share one. None means H,
+            1 is multi-query attention.
+        key_embed_dim: width of `key` and `value` in cross-attention. None means C.
+        value_head_dim: E_v, size of a value head. None means E.
+        bias: whether the four projections have biases.
+        dropout: probability of dropping an attention weight in training, in [0, 1).
+        backend: who computes it; see `lit_probattn.attention.backends`.
+
+    Raises:
+        ValueError: a size is not positive, `num_kv_heads` does not divide `num_heads`, `dropout`
+            is outside [0, 1), or `backend` is unknown.
+    """
+
+    variant: ClassVar[str]
+    backends: ClassVar[Mapping[str, BackendFunction]]
+    # Score tensors per head that the reference stores; for the choice of backend.
+    score_maps: int = 1
+
+    def __init__(
+        self,
+        embed_dim: int,
+        head_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        key_embed_dim: int | None = None,
+        value_head_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.head_dim, self.num_heads = embed_dim, head_dim, num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.key_embed_dim = embed_dim if key_embed_dim is None else key_embed_dim
+        self.value_head_dim = head_dim if value_head_dim is None else value_head_dim
+        for name in (
+            *("embed_dim", "head_dim", "num_heads", "num_kv_heads"),
+            *("key_embed_dim", "value_head_dim"),
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, received {getattr(self, name)}")
+        if num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads must divide num_heads, received num_kv_heads={self.num_kv_heads} "
+                f"and num_heads={num_heads}"
+            )
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), received {dropout}")
+        if backend not in BACKENDS:
+            raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
+        self.dropout, self.backend, self.use_bias = dropout, backend, bias
+        inner = self.num_kv_heads * self.value_head_dim
+        self.query_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
+        self.key_proj = nn.Linear(self.key_embed_dim, self.key_width, bias=bias)
+        self.value_proj = nn.Linear(self.key_embed_dim, inner, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.value_head_dim, embed_dim, bias=bias)
+
+    @property
+    def key_width(self) -> int:
+        """Output width of `key_proj`."""
+        return self.num_kv_heads * self.head_dim
+
+    # ------------------------------------------------------------------ the variant's part
+    def split_keys(self, key: Tensor) -> Tensor:
+        """Split projected keys into what the cache stores: (B, L, width) -> (B, H_kv, …, L, E)."""
+        return _split_heads(key, self.num_kv_heads)
+
+    def expand_keys(self, key: Tensor) -> Tensor:
+        """Turn stored keys into the keys that scores see."""
+        return key
+
+    @abstractmethod
+    def score_arguments(self, num_keys: int) -> dict[str, Any]:
+        """Return the variant's own arguments of its backend functions, for L keys."""
+
+    @abstractmethod
+    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
+        """Return the scores before mask and softmax, (B, H, N, L), by the equation."""
+
+    @abstractmethod
+    def cost(self, seq_len: int) -> Cost:
+        """Return the analytic cost of self-attention over `seq_len` tokens."""
+
+    def unsupported(self, backend: str, call: Call) -> str | None:
+        """Say why a backend cannot serve a call ("cannot …"), or None if it can."""
+        if backend == "sdpa" and call.dropout:
+            return "cannot draw the counter-based attention dropout"
+        if backend == "sdpa" and call.bias_needs_grad:
+            return "cannot give a gradient to the additive bias without storing all scores"
+        return None
+
+    def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
+        """Hook in training mode, before the output is computed; setting B gathers its sums here."""
+
+    # ------------------------------------------------------------------ the call
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        bias: Tensor | None = None,
+        cache: KVCache | None = None,
+        rng: RandomKey | None = None,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query: (B, N, C).
+            key: (B, L, C_k). None means self-attention.
+            value: (B, L, C_k). None means `key`.
+            key_mask: real keys, (B, L) bool; with a cache, of the new tokens.
+            attn_mask: allowed pairs, bool, (N, L) or broadcastable to (B, H, N, L).
+            is_causal: bottom-right aligned causal mask.
+            bias: added to the scores, (N, L) or broadcastable to (B, H, N, L).
+            cache: keys and values of earlier tokens; the new ones are appended.
+            rng: names the draw of attention dropout. None draws a fresh one from torch's generator.
+
+        Returns:
+            (B, N, C).
+
+        Raises:
+            ValueError: sizes do not fit; the message gives both.
+            NotImplementedError: the requested backend cannot serve the call.
+        """
+        is_self = key is None
+        q, k, v, masks = self._prepare(
+            query, key, value, key_mask, attn_mask, is_causal, bias, cache
+        )
+        dropout = self._dropout(rng)
+        if self.training:
+            self.observe(q, k, masks, key_mask if is_self and cache is None else None)
+        call = Call(
+            device=q.device.type,
+            dtype=q.dtype,
+            num_scores=q.shape[0] * self.num_heads * q.shape[2] * v.shape[2] * self.score_maps,
+            dropout=dropout is not None,
+            bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
+        )
+        name = choose_backend(self.variant, self.backend, self.backends, self.unsupported, call)
+        with torch.autocast(q.device.type, enabled=False):
+            arguments = self.score_arguments(v.shape[2])
+            out = self.backends[name](q, k, v, masks=masks, dropout=dropout, **arguments)
+        result: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
+        return result
+
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        *,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return the maps (B, H, N, L) by the reference, without dropout; for analysis."""
+        q, k, v, masks = self._prepare(query, key, None, key_mask, attn_mask, is_causal, bias, None)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k = q.to(compute_dtype(q)), k.to(compute_dtype(q))
+            scores = self.reference_scores(q, k, **self.score_arguments(v.shape[2]))
+            return reference_weights(scores, masks)
+
+    def _prepare(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        bias: Tensor | None,
+        cache: KVCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Masks]:
+        """Check the inputs, project them, split heads, append to the cache, build the masks."""
+        if key is None and value is not None:
+            raise ValueError("value is given without key; pass both, or neither for self-attention")
+        key = query if key is None else key
+        value = key if value is None else value
+        _check_input("query", query, self.embed_dim)
+        _check_input("key", key, self.key_embed_dim)
+        _check_input("value", value, self.key_embed_dim)
+        if key.shape[1] != value.shape[1]:
+            raise ValueError(
+                f"key has {key.shape[1]} positions and value {value.shape[1]}: expected the same"
+            )
+        if query.shape[0] != key.shape[0]:
+            raise ValueError(
+                f"query has batch size {query.shape[0]} and key {key.shape[0]}: expected the same"
+            )
+        q = _split_heads(self.query_proj(query), self.num_heads)
+        k = self.split_keys(self.key_proj(key))
+        v = _split_heads(self.value_proj(value), self.num_kv_heads)
+        if cache is not None:
+            if key_mask is not None and key_mask.shape != key.shape[:2]:
+                raise ValueError(
+                    f"key_mask has shape {tuple(key_mask.shape)}; with a cache it covers the "
+                    f"{key.shape[1]} new tokens: expected {tuple(key.shape[:2])}"
+                )
+            k, v, key_mask = cache.append(k, v, key_mask)
+        masks = make_masks(
+            *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]),
+            key_mask=key_mask,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            bias=bias,
+        )
+        return q, self.expand_keys(k), v, masks
+
+    def _dropout(self, rng: RandomKey | None) -> AttentionDropout | None:
+        if not self.training or self.dropout == 0.0:
+            return None
+        if rng is None:
+            rng = RandomKey(int(torch.randint(2**62, (1,))))
+        return AttentionDropout(self.dropout, rng)
+
+    def extra_repr(self) -> str:
+        """Sizes, for printing."""
+        return (
+            f"embed_dim={self.embed_dim}, head_dim={self.head_dim}, num_heads={self.num_heads}, "
+            f"num_kv_heads={self.num_kv_heads}, dropout={self.dropout}, backend={self.backend!r}"
+        )
+
+
+AttentionFactory = Callable[[int, int], Attention]
+
+
+def reference_weights(scores: Tensor, masks: Masks) -> Tensor:
+    """Return softmax(scores + bias) over what the masks allow, (B, H, N, L)."""
+    cols = range(masks.num_keys)
+    bias = masks.bias_block(masks.all_rows, cols)
+    if bias is not None:
+        scores = scores + bias
+    return masked_softmax(scores, masks.allowed(masks.all_rows, cols, scores.device))
+
+
+def reference_output(
+    scores: Tensor, value: Tensor, masks: Masks, dropout: AttentionDropout | None
+) -> Tensor:
+    """Return dropout(softmax(scores)) @ value, (B, H, N, E_v), materialising the maps."""
+    weights = reference_weights(scores, masks)
+    if dropout is not None:
+        batch, heads, rows, cols = weights.shape
+        keep = dropout.keep(batch, heads, range(rows), range(cols), weights.device)
+        weights = weights * keep * dropout.scale
+    return weights @ repeat_heads(value.to(weights.dtype), weights.shape[1])
+
+
+def _split_heads(projected: Tensor, num_heads: int) -> Tensor:
+    """(B, N, H·E) -> (B, H, N, E)."""
+    return projected.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def _check_input(name: str, tensor: Tensor, width: int) -> None:
+    if tensor.dim() != 3 or tensor.shape[-1] != width:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, expected (batch, positions, {width})"
+        )

@@ -1,0 +1,235 @@
+"""Attention over blocks of queries with O(N · block) memory, for every softmax-like variant.
+
+A variant gives a function from a block of its inputs to the block's scores; this file turns it into
+attention: masked softmax, dropout and the sum of values, block by block. Nothing of size N x N is
+kept: backward computes each block's scores again and needs only the row normalisers
+
+    attn_weights = exp(scores - logsumexp),  d_scores = attn_weights ∘ (d_attn_weights - δ),
+    δ_i = Σ_c d_out[i, c] out[i, c]
+
+which holds with dropout too (the dropped weights carry their factor in d_attn_weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.masks import Masks, slice_block
+from lit_probattn.randomness import AttentionDropout
+
+Axis = Literal["row", "col", "pair", "shared"]
+# Scores that one block may hold. Small enough to stay in the cache of a CPU core, large enough
+# that the work of a block outweighs the cost of calling its operations.
+BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of scores: the queries and the prefix of keys that it covers."""
+
+    rows: range
+    cols: range
+
+
+ScoreFunction = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the blocks have in common and what is not a tensor that needs a gradient."""
+
+    score_function: ScoreFunction
+    axes: tuple[Axis, ...]
+    masks: Masks
+    dropout: AttentionDropout | None
+    num_heads: int
+    block_rows: int
+    has_bias: bool
+
+    def blocks(self) -> list[Block]:
+        stops = range(0, self.masks.num_queries, self.block_rows)
+        rows = (range(i, min(i + self.block_rows, self.masks.num_queries)) for i in stops)
+        return [Block(r, self.masks.visible_keys(r)) for r in rows]
+
+    def slices(self, tensor: Tensor, axis: Axis, block: Block) -> Tensor:
+        if axis == "row":
+            return tensor[..., block.rows.start : block.rows.stop, :]
+        if axis == "col":
+            return tensor[..., block.cols.start : block.cols.stop, :]
+        return slice_block(tensor, block.rows, block.cols) if axis == "pair" else tensor
+
+    def scores(self, inputs: Sequence[Tensor], block: Block) -> Tensor:
+        if not self.has_bias:
+            return self.score_function(block, *inputs)
+        *inputs, bias = inputs
+        return self.score_function(block, *inputs) + bias
+
+    def weights(self, scores: Tensor, normaliser: Tensor, block: Block) -> Tensor:
+        """Return exp(scores - normaliser), zero where hidden; an empty row's normaliser is inf."""
+        weights = torch.exp(scores - normaliser)
+        allowed = self.masks.allowed(block.rows, block.cols, scores.device)
+        return weights if allowed is None else weights.masked_fill_(~allowed, 0.0)
+
+    def keep(self, scores: Tensor, block: Block) -> Tensor | None:
+        if self.dropout is None:
+            return None
+        return self.dropout.keep(
+            scores.shape[0], scores.shape[1], block.rows, block.cols, scores.device
+        )
+
+
+def _normaliser(plan: _Plan, scores: Tensor, block: Block) -> Tensor:
+    """Return logsumexp of each row, (B, H, n, 1), and +inf for rows that see nothing."""
+    allowed = plan.masks.allowed(block.rows, block.cols, scores.device)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if scores.shape[-1] == 0:
+        return scores.new_full((*scores.shape[:-1], 1), float("inf"))
+    total = torch.logsumexp(scores, -1, keepdim=True)
+    return total.masked_fill(total == float("-inf"), float("inf"))
+
+
+def _times_value(weights: Tensor, value: Tensor) -> Tensor:
+    """Multiply (B, H, n, L) weights with (B, H_kv, L, E) values without repeating the values."""
+    batch, heads, rows, keys = weights.shape
+    grouped = weights.reshape(batch, value.shape[1], heads // value.shape[1] * rows, keys)
+    return (grouped @ value).view(batch, heads, rows, -1)
+
+
+class _Blockwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        outs, normalisers = [], []
+        for block in plan.blocks():
+            parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
+            scores = plan.scores(parts, block)
+            normaliser = _normaliser(plan, scores, block)
+            weights = plan.weights(scores, normaliser, block)
+            keep = plan.keep(weights, block)
+            if keep is not None and plan.dropout is not None:
+                weights = weights.mul_(keep).mul_(plan.dropout.scale)
+            outs.append(_times_value(weights, plan.slices(value, "col", block)))
+            normalisers.append(normaliser)
+        out, normaliser = torch.cat(outs, -2), torch.cat(normalisers, -2)
+        ctx.plan = plan
+        ctx.save_for_backward(value, out, normaliser, *inputs)
+        ctx.mark_non_differentiable(normaliser)
+        return out, normaliser
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        value, out, normaliser, *inputs = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        grad_value = torch.zeros_like(value) if ctx.needs_input_grad[1] else None
+        grads = [torch.zeros_like(x) if n else None for x, n in zip(inputs, needed, strict=True)]
+        for block in plan.blocks():
+            rows = block.rows.start, block.rows.stop
+            part = [t[..., rows[0] : rows[1], :] for t in (grad_out, out, normaliser)]
+            _backward_block(plan, block, value, inputs, needed, grad_value, grads, *part)
+        return (None, grad_value, *grads)
+
+
+def _backward_block(
+    plan: _Plan,
+    block: Block,
+    value: Tensor,
+    inputs: Sequence[Tensor],
+    needed: Sequence[bool],
+    grad_value: Tensor | None,
+    grads: Sequence[Tensor | None],
+    grad_out: Tensor,
+    out: Tensor,
+    normaliser: Tensor,
+) -> None:
+    """Add one block's gradients to `grad_value` and `grads`."""
+    with torch.enable_grad():
+        parts = [
+            plan.slices(x, a, block).detach().requires_grad_(n)
+            for x, a, n in zip(inputs, plan.axes, needed, strict=True)
+        ]
+        scores = plan.scores(parts, block)
+    weights = plan.weights(scores.detach(), normaliser, block)
+    keep = plan.keep(weights, block)
+    value_part = plan.slices(value, "col", block)
+    batch, heads, num_rows, num_keys = weights.shape
+    kv_heads = value.shape[1]
+    grouped_rows = (batch, kv_heads, heads // kv_heads * num_rows)
+    grad_rows = grad_out.reshape(*grouped_rows, -1)
+    if grad_value is not None:
+        dropped = weights if keep is None or plan.dropout is None else weights * keep
+        update = dropped.reshape(*grouped_rows, num_keys).mT @ grad_rows
+        if plan.dropout is not None:
+            update *= plan.dropout.scale
+        plan.slices(grad_value, "col", block).add_(update)
+    if not any(needed):
+        return
+    grad_weights = (grad_rows @ value_part.mT).view(weights.shape)
+    if keep is not None and plan.dropout is not None:
+        grad_weights = grad_weights.mul_(keep).mul_(plan.dropout.scale)
+    delta = (grad_out * out).sum(-1, keepdim=True)
+    grad_scores = grad_weights.sub_(delta).mul_(weights)
+    wanted = [p for p, n in zip(parts, needed, strict=True) if n]
+    found = iter(torch.autograd.grad(scores, wanted, grad_scores, allow_unused=True))
+    for grad, axis, need in zip(grads, plan.axes, needed, strict=True):
+        if not need or grad is None:
+            continue
+        update_part = next(found)
+        if update_part is not None:
+            plan.slices(grad, axis, block).add_(update_part)
+
+
+def blockwise_attention(
+    score_function: ScoreFunction,
+    inputs: Sequence[Tensor],
+    axes: Sequence[Axis],
+    value: Tensor,
+    *,
+    num_heads: int,
+    masks: Masks,
+    dropout: AttentionDropout | None = None,
+    block_rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend block by block, with recomputation in backward.
+
+    Args:
+        score_function: `score_function(block, *parts)` returns the scores (B, H, n, l) of
+            `block` (n rows, l keys) from the inputs sliced to it. Differentiable; pure.
+        inputs: tensors that the scores depend on, in the compute dtype.
+        axes: how each input is sliced: `row` along its second last dimension to the block's
+            queries, `col` likewise to its keys, `pair` along the last two, `shared` not at all.
+        value: (B, H_kv, L, E).
+        num_heads: H.
+        masks: what each query may see; a bias gets its gradient.
+        dropout: attention dropout, drawn again in backward.
+        block_rows: queries per block; None sizes blocks for the device.
+
+    Returns:
+        The output (B, H, N, E), and the logarithm of each row's sum of exponentials (B, H, N, 1),
+        +inf for rows that see nothing (no gradient).
+    """
+    all_inputs, all_axes = list(inputs), list(axes)
+    if masks.bias is not None:
+        all_inputs.append(masks.bias.to(value.dtype))
+        all_axes.append("pair")
+    if block_rows is None:
+        per_row = max(1, value.shape[0] * num_heads * masks.num_keys)
+        budget = BLOCK_SCORES.get(value.device.type, BLOCK_SCORES["cuda"])
+        block_rows = max(1, min(masks.num_queries, budget // per_row))
+    plan = _Plan(
+        score_function,
+        tuple(all_axes),
+        masks,
+        dropout,
+        num_heads,
+        block_rows,
+        masks.bias is not None,
+    )
+    result: tuple[Tensor, Tensor] = _Blockwise.apply(plan, value, *all_inputs)
+    return result

@@ -1,0 +1,145 @@
+"""The mask convention, written once.
+
+A mask is boolean and True means *may attend* (pairs) or *is a real token* (keys). `is_causal` is
+aligned bottom-right: with N queries and L keys, query i sees the keys j <= i + L - N, so that the
+last query sees all. `bias` is added to the scores before the softmax. A row that may attend to
+nothing gets a zero output and zero gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What each query may see, for N queries and L keys.
+
+    Args:
+        num_queries: N.
+        num_keys: L.
+        key_mask: real keys, (B, L) bool. None means all.
+        attn_mask: allowed pairs, 4-dimensional bool broadcastable to (B, H, N, L). None means all.
+        is_causal: bottom-right aligned causal mask on top of the others.
+        bias: additive scores, 4-dimensional, broadcastable to (B, H, N, L).
+    """
+
+    num_queries: int
+    num_keys: int
+    key_mask: Tensor | None = None
+    attn_mask: Tensor | None = None
+    is_causal: bool = False
+    bias: Tensor | None = None
+
+    @property
+    def causal_offset(self) -> int:
+        """Query i sees keys up to i + causal_offset."""
+        return self.num_keys - self.num_queries
+
+    @property
+    def has_pair_mask(self) -> bool:
+        """Whether something other than `bias` hides pairs."""
+        return self.is_causal or self.key_mask is not None or self.attn_mask is not None
+
+    @property
+    def all_rows(self) -> range:
+        """Every query."""
+        return range(self.num_queries)
+
+    def visible_keys(self, rows: range) -> range:
+        """Return the smallest prefix of keys that holds all that these queries may see."""
+        if not self.is_causal:
+            return range(self.num_keys)
+        return range(max(0, min(self.num_keys, rows.stop + self.causal_offset)))
+
+    def allowed(self, rows: range, cols: range, device: torch.device) -> Tensor | None:
+        """Return a block's allowed pairs, bool broadcastable to (B, H, rows, cols), or None."""
+        allowed: Tensor | None = None
+        if self.is_causal:
+            last_key = torch.arange(rows.start, rows.stop, device=device) + self.causal_offset
+            index = torch.arange(cols.start, cols.stop, device=device)
+            allowed = (index[None, :] <= last_key[:, None])[None, None]
+        if self.key_mask is not None:
+            real = self.key_mask[:, None, None, cols.start : cols.stop]
+            allowed = real if allowed is None else allowed & real
+        if self.attn_mask is not None:
+            pairs = slice_block(self.attn_mask, rows, cols)
+            allowed = pairs if allowed is None else allowed & pairs
+        return allowed
+
+    def bias_block(self, rows: range, cols: range) -> Tensor | None:
+        """Return the additive bias of a block, broadcastable to (B, H, rows, cols), or None."""
+        return None if self.bias is None else slice_block(self.bias, rows, cols)
+
+
+def slice_block(pairs: Tensor, rows: range, cols: range) -> Tensor:
+    """Slice a tensor broadcastable to (B, H, N, L) to a block; broadcast dimensions stay 1."""
+    if pairs.shape[-2] != 1:
+        pairs = pairs[..., rows.start : rows.stop, :]
+    if pairs.shape[-1] != 1:
+        pairs = pairs[..., cols.start : cols.stop]
+    return pairs
+
+
+def make_masks(
+    batch_size: int,
+    num_heads: int,
+    num_queries: int,
+    num_keys: int,
+    *,
+    key_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    bias: Tensor | None = None,
+) -> Masks:
+    """Check the masks of a call and bring them to four dimensions.
+
+    Raises:
+        ValueError: a mask or the bias has a shape that cannot be broadcast to (B, H, N, L), or a
+            mask is not boolean, or the bias is not floating point.
+    """
+    shape = (batch_size, num_heads, num_queries, num_keys)
+    if key_mask is not None:
+        _check_bool("key_mask", key_mask)
+        if key_mask.shape != (batch_size, num_keys):
+            raise ValueError(
+                f"key_mask has shape {tuple(key_mask.shape)}, expected (batch, keys) = "
+                f"({batch_size}, {num_keys})"
+            )
+    if attn_mask is not None:
+        _check_bool("attn_mask", attn_mask)
+        attn_mask = _four_dimensional("attn_mask", attn_mask, shape)
+    if bias is not None:
+        if not bias.is_floating_point():
+            raise ValueError(
+                f"bias has dtype {bias.dtype}, expected floating point; boolean masks go to "
+                "attn_mask"
+            )
+        bias = _four_dimensional("bias", bias, shape)
+    return Masks(num_queries, num_keys, key_mask, attn_mask, is_causal, bias)
+
+
+def _check_bool(name: str, mask: Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"{name} has dtype {mask.dtype}, expected torch.bool with True = may attend; "
+            "additive masks go to bias"
+        )
+
+
+def _four_dimensional(name: str, pairs: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """View a (N, L) or 4-dimensional tensor with four dimensions, checked against (B, H, N, L)."""
+    given = tuple(pairs.shape)
+    if pairs.dim() == 2:
+        pairs = pairs[None, None]
+    if pairs.dim() != 4 or any(
+        size not in (1, full) for size, full in zip(pairs.shape, shape, strict=True)
+    ):
+        raise ValueError(
+            f"{name} has shape {given}, expected (queries, keys) = {shape[2:]} or one that "
+            f"broadcasts to (batch, heads, queries, keys) = {shape}"
+        )
+    return pairs

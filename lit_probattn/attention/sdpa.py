@@ -1,0 +1,104 @@
+"""PyTorch's fused attention behind our mask convention, with several keys per position.
+
+The exact reductions of a variant to softmax attention over `keys_per_position` · L keys end here.
+Keys are interleaved (position major), so what a causal block may see is a prefix of them and the
+largest mask ever made is one block of queries by the keys, never N x (keys_per_position · N).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.steps import repeat_heads
+
+# Queries per call where masks have to be built block by block.
+_BLOCK_ROWS = 256
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    scale: float,
+    keys_per_position: int = 1,
+) -> Tensor:
+    """Softmax attention by `scaled_dot_product_attention`; rows that see nothing give zeros.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L · keys_per_position, E), position major.
+        value: (B, H_kv, L · keys_per_position, E_v).
+        masks: over the L positions; every key of a position shares its mask and bias.
+        scale: factor on query·key.
+        keys_per_position: keys that belong to one position.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    value_dim = value.shape[-1]
+    # Both sizes alike: otherwise PyTorch's CPU path silently materialises the scores.
+    size = _kernel_size(max(query.shape[-1], value_dim), query.device)
+    query, key, value = (_pad_to(x, size) for x in (query, key, value))
+    if query.shape[1] != key.shape[1] and query.device.type == "cuda" and masks.has_pair_mask:
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    grouped = query.shape[1] != key.shape[1]
+
+    def call(rows: Tensor, cols: int, mask: Tensor | None, is_causal: bool = False) -> Tensor:
+        return F.scaled_dot_product_attention(
+            rows,
+            key[..., : cols * keys_per_position, :],
+            value[..., : cols * keys_per_position, :],
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=grouped,
+        )
+
+    num_queries, num_keys = masks.num_queries, masks.num_keys
+    plain = masks.bias is None and masks.attn_mask is None and masks.key_mask is None
+    if plain and not masks.is_causal:
+        out = call(query, num_keys, None)
+    elif plain and keys_per_position == 1 and num_queries == num_keys:
+        out = call(query, num_keys, None, is_causal=True)
+    elif masks.bias is None and masks.attn_mask is None and not masks.is_causal:
+        out = call(query, num_keys, _block_mask(masks, masks.all_rows, query, keys_per_position))
+    else:
+        parts = []
+        for start in range(0, num_queries, _BLOCK_ROWS):
+            rows = range(start, min(start + _BLOCK_ROWS, num_queries))
+            block = query[..., rows.start : rows.stop, :]
+            cols = len(masks.visible_keys(rows))
+            if cols == 0:
+                parts.append(block * 0.0)
+                continue
+            parts.append(call(block, cols, _block_mask(masks, rows, query, keys_per_position)))
+        out = torch.cat(parts, -2)
+    return out[..., :value_dim]
+
+
+def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int) -> Tensor | None:
+    """Return what `scaled_dot_product_attention` takes for these rows: bool, or the masked bias."""
+    cols = masks.visible_keys(rows)
+    mask = masks.allowed(rows, cols, query.device)
+    bias = masks.bias_block(rows, cols)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
+        mask = mask.expand(*mask.shape[:-1], len(cols))
+    if mask is None:
+        return None
+    return mask if keys_per_position == 1 else mask.repeat_interleave(keys_per_position, -1)
+
+
+def _kernel_size(size: int, device: torch.device) -> int:
+    """Return the head size to pad to: CUDA kernels take multiples of 8."""
+    return -(-size // 8) * 8 if device.type == "cuda" else size
+
+
+def _pad_to(tensor: Tensor, size: int) -> Tensor:
+    return tensor if tensor.shape[-1] == size else F.pad(tensor, (0, size - tensor.shape[-1]))

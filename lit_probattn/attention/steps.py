@@ -1,0 +1,60 @@
+"""Mathematics that two or more variants use unchanged."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype of scores and softmax sums: float64 for float64 inputs, else float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
+    """Repeat key/value heads for grouped queries: (B, H_kv, …) -> (B, H, …), each H/H_kv times."""
+    groups = num_heads // tensor.shape[1]
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Softmax over the last dimension; rows with nothing allowed give zeros with zero gradients.
+
+    Args:
+        scores: (B, H, N, L); entries may be -inf.
+        allowed: bool, broadcastable to `scores`. None means all.
+    """
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    largest = scores.detach().amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest == float("-inf"), 0.0)
+    weights = torch.exp(scores - largest)
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1.0)
+
+
+def squared_distance(query: Tensor, key: Tensor) -> Tensor:
+    """Return ‖query_i − key_j‖² for all pairs by one matrix product, clamped at zero.
+
+    The vectors are first moved by the mean key: distances do not change, and the cancellation in
+    ‖q‖² − 2 q·k + ‖k‖² loses fewer digits.
+
+    Args:
+        query: (…, N, E).
+        key: (…, L, E).
+
+    Returns:
+        (…, N, L).
+    """
+    centre = key.detach().mean(-2, keepdim=True)
+    query, key = query - centre, key - centre
+    squares = query.square().sum(-1)[..., :, None] + key.square().sum(-1)[..., None, :]
+    return (squares - 2.0 * query @ key.mT).clamp_min(0.0)
+
+
+def first_maximum(scores: Tensor, dim: int) -> Tensor:
+    """Return the maximum over `dim`; the gradient goes to the first largest entry only."""
+    largest, *rest = scores.unbind(dim)
+    for candidate in rest:
+        largest = torch.where(candidate > largest, candidate, largest)
+    return largest

@@ -1,0 +1,184 @@
+"""Counter-based random numbers that every backend, rank and recomputation can draw again.
+
+Attention dropout, score noise and random features never use torch's generator: they read the
+Philox4x32-10 generator (Salmon et al., 2011) at counters that name the element (query index, key
+index, head, sample) under a key that names the draw (seed, step, layer, purpose). The same element
+therefore gets the same number in a reference, a blockwise form, a fused kernel, a recomputation in
+backward, and on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_MASK_64 = 0xFFFFFFFFFFFFFFFF
+_NUM_ROUNDS = 10
+_CHUNK_COUNTERS = 1 << 16  # counters in flight: keeps the int64 temporaries inside the cache
+
+STREAM_DROPOUT, STREAM_NOISE, STREAM_FEATURES = 1, 2, 3
+
+
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the four 32-bit words of Philox4x32-10 for every counter.
+
+    Args:
+        counter: four int64 tensors with values in [0, 2³²), broadcastable to one shape. Keep
+            dimensions of size 1 where a word does not vary: the first rounds are then cheap.
+        key: two integers in [0, 2³²).
+
+    Returns:
+        Four int64 tensors of the broadcast shape, values in [0, 2³²).
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    # An int64 product wraps modulo 2⁶⁴, which keeps all 64 bits of the unsigned product. c1 and c3
+    # carry whole products; only their low words count, and they are masked where they are used.
+    for _ in range(_NUM_ROUNDS):
+        product_0 = c0 * _MULTIPLIER_0
+        product_1 = c2 * _MULTIPLIER_1
+        c0 = ((product_1 >> 32) ^ c1 ^ k0) & _MASK
+        c2 = ((product_0 >> 32) ^ c3 ^ k1) & _MASK
+        c1, c3 = product_1, product_0
+        k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
+    c0, c1, c2, c3 = torch.broadcast_tensors(c0, c1, c2, c3)
+    return c0, c1 & _MASK, c2, c3 & _MASK
+
+
+def _mix64(value: int) -> int:
+    """Scramble a 64-bit integer (the finaliser of SplitMix64); a bijection."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK_64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return value ^ (value >> 31)
+
+
+def mix_integers(*values: int) -> int:
+    """Hash integers, in order, to one integer in [0, 2⁶⁴)."""
+    state = 0
+    for value in values:
+        state = _mix64(state ^ (value & _MASK_64))
+    return state
+
+
+@dataclass(frozen=True)
+class RandomKey:
+    """Names one draw: what is random in this step, for these samples, in this layer.
+
+    Args:
+        seed: the run's seed.
+        step: optimiser step. Micro-batches of one step differ by their `sample_ids`.
+        sample_ids: global index of every sample of the batch, (B,) int64. None means 0 … B-1.
+        layer: index of the layer; `fold` sets it.
+    """
+
+    seed: int
+    step: int = 0
+    sample_ids: Tensor | None = None
+    layer: int = 0
+
+    def fold(self, layer: int) -> RandomKey:
+        """Return the key of layer `layer`; folding twice mixes both indices."""
+        return replace(self, layer=mix_integers(self.layer, layer + 1))
+
+    def philox_key(self, stream: int) -> tuple[int, int]:
+        """Return the two key words of one purpose (dropout, noise, features)."""
+        mixed = mix_integers(self.seed, self.step, self.layer, stream)
+        return mixed & _MASK, mixed >> 32
+
+    def samples(self, batch_size: int, device: torch.device) -> Tensor:
+        """Return the counter word of every sample, (B,) int64.
+
+        Raises:
+            ValueError: `sample_ids` has another length than the batch.
+        """
+        if self.sample_ids is None:
+            return torch.arange(batch_size, device=device)
+        if self.sample_ids.shape != (batch_size,):
+            raise ValueError(
+                f"RandomKey.sample_ids has shape {tuple(self.sample_ids.shape)}, "
+                f"but the batch has {batch_size} samples: expected ({batch_size},)"
+            )
+        return self.sample_ids.to(device=device, dtype=torch.int64) & _MASK
+
+
+@dataclass(frozen=True)
+class AttentionDropout:
+    """Dropout of attention weights with one keep decision per (sample, head, query, key).
+
+    Eight neighbouring keys share one Philox call: key j reads 16-bit lane j mod 8 of the counter
+    (query, j // 8, head, sample); lane 2w + h is half h (0 low, 1 high) of word w. A pair is kept
+    when the lane, read as a signed 16-bit number, is at least `threshold`. The probability is
+    therefore a multiple of 2⁻¹⁶, and `scale` is the inverse of the probability really used.
+
+    Args:
+        p: probability to drop, in [0, 1).
+        key: the draw, folded with the layer's index.
+    """
+
+    p: float
+    key: RandomKey
+
+    @property
+    def threshold(self) -> int:
+        """Signed 16-bit bound below which a pair is dropped."""
+        return round(self.p * 65536) - 32768
+
+    @property
+    def scale(self) -> float:
+        """Factor on kept weights, 1 / (1 - p) for the p really used."""
+        return 65536 / (32768 - self.threshold)
+
+    def keep(
+        self, batch_size: int, num_heads: int, rows: range, cols: range, device: torch.device
+    ) -> Tensor:
+        """Return the keep decisions of one block of scores, (B, H, rows, cols) bool."""
+        samples = self.key.samples(batch_size, device).view(-1, 1, 1, 1)
+        heads = torch.arange(num_heads, device=device).view(1, -1, 1, 1)
+        first, last = cols.start // 8, -(-cols.stop // 8)
+        groups = torch.arange(first, last, device=device).view(1, 1, 1, -1)
+        philox_key = self.key.philox_key(STREAM_DROPOUT)
+        shape = (batch_size, num_heads, len(rows), len(groups.flatten()) * 8)
+        kept = torch.empty(shape, dtype=torch.bool, device=device)
+        per_row = max(1, batch_size * num_heads * groups.numel())
+        step = max(1, _CHUNK_COUNTERS // per_row) if device.type == "cpu" else max(1, len(rows))
+        for start in range(rows.start, rows.stop, step):
+            stop = min(start + step, rows.stop)
+            index = torch.arange(start, stop, device=device).view(1, 1, -1, 1)
+            words = philox4x32((index, groups, heads, samples), philox_key)
+            lanes = torch.stack(words, -1).to(torch.int32).view(torch.int16).flatten(-2)
+            kept[:, :, start - rows.start : stop - rows.start] = lanes >= self.threshold
+        skip = cols.start - first * 8
+        return kept[..., skip : skip + len(cols)]
+
+
+def normal_noise(
+    key: RandomKey,
+    batch_size: int,
+    num_maps: int,
+    rows: range,
+    cols: range,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return standard normal noise for one block of score maps, (B, num_maps, rows, cols).
+
+    Counter (query, key, map, sample); Box-Muller on the first two words x: u₁ = (x₀ + 1) / 2³²,
+    u₂ = x₁ / 2³², noise = sqrt(-2 log u₁) cos(2π u₂), evaluated in float64.
+    """
+    samples = key.samples(batch_size, device).view(-1, 1, 1, 1)
+    maps = torch.arange(num_maps, device=device).view(1, -1, 1, 1)
+    index_q = torch.arange(rows.start, rows.stop, device=device).view(1, 1, -1, 1)
+    index_k = torch.arange(cols.start, cols.stop, device=device).view(1, 1, 1, -1)
+    counter = (index_q, index_k, maps, samples)
+    x0, x1, _, _ = philox4x32(counter, key.philox_key(STREAM_NOISE))
+    radius = torch.sqrt(-2.0 * torch.log((x0 + 1).to(torch.float64) * 2.0**-32))
+    angle = x1.to(torch.float64) * (2.0**-32 * 2.0 * torch.pi)
+    return (radius * torch.cos(angle)).to(dtype)
