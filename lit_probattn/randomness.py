@@ -170,15 +170,30 @@ def normal_noise(
 ) -> Tensor:
     """Return standard normal noise for one block of score maps, (B, num_maps, rows, cols).
 
-    Counter (query, key, map, sample); Box-Muller on the first two words x: u₁ = (x₀ + 1) / 2³²,
-    u₂ = x₁ / 2³², noise = sqrt(-2 log u₁) cos(2π u₂), evaluated in float64.
+    Four neighbouring maps share one Philox call. Maps 4g … 4g + 3 read counter
+    (query, key, g, sample); Box-Muller on the pair of words (x₀, x₁) gives the first two of them,
+    (x₂, x₃) the last two: u₁ = (x₀ + 1) / 2³², u₂ = x₁ / 2³²,
+
+        noise = sqrt(-2 log u₁) · (cos 2π u₂, sin 2π u₂),   evaluated in float64.
     """
     samples = key.samples(batch_size, device).view(-1, 1, 1, 1)
-    maps = torch.arange(num_maps, device=device).view(1, -1, 1, 1)
-    index_q = torch.arange(rows.start, rows.stop, device=device).view(1, 1, -1, 1)
+    groups = torch.arange(-(-num_maps // 4), device=device).view(1, -1, 1, 1)
     index_k = torch.arange(cols.start, cols.stop, device=device).view(1, 1, 1, -1)
-    counter = (index_q, index_k, maps, samples)
-    x0, x1, _, _ = philox4x32(counter, key.philox_key(STREAM_NOISE))
-    radius = torch.sqrt(-2.0 * torch.log((x0 + 1).to(torch.float64) * 2.0**-32))
-    angle = x1.to(torch.float64) * (2.0**-32 * 2.0 * torch.pi)
-    return (radius * torch.cos(angle)).to(dtype)
+    philox_key = key.philox_key(STREAM_NOISE)
+    noise = torch.empty(batch_size, num_maps, len(rows), len(cols), dtype=dtype, device=device)
+    per_row = max(1, batch_size * groups.numel() * len(cols))
+    step = max(1, _CHUNK_COUNTERS // per_row) if device.type == "cpu" else max(1, len(rows))
+    for start in range(rows.start, rows.stop, step):
+        stop = min(start + step, rows.stop)
+        index_q = torch.arange(start, stop, device=device).view(1, 1, -1, 1)
+        words = philox4x32((index_q, index_k, groups, samples), philox_key)
+        part = noise[:, :, start - rows.start : stop - rows.start]
+        for first in range(0, min(num_maps, 4), 2):
+            count = len(range(first, num_maps, 4))
+            x0, x1 = words[first][:, :count], words[first + 1][:, :count]
+            radius = torch.sqrt(-2.0 * torch.log((x0 + 1).to(torch.float64) * 2.0**-32))
+            angle = x1.to(torch.float64) * (2.0**-32 * 2.0 * torch.pi)
+            part[:, first::4] = radius * torch.cos(angle)
+            count = len(range(first + 1, num_maps, 4))
+            part[:, first + 1 :: 4] = radius[:, :count] * torch.sin(angle[:, :count])
+    return noise

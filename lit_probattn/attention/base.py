@@ -100,11 +100,21 @@ class Attention(nn.Module):
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         self.dropout, self.backend, self.use_bias = dropout, backend, bias
-        inner = self.num_kv_heads * self.value_head_dim
-        self.query_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias)
+        inner = self.num_value_heads * self.value_head_dim
+        self.query_proj = nn.Linear(embed_dim, self.num_query_heads * head_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_embed_dim, self.key_width, bias=bias)
         self.value_proj = nn.Linear(self.key_embed_dim, inner, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.value_head_dim, embed_dim, bias=bias)
+
+    @property
+    def num_query_heads(self) -> int:
+        """Heads that queries are projected to."""
+        return self.num_heads
+
+    @property
+    def num_value_heads(self) -> int:
+        """Heads that values are projected to."""
+        return self.num_kv_heads
 
     @property
     def key_width(self) -> int:
@@ -123,6 +133,15 @@ class Attention(nn.Module):
     @abstractmethod
     def score_arguments(self, num_keys: int) -> dict[str, Any]:
         """Return the variant's own arguments of its backend functions, for L keys."""
+
+    def random_arguments(self, rng: RandomKey | None, first_row: int) -> dict[str, Any]:
+        """Return what a variant draws for one call, as arguments of its backend functions.
+
+        Args:
+            rng: names the draw; None leaves the choice to the variant.
+            first_row: position of the first query among all tokens (0 without a cache).
+        """
+        return {}
 
     @abstractmethod
     def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
@@ -168,7 +187,8 @@ class Attention(nn.Module):
             is_causal: bottom-right aligned causal mask.
             bias: added to the scores, (N, L) or broadcastable to (B, H, N, L).
             cache: keys and values of earlier tokens; the new ones are appended.
-            rng: names the draw of attention dropout. None draws a fresh one from torch's generator.
+            rng: names the draw of attention dropout and of a variant's noise. None draws a fresh
+                one from torch's generator.
 
         Returns:
             (B, N, C).
@@ -194,6 +214,8 @@ class Attention(nn.Module):
         name = choose_backend(self.variant, self.backend, self.backends, self.unsupported, call)
         with torch.autocast(q.device.type, enabled=False):
             arguments = self.score_arguments(v.shape[2])
+            first_row = 0 if cache is None else v.shape[2] - q.shape[2]
+            arguments.update(self.random_arguments(rng, first_row))
             out = self.backends[name](q, k, v, masks=masks, dropout=dropout, **arguments)
         result: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
         return result
@@ -242,9 +264,9 @@ class Attention(nn.Module):
             raise ValueError(
                 f"query has batch size {query.shape[0]} and key {key.shape[0]}: expected the same"
             )
-        q = _split_heads(self.query_proj(query), self.num_heads)
+        q = _split_heads(self.query_proj(query), self.num_query_heads)
         k = self.split_keys(self.key_proj(key))
-        v = _split_heads(self.value_proj(value), self.num_kv_heads)
+        v = _split_heads(self.value_proj(value), self.num_value_heads)
         if cache is not None:
             if key_mask is not None and key_mask.shape != key.shape[:2]:
                 raise ValueError(
