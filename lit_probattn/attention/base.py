@@ -1,4 +1,7 @@
-"""What every attention layer shares: projections, heads, masks, dropout, cache, backend."""
+"""What every attention layer shares: projections, heads, masks, dropout, cache, backend.
+
+Over 300 lines because it is one class: the call and the hooks that a variant may override.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import BACKENDS, Backend, Call, choose_backend
-from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.cache import Cache, KVCache
+from lit_probattn.attention.decode import attend_to_cache
 from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.attention.steps import compute_dtype, masked_softmax, repeat_heads
+from lit_probattn.attention.reference import reference_output as reference_output
+from lit_probattn.attention.reference import reference_weights as reference_weights
+from lit_probattn.attention.rotary import Rotary
+from lit_probattn.attention.steps import compute_dtype
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 # Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
 # arguments, in the dtype of query.
 BackendFunction = Callable[..., Tensor]
+# With a cache, calls with at most this many new tokens read it part by part.
+STEP_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class Attention(nn.Module):
         bias: whether the four projections have biases.
         dropout: probability of dropping an attention weight in training, in [0, 1).
         backend: who computes it; see `lit_probattn.attention.backends`.
+        rotary_dim: entries of a head that rotary positions turn; 0 for no rotary positions.
+        rotary_base: base of the angles.
 
     Raises:
         ValueError: a size is not positive, `num_kv_heads` does not divide `num_heads`, `dropout`
@@ -65,6 +76,10 @@ class Attention(nn.Module):
     backends: ClassVar[Mapping[str, BackendFunction]]
     # Score tensors per head that the reference stores; for the choice of backend.
     score_maps: int = 1
+    # Whether `cached_scores` exists: short calls with a cache then read it part by part.
+    steps_over_cache: ClassVar[bool] = False
+    # Added to the sum of exponentials of every row (released language-modelling code: 1e-6).
+    row_eps: float = 0.0
 
     def __init__(
         self,
@@ -78,6 +93,8 @@ class Attention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         backend: Backend = "auto",
+        rotary_dim: int = 0,
+        rotary_base: float = 10000.0,
     ) -> None:
         super().__init__()
         self.embed_dim, self.head_dim, self.num_heads = embed_dim, head_dim, num_heads
@@ -100,6 +117,7 @@ class Attention(nn.Module):
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         self.dropout, self.backend, self.use_bias = dropout, backend, bias
+        self.rotary = Rotary(rotary_dim, head_dim, rotary_base) if rotary_dim else None
         inner = self.num_value_heads * self.value_head_dim
         self.query_proj = nn.Linear(embed_dim, self.num_query_heads * head_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_embed_dim, self.key_width, bias=bias)
@@ -162,6 +180,54 @@ class Attention(nn.Module):
     def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
         """Hook in training mode, before the output is computed; setting B gathers its sums here."""
 
+    # ------------------------------------------------------------------ decoding
+    def new_cache(self, capacity: int = 0) -> Cache:
+        """Return an empty memory for decoding, with room for `capacity` positions."""
+        return KVCache(capacity)
+
+    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
+        """Return what stored keys add to their scores, for the cache to keep; (B, …, L) or None."""
+        return None
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
+    ) -> Tensor:
+        """Return the scores of a part of the cache, (B, H, N, len(cols)).
+
+        Args:
+            query: (B, H, N, E) in the compute dtype.
+            key: stored keys of the part, in the compute dtype.
+            offset: stored offsets of the part, if the cache keeps them.
+            cols: positions of the part.
+            num_keys: positions in the whole cache.
+        """
+        raise NotImplementedError(f"{self.variant} does not read a cache in parts")
+
+    def run(
+        self,
+        backend: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        masks: Masks,
+        dropout: AttentionDropout | None,
+        arguments: dict[str, Any],
+        cache: Cache | None,
+    ) -> Tensor:
+        """Compute the heads' outputs, (B, H, N, E_v), by the chosen backend."""
+        return self.backends[backend](query, key, value, masks=masks, dropout=dropout, **arguments)
+
+    def _reads_parts(self, cache: Cache | None, num_queries: int) -> bool:
+        """Whether this call reads the cache part by part instead of through a backend."""
+        return (
+            self.steps_over_cache
+            and isinstance(cache, KVCache)
+            and self.backend == "auto"
+            and not self.training
+            and num_queries <= STEP_QUERIES
+        )
+
     # ------------------------------------------------------------------ the call
     def forward(
         self,
@@ -173,7 +239,7 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         bias: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         rng: RandomKey | None = None,
     ) -> Tensor:
         """Attend.
@@ -186,7 +252,7 @@ class Attention(nn.Module):
             attn_mask: allowed pairs, bool, (N, L) or broadcastable to (B, H, N, L).
             is_causal: bottom-right aligned causal mask.
             bias: added to the scores, (N, L) or broadcastable to (B, H, N, L).
-            cache: keys and values of earlier tokens; the new ones are appended.
+            cache: memory of earlier tokens, from `new_cache`; the new ones are appended.
             rng: names the draw of attention dropout and of a variant's noise. None draws a fresh
                 one from torch's generator.
 
@@ -201,7 +267,13 @@ class Attention(nn.Module):
         q, k, v, masks = self._prepare(
             query, key, value, key_mask, attn_mask, is_causal, bias, cache
         )
+        if isinstance(cache, KVCache) and self._reads_parts(cache, q.shape[2]):
+            with torch.autocast(q.device.type, enabled=False):
+                out = attend_to_cache(self, q, cache, masks)
+            stepped: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
+            return stepped
         dropout = self._dropout(rng)
+        k = self.expand_keys(k)
         if self.training:
             self.observe(q, k, masks, key_mask if is_self and cache is None else None)
         call = Call(
@@ -216,7 +288,9 @@ class Attention(nn.Module):
             arguments = self.score_arguments(v.shape[2])
             first_row = 0 if cache is None else v.shape[2] - q.shape[2]
             arguments.update(self.random_arguments(rng, first_row))
-            out = self.backends[name](q, k, v, masks=masks, dropout=dropout, **arguments)
+            out = self.run(
+                name, q, k, v, masks=masks, dropout=dropout, arguments=arguments, cache=cache
+            )
         result: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
         return result
 
@@ -233,9 +307,9 @@ class Attention(nn.Module):
         """Return the maps (B, H, N, L) by the reference, without dropout; for analysis."""
         q, k, v, masks = self._prepare(query, key, None, key_mask, attn_mask, is_causal, bias, None)
         with torch.autocast(q.device.type, enabled=False):
-            q, k = q.to(compute_dtype(q)), k.to(compute_dtype(q))
+            q, k = q.to(compute_dtype(q)), self.expand_keys(k).to(compute_dtype(q))
             scores = self.reference_scores(q, k, **self.score_arguments(v.shape[2]))
-            return reference_weights(scores, masks)
+            return reference_weights(scores, masks, self.row_eps)
 
     def _prepare(
         self,
@@ -246,9 +320,12 @@ class Attention(nn.Module):
         attn_mask: Tensor | None,
         is_causal: bool,
         bias: Tensor | None,
-        cache: KVCache | None,
+        cache: Cache | None,
     ) -> tuple[Tensor, Tensor, Tensor, Masks]:
-        """Check the inputs, project them, split heads, append to the cache, build the masks."""
+        """Check the inputs, project them, split heads, append to the cache, build the masks.
+
+        The keys are those that a cache stores; `expand_keys` makes of them what scores see.
+        """
         if key is None and value is not None:
             raise ValueError("value is given without key; pass both, or neither for self-attention")
         key = query if key is None else key
@@ -267,13 +344,18 @@ class Attention(nn.Module):
         q = _split_heads(self.query_proj(query), self.num_query_heads)
         k = self.split_keys(self.key_proj(key))
         v = _split_heads(self.value_proj(value), self.num_value_heads)
+        first = 0 if cache is None else cache.length
+        if self.rotary is not None:
+            k = self.rotary(k, first)
+            q = self.rotary(q, first + k.shape[-2] - q.shape[-2])
         if cache is not None:
             if key_mask is not None and key_mask.shape != key.shape[:2]:
                 raise ValueError(
                     f"key_mask has shape {tuple(key_mask.shape)}; with a cache it covers the "
                     f"{key.shape[1]} new tokens: expected {tuple(key.shape[:2])}"
                 )
-            k, v, key_mask = cache.append(k, v, key_mask)
+            offset = self.key_offset(k, first) if cache.store_offsets else None
+            k, v, key_mask = cache.append(k, v, key_mask, offset)
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]),
             key_mask=key_mask,
@@ -281,7 +363,7 @@ class Attention(nn.Module):
             is_causal=is_causal,
             bias=bias,
         )
-        return q, self.expand_keys(k), v, masks
+        return q, k, v, masks
 
     def _dropout(self, rng: RandomKey | None) -> AttentionDropout | None:
         if not self.training or self.dropout == 0.0:
@@ -299,27 +381,6 @@ class Attention(nn.Module):
 
 
 AttentionFactory = Callable[[int, int], Attention]
-
-
-def reference_weights(scores: Tensor, masks: Masks) -> Tensor:
-    """Return softmax(scores + bias) over what the masks allow, (B, H, N, L)."""
-    cols = range(masks.num_keys)
-    bias = masks.bias_block(masks.all_rows, cols)
-    if bias is not None:
-        scores = scores + bias
-    return masked_softmax(scores, masks.allowed(masks.all_rows, cols, scores.device))
-
-
-def reference_output(
-    scores: Tensor, value: Tensor, masks: Masks, dropout: AttentionDropout | None
-) -> Tensor:
-    """Return dropout(softmax(scores)) @ value, (B, H, N, E_v), materialising the maps."""
-    weights = reference_weights(scores, masks)
-    if dropout is not None:
-        batch, heads, rows, cols = weights.shape
-        keep = dropout.keep(batch, heads, range(rows), range(cols), weights.device)
-        weights = weights * keep * dropout.scale
-    return weights @ repeat_heads(value.to(weights.dtype), weights.shape[1])
 
 
 def _split_heads(projected: Tensor, num_heads: int) -> Tensor:

@@ -1,31 +1,94 @@
-"""The key/value cache of incremental decoding: an explicit object that the caller holds."""
+"""What decoding keeps of earlier tokens: explicit objects that the caller holds, one per layer."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
+# Cached positions that a decoding step reads at once: bounds the scores it stores.
+DEFAULT_PART_LEN = 8192
 
-class KVCache:
+
+class Cache(ABC):
+    """Memory of one layer over the tokens seen so far; made by `layer.new_cache()`.
+
+    Attributes:
+        length: positions seen, masked ones included.
+        store_offsets: whether the layer should hand key offsets to `append`.
+    """
+
+    length: int = 0
+    store_offsets: bool = False
+
+    @abstractmethod
+    def append(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add tokens; return the keys, values and key mask that the new queries attend to."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes of the tensors held (reserved space not counted)."""
+
+    @property
+    @abstractmethod
+    def allocated_bytes(self) -> int:
+        """Bytes of the storage, reserved space included."""
+
+
+class KVCache(Cache):
     """Keys and values of one layer for the tokens seen so far.
 
     What is stored is what the layer projects: for shifted keys the key before its shifts, for a
-    mixture every component. Storage grows by doubling, so appending one token at a time costs
-    O(1) per token on average. The cache holds no graph: it is for use without gradients.
+    mixture every component; with rotary positions, rotated. Storage grows by doubling, so appending
+    one token at a time costs O(1) per token on average. The cache holds no graph: it is for use
+    without gradients.
+
+    Bytes per token of one sequence, for element size s (offsets are float32, float64 if keys are):
+
+        softmax   s H_kv (E + E_v)
+        MGK       s H_kv (K E + E_v) + 4 H_prior K     with offsets, else without the last term
+        sMGK      s H_kv (E + E_v)   + 4 H_prior K     with offsets, else without the last term
 
     Args:
         capacity: positions to reserve at the first use, to avoid growing.
+        store_offsets: also keep what a key adds to its scores, log π − ‖k‖² / (2σ²), so that a
+            step does not compute the norms of all keys again.
+        part_len: positions that a decoding step reads at once; the parts' outputs are merged.
+
+    Raises:
+        ValueError: `part_len` is not positive.
     """
 
-    def __init__(self, capacity: int = 0) -> None:
-        self.capacity = capacity
+    def __init__(
+        self,
+        capacity: int = 0,
+        *,
+        store_offsets: bool = True,
+        part_len: int = DEFAULT_PART_LEN,
+    ) -> None:
+        if part_len < 1:
+            raise ValueError(f"part_len must be at least 1, received {part_len}")
+        self.capacity, self.store_offsets, self.part_len = capacity, store_offsets, part_len
         self.length = 0
         self._key: Tensor | None = None
         self._value: Tensor | None = None
         self._mask: Tensor | None = None
+        self._offset: Tensor | None = None
 
     def append(
-        self, key: Tensor, value: Tensor, key_mask: Tensor | None = None
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        offset: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add tokens and return all keys, values and the key mask so far.
 
@@ -33,6 +96,7 @@ class KVCache:
             key: (B, …, n, E), the sequence in the second last dimension.
             value: (B, H_kv, n, E_v).
             key_mask: real tokens among the new ones, (B, n). None means all.
+            offset: what each key adds to its scores, (B, …, n).
 
         Raises:
             ValueError: batch or head sizes differ from what the cache holds.
@@ -44,6 +108,8 @@ class KVCache:
             )
         self._key = self._store(self._key, key.detach(), -2)
         self._value = self._store(self._value, value.detach(), -2)
+        if offset is not None:
+            self._offset = self._store(self._offset, offset.detach(), -1)
         if self._mask is not None:
             if key_mask is None:
                 key_mask = torch.ones(key.shape[0], new, dtype=torch.bool, device=key.device)
@@ -55,6 +121,23 @@ class KVCache:
             self._value[..., : self.length, :],
             mask,
         )
+
+    def parts(self) -> list[range]:
+        """Return the ranges of positions that a step reads one after the other."""
+        starts = range(0, self.length, self.part_len)
+        return [range(i, min(i + self.part_len, self.length)) for i in starts]
+
+    def part(self, cols: range) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return keys, values and offsets of some positions.
+
+        Raises:
+            ValueError: the cache is empty.
+        """
+        if self._key is None or self._value is None:
+            raise ValueError("the cache is empty: append tokens before reading it")
+        offset = None if self._offset is None else self._offset[..., cols.start : cols.stop]
+        span = slice(cols.start, cols.stop)
+        return self._key[..., span, :], self._value[..., span, :], offset
 
     def _store(self, store: Tensor | None, new: Tensor, dim: int) -> Tensor:
         end = self.length + new.shape[dim]
@@ -80,18 +163,22 @@ class KVCache:
                 "a cache belongs to one layer and one batch"
             )
 
+    def _stores(self) -> list[tuple[Tensor, int]]:
+        stores = (
+            *((self._key, -2), (self._value, -2)),
+            *((self._mask, -1), (self._offset, -1)),
+        )
+        return [(store, dim) for store, dim in stores if store is not None]
+
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tokens held (reserved space not counted)."""
-        total = 0
-        for store, dim in ((self._key, -2), (self._value, -2), (self._mask, -1)):
-            if store is not None:
-                used = store.numel() // store.shape[dim] * self.length
-                total += used * store.element_size()
-        return total
+        """Bytes of the tensors held (reserved space not counted)."""
+        return sum(
+            store.numel() // store.shape[dim] * self.length * store.element_size()
+            for store, dim in self._stores()
+        )
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the storage, reserved space included."""
-        stores = (self._key, self._value, self._mask)
-        return sum(s.numel() * s.element_size() for s in stores if s is not None)
+        return sum(store.numel() * store.element_size() for store, _ in self._stores())

@@ -17,12 +17,13 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
-def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+def masked_softmax(scores: Tensor, allowed: Tensor | None, row_eps: float = 0.0) -> Tensor:
     """Softmax over the last dimension; rows with nothing allowed give zeros with zero gradients.
 
     Args:
         scores: (B, H, N, L); entries may be -inf.
         allowed: bool, broadcastable to `scores`. None means all.
+        row_eps: added to each row's sum of exponentials.
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
@@ -30,6 +31,8 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     largest = largest.masked_fill(largest == float("-inf"), 0.0)
     weights = torch.exp(scores - largest)
     total = weights.sum(-1, keepdim=True)
+    if row_eps:
+        total = total + row_eps * torch.exp(-largest)
     return weights / total.masked_fill(total == 0, 1.0)
 
 
