@@ -20,7 +20,7 @@ from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.attention.reference import reference_output as reference_output
 from lit_probattn.attention.reference import reference_weights as reference_weights
 from lit_probattn.attention.rotary import Rotary
-from lit_probattn.attention.steps import compute_dtype
+from lit_probattn.attention.steps import autocast_off, compute_dtype
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 # Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
@@ -268,7 +268,7 @@ class Attention(nn.Module):
             query, key, value, key_mask, attn_mask, is_causal, bias, cache
         )
         if isinstance(cache, KVCache) and self._reads_parts(cache, q.shape[2]):
-            with torch.autocast(q.device.type, enabled=False):
+            with autocast_off(q):
                 out = attend_to_cache(self, q, cache, masks)
             stepped: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
             return stepped
@@ -284,7 +284,7 @@ class Attention(nn.Module):
             bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
         )
         name = choose_backend(self.variant, self.backend, self.backends, self.unsupported, call)
-        with torch.autocast(q.device.type, enabled=False):
+        with autocast_off(q):
             arguments = self.score_arguments(v.shape[2])
             first_row = 0 if cache is None else v.shape[2] - q.shape[2]
             arguments.update(self.random_arguments(rng, first_row))
@@ -306,7 +306,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the maps (B, H, N, L) by the reference, without dropout; for analysis."""
         q, k, v, masks = self._prepare(query, key, None, key_mask, attn_mask, is_causal, bias, None)
-        with torch.autocast(q.device.type, enabled=False):
+        with autocast_off(q):
             q, k = q.to(compute_dtype(q)), self.expand_keys(k).to(compute_dtype(q))
             scores = self.reference_scores(q, k, **self.score_arguments(v.shape[2]))
             return reference_weights(scores, masks, self.row_eps)

@@ -28,6 +28,7 @@ from lit_probattn.attention.mixture import (
     VariancePreset,
     variance_multipliers,
 )
+from lit_probattn.attention.steps import autocast_off
 
 
 class MGKAttention(Attention):
@@ -203,7 +204,7 @@ class MGKAttention(Attention):
         """Add this pass's responsibilities; a recomputation inside backward adds nothing."""
         if self.prior is None or not self.prior.by_m_step or in_backward():
             return
-        with torch.autocast(query.device.type, enabled=False):
+        with autocast_off(query):
             numerator, denominator = responsibility_sums(
                 query.detach(),
                 key.detach(),

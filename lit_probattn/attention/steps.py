@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,13 @@ from torch import Tensor
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of scores and softmax sums: float64 for float64 inputs, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off where the tensor lives; the meta device has none to switch off."""
+    if tensor.device.type == "meta":
+        return nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
