@@ -3,6 +3,7 @@
 from lit_probattn.attention.backends import recorded_choices
 from lit_probattn.attention.base import Attention, AttentionFactory, Cost
 from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.fish_layer import FiSHAttention
 from lit_probattn.attention.mgk_layer import MGKAttention
 from lit_probattn.attention.softmax import SoftmaxAttention
 
@@ -10,6 +11,7 @@ __all__ = [
     "Attention",
     "AttentionFactory",
     "Cost",
+    "FiSHAttention",
     "KVCache",
     "MGKAttention",
     "SoftmaxAttention",

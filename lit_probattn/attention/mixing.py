@@ -1,0 +1,289 @@
+"""From global score maps to local ones: the head mixing of FiSH and the scale of its noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
+MixingConstraint = Literal["relaxed", "simplex"]
+MixingInit = Literal["torch_linear", "normal_0.02", "trunc_normal_0.02", "copy"]
+MixingBias = Literal["none", "hidden", "all"]
+NoiseKind = Literal["none", "global", "local", "local_global"]
+SigmaShape = Literal["per_global", "scalar"]
+SigmaParam = Literal["squared", "direct", "softplus"]
+
+
+@dataclass(frozen=True)
+class MixingValues:
+    """The numbers of a mixing, as the backend functions take them.
+
+    Args:
+        mixer: which function of the global maps; see `HeadMixing`.
+        weights: one matrix per layer, (outputs, inputs). The first has G inputs; the last has H
+            outputs (1 for `shared`).
+        biases: biases of the layers before a ReLU, or None; one entry less than `weights`.
+        noise_scale: s, (G,). None without noise.
+    """
+
+    mixer: Mixer
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    noise_scale: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor, in a fixed order; `with_tensors` is the inverse."""
+        biases = [b for b in self.biases if b is not None]
+        return [*self.weights, *biases, *([] if self.noise_scale is None else [self.noise_scale])]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> MixingValues:
+        """Return the same mixing with other tensors, in the order of `tensors`."""
+        found = iter(tensors)
+        return MixingValues(
+            mixer=self.mixer,
+            weights=tuple(next(found) for _ in self.weights),
+            biases=tuple(None if b is None else next(found) for b in self.biases),
+            noise_scale=None if self.noise_scale is None else next(found),
+        )
+
+    def to(self, dtype: torch.dtype) -> MixingValues:
+        """Return the same mixing in another dtype."""
+        return self.with_tensors([t.to(dtype) for t in self.tensors()])
+
+    def scaled(self, output: float, noise: float) -> MixingValues:
+        """Return the mixing with its last weight times `output` and its noise times `noise`."""
+        last = self.weights[-1] * output if output != 1.0 else self.weights[-1]
+        scale = self.noise_scale
+        if scale is not None and noise != 1.0:
+            scale = scale * noise
+        return replace(self, weights=(*self.weights[:-1], last), noise_scale=scale)
+
+
+def map_heads(weight: Tensor, maps: Tensor) -> Tensor:
+    """Mix maps over heads by one matrix product: (O, I), (B, I, …) -> (B, O, …)."""
+    batch = maps.shape[0]
+    mixed = torch.bmm(weight.expand(batch, -1, -1), maps.flatten(2))
+    return mixed.view(batch, weight.shape[0], *maps.shape[2:])
+
+
+class HeadMixing(nn.Module):
+    """Parameters of the function from G global maps to H local ones, pointwise over positions.
+
+    Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4, remark 3; g is the vector of the G
+    global scores of one pair, W_1 = `weights[0]` (outputs first, so row j holds p_1j … p_Gj):
+        linear    a_j = Σ_k p_kj g_k                               FiSH, Hard FiSH
+        shared    a_j = Σ_k p_k g_k, the same for all j            MiSH, Hard MiSH
+        mlp       a = W_2 ReLU(W_1 g + b_1) [+ b_2]                GFiSH as released
+        relu_sum  a = W_2 u,  u_j = Σ_k ReLU(p_kj g_k)             GFiSH as written
+    Departs from the source: widths of `mlp` may be a list (the image code); the written form gets
+    its linear network as one H x H map.
+
+    Args:
+        num_global_heads: G.
+        num_heads: H.
+        mixer: see above.
+        constraint: `relaxed`, or `simplex`: p_kj ≥ 0 and Σ_k p_kj = 1, by a softmax of parameters
+            that start at 0.
+        init: distribution of the weights at the start; `copy` starts local head j as global head
+            ⌊jG/H⌋.
+        bias: `none`; `hidden`: in the layers before a ReLU; `all`: in the last layer too.
+        last_bias_learns: whether the bias of the last layer matters. Softmax cancels it, so there
+            it is kept frozen, for checkpoints and counts only.
+        ratios: hidden widths of `mlp` as ⌈H / ratio⌉.
+
+    Raises:
+        ValueError: a choice is unknown, or two choices exclude each other.
+    """
+
+    def __init__(
+        self,
+        num_global_heads: int,
+        num_heads: int,
+        *,
+        mixer: Mixer,
+        constraint: MixingConstraint = "relaxed",
+        init: MixingInit = "torch_linear",
+        bias: MixingBias = "hidden",
+        last_bias_learns: bool = False,
+        ratios: Sequence[float] = (1.0,),
+    ) -> None:
+        super().__init__()
+        check_choice("mixer", mixer, ("linear", "shared", "mlp", "relu_sum"))
+        check_choice("mixing", constraint, ("relaxed", "simplex"))
+        inits = ("torch_linear", "normal_0.02", "trunc_normal_0.02", "copy")
+        check_choice("mixing_init", init, inits)
+        check_choice("mixing_bias", bias, ("none", "hidden", "all"))
+        self.num_global_heads, self.num_heads = num_global_heads, num_heads
+        self.mixer: Mixer = mixer
+        self.constraint: MixingConstraint = constraint
+        self.init: MixingInit = init
+        self._check_combination(ratios)
+        self.widths = self._widths(ratios)
+        self.weights = nn.ParameterList(torch.empty(b, a) for a, b in pairwise(self.widths))
+        hidden = self.widths[1:-1] if bias != "none" and mixer == "mlp" else []
+        self.biases = nn.ParameterList(torch.empty(width) for width in hidden)
+        self.last_bias: nn.Parameter | None = None
+        if bias == "all":
+            last = torch.empty(self.widths[-1])
+            self.last_bias = nn.Parameter(last, requires_grad=last_bias_learns)
+        self.reset_parameters()
+
+    def _check_combination(self, ratios: Sequence[float]) -> None:
+        if self.constraint == "simplex" and self.mixer not in ("linear", "shared"):
+            raise ValueError(
+                f"mixing=simplex is for the mixers linear and shared, received {self.mixer}: "
+                "generalized mixing is always relaxed"
+            )
+        if self.constraint == "simplex" and self.init == "copy":
+            raise ValueError(
+                "mixing=simplex cannot start as a copy of a head (its weights are positive); use "
+                "mixing=relaxed or another mixing_init"
+            )
+        if self.mixer != "mlp" and tuple(ratios) != (1.0,):
+            raise ValueError(f"mixer_ratios is for mixer=mlp, received mixer={self.mixer}")
+        if not ratios or min(ratios) <= 0:
+            raise ValueError(f"mixer_ratios must be positive numbers, received {list(ratios)}")
+        if self.init == "copy" and self.mixer in ("shared", "relu_sum"):
+            raise ValueError(
+                f"mixing_init=copy is for the mixers linear and mlp, received {self.mixer}: one "
+                "weight vector for all heads, or weights inside a ReLU, cannot copy heads"
+            )
+
+    def _widths(self, ratios: Sequence[float]) -> list[int]:
+        g, h = self.num_global_heads, self.num_heads
+        if self.mixer in ("linear", "shared"):
+            return [g, h if self.mixer == "linear" else 1]
+        if self.mixer == "relu_sum":
+            return [g, h, h]
+        hidden = [math.ceil(h / ratio) for ratio in ratios]
+        if self.init == "copy" and min(hidden) < 2 * g:
+            raise ValueError(
+                f"mixing_init=copy with mixer=mlp needs hidden layers at least twice as wide as "
+                f"num_global_heads={g}, received widths {hidden}"
+            )
+        return [g, *hidden, h]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weights again as `init` says."""
+        biases = [*self.biases, *([] if self.last_bias is None else [self.last_bias])]
+        for bias in biases:
+            bias.zero_()
+        if self.constraint == "simplex":
+            self.weights[0].zero_()
+            return
+        for index, weight in enumerate(self.weights):
+            bound = weight.shape[1] ** -0.5
+            if self.init == "normal_0.02":
+                weight.normal_(0.0, 0.02)
+            elif self.init == "trunc_normal_0.02":
+                nn.init.trunc_normal_(weight, std=0.02)
+            else:
+                weight.uniform_(-bound, bound)
+                if self.init == "torch_linear" and index < len(biases):
+                    biases[index].uniform_(-bound, bound)
+        if self.init == "copy":
+            self._copy_heads()
+
+    def _copy_heads(self) -> None:
+        """Start local head j as global head ⌊jG/H⌋; a two-layer mixing keeps g and -g as ReLUs.
+
+        Hidden units beyond the 2G that are needed keep their random inputs and get outputs of
+        zero, so that they can learn.
+        """
+        g, h = self.num_global_heads, self.num_heads
+        source = torch.arange(h) * g // h
+        last = self.weights[-1].zero_()
+        if self.mixer == "linear":
+            last[torch.arange(h), source] = 1.0
+            return
+        first = self.weights[0]
+        first[: 2 * g] = torch.cat([torch.eye(g), -torch.eye(g)])
+        for middle in list(self.weights)[1:-1]:
+            middle[: 2 * g] = 0.0
+            middle[: 2 * g, : 2 * g] = torch.eye(2 * g)
+        last[torch.arange(h), source] = 1.0
+        last[torch.arange(h), g + source] = -1.0
+
+    @property
+    def num_noise_maps(self) -> int:
+        """Units of the first layer: maps of one draw of local noise."""
+        return self.num_heads if self.mixer == "shared" else self.widths[1]
+
+    def values(self, noise_scale: Tensor | None) -> MixingValues:
+        """Return the weights as the backend functions take them; the last bias is left out."""
+        first, *rest = self.weights
+        if self.constraint == "simplex":
+            first = first.softmax(-1)
+        count = len(rest)
+        biases: tuple[Tensor | None, ...] = tuple(self.biases) or (None,) * count
+        return MixingValues(self.mixer, (first, *rest), biases, noise_scale)
+
+    def extra_repr(self) -> str:
+        """The function and its widths, for printing."""
+        return f"mixer={self.mixer!r}, widths={self.widths}, mixing={self.constraint!r}"
+
+
+class NoiseScale(nn.Module):
+    """Standard deviations s_k of the score noise, one per global head or one for all.
+
+    Source: FiSH, NeurIPS 2022, Eq. (8): s_k = σ_k multiplies ε.
+    Departs from the source: the released code multiplies by the square of a parameter that starts
+    at 0.1; that is the default (`squared`), and every form starts at the same s = 0.01.
+
+    Args:
+        num_global_heads: G.
+        shape: `per_global` or `scalar`.
+        param: s = θ² (`squared`), θ (`direct`) or log(1 + e^θ) (`softplus`).
+        start: s at the start.
+
+    Raises:
+        ValueError: a choice is unknown, or `start` is not positive (s = 0 is a stationary point).
+    """
+
+    def __init__(
+        self,
+        num_global_heads: int,
+        *,
+        shape: SigmaShape = "per_global",
+        param: SigmaParam = "squared",
+        start: float = 0.01,
+    ) -> None:
+        super().__init__()
+        check_choice("sigma_shape", shape, ("per_global", "scalar"))
+        check_choice("sigma_param", param, ("squared", "direct", "softplus"))
+        if not 0.0 < start < float("inf"):
+            raise ValueError(
+                f"noise_scale must start positive, received {start}: at 0 its gradient vanishes "
+                "and it stays there; use noise=none for a model without noise"
+            )
+        self.num_global_heads, self.param = num_global_heads, param
+        value = {
+            "squared": math.sqrt(start),
+            "direct": start,
+            "softplus": start + math.log(-math.expm1(-start)),
+        }[param]
+        size = num_global_heads if shape == "per_global" else 1
+        self.theta = nn.Parameter(torch.full((size,), value))
+
+    def forward(self) -> Tensor:
+        """Return s, (G,)."""
+        if self.param == "squared":
+            scale = self.theta.square()
+        elif self.param == "softplus":
+            scale = nn.functional.softplus(self.theta)
+        else:
+            scale = self.theta
+        return scale.expand(self.num_global_heads)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise a ValueError that lists the choices if `value` is none of them."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")
