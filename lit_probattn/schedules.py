@@ -1,0 +1,87 @@
+"""Learning-rate schedules as pure functions of the optimiser step.
+
+Nothing is remembered between steps, so a resumed run sees the same values as an uninterrupted one.
+Steps count from 0: `step` is the number of optimiser steps already taken.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+ScheduleName = Literal["one_cycle", "cosine", "constant"]
+
+START_DIVISOR = 25.0
+FINAL_DIVISOR = 1e4
+BETA1_HIGH = 0.95
+BETA1_LOW = 0.85
+
+
+class ScheduleValues(NamedTuple):
+    """What an optimiser step uses: learning rate, and beta1 where the schedule sets it."""
+
+    lr: float
+    beta1: float | None
+
+
+def check_schedule(name: ScheduleName, *, total_steps: int, warmup_steps: int) -> None:
+    """Refuse lengths for which the schedule has no meaning.
+
+    Raises:
+        ValueError: a negative warm-up, or one that leaves no step to fall in.
+    """
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
+    if name != "constant" and not warmup_steps < total_steps:
+        raise ValueError(
+            f"schedule {name!r} needs warmup_steps below its length, got warmup_steps "
+            f"{warmup_steps} and schedule_steps {total_steps}: lower warmup_steps, raise "
+            "schedule_steps, or use schedule 'constant'"
+        )
+
+
+def schedule_values(
+    name: ScheduleName,
+    step: int,
+    *,
+    peak_lr: float,
+    total_steps: int,
+    warmup_steps: int,
+    cycle_momentum: bool = True,
+) -> ScheduleValues:
+    """Learning rate and beta1 of optimiser step `step`.
+
+    Args:
+        name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with
+            beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `cosine` rises linearly and falls to
+            0 along a cosine; `constant` rises linearly and stays.
+        step: optimiser steps taken so far, from 0 to total_steps - 1.
+        peak_lr: the largest learning rate.
+        total_steps: length of the schedule. Unused by `constant`.
+        warmup_steps: steps of the rise; the last of them is at the peak.
+        cycle_momentum: whether `one_cycle` sets beta1.
+
+    Raises:
+        ValueError: the step lies outside the schedule.
+    """
+    if step < 0 or (name != "constant" and step >= total_steps):
+        raise ValueError(f"step must lie in 0..{total_steps - 1} (schedule {name!r}), got {step}")
+    if name == "one_cycle":
+        height = _triangle(step, total_steps, warmup_steps)
+        start = 1 / START_DIVISOR
+        low = start if step < warmup_steps else start / FINAL_DIVISOR
+        lr = peak_lr * (low + (1 - low) * height)
+        beta1 = BETA1_HIGH + (BETA1_LOW - BETA1_HIGH) * height
+        return ScheduleValues(lr, beta1 if cycle_momentum else None)
+    if step < warmup_steps:
+        return ScheduleValues(peak_lr * (step + 1) / warmup_steps, None)
+    if name == "constant":
+        return ScheduleValues(peak_lr, None)
+    progress = (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps)
+    return ScheduleValues(peak_lr * 0.5 * (1 + math.cos(math.pi * progress)), None)
+
+
+def _triangle(step: int, total_steps: int, warmup_steps: int) -> float:
+    """0 at step 0, 1 at step warmup_steps - 1, 0 at the last step; linear in between."""
+    peak = max(warmup_steps - 1, 0)
+    if step < peak:
+        return step / peak
+    return (total_steps - 1 - step) / max(1, total_steps - 1 - peak)

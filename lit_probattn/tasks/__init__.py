@@ -1,0 +1,7 @@
+"""LightningModules, one per kind of task; the attention variant is a constructor argument."""
+
+from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.finite import NonFiniteError
+from lit_probattn.tasks.sequence_classifier import SequenceClassifier
+
+__all__ = ["Batch", "NonFiniteError", "SequenceClassifier", "Task"]

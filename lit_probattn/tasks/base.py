@@ -1,0 +1,286 @@
+"""What every task shares: optimiser, schedule, randomness, prior updates, the stop on NaN."""
+
+from typing import Any, TypedDict
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from lit_probattn.randomness import RandomKey, mix_integers
+from lit_probattn.schedules import ScheduleName, check_schedule, schedule_values
+from lit_probattn.tasks.collectives import gather_objects, num_ranks, sum_over_ranks
+from lit_probattn.tasks.finite import (
+    NonFiniteError,
+    describe_samples,
+    first_bad_gradient,
+    first_bad_module,
+    largest_gradient,
+)
+
+MAX_OVERFLOWS_IN_A_ROW = 10
+
+
+class Batch(TypedDict):
+    """A batch of sequences.
+
+    `inputs` (B, N) token ids, `key_mask` (B, N) True where the token is real, `target` (B,),
+    `sample_ids` (B,) index in the split; -1 marks a row that only fills up an evaluation batch.
+    """
+
+    inputs: Tensor
+    key_mask: Tensor
+    target: Tensor
+    sample_ids: Tensor
+
+
+class Task(pl.LightningModule):
+    """Training rules shared by the tasks; a task adds the model, its loss and its metrics.
+
+    A subclass sets `self.model` and implements `batch_loss`. Logged: `train/loss` (mean over the
+    global batch), `lr`, `beta1`.
+
+    Source of the defaults: MGK, ICML 2022, training set-up on the Long Range Arena and its code:
+    AdamW, one-cycle schedule with beta1 cycling.
+
+    Args:
+        seed: the run's seed. Everything random in training follows from it.
+        lr: peak learning rate.
+        betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.
+        eps: AdamW's epsilon.
+        weight_decay: decoupled weight decay, on all parameters.
+        schedule: course of the learning rate; see `lit_probattn.schedules`.
+        warmup_steps: optimiser steps until the peak.
+        schedule_steps: length of the schedule. None means `trainer.max_steps`.
+        cycle_momentum: whether `one_cycle` moves beta1 from 0.95 to 0.85 and back.
+        compile: whether the model runs through `torch.compile`.
+    """
+
+    model: nn.Module
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        schedule: ScheduleName = "one_cycle",
+        warmup_steps: int = 0,
+        schedule_steps: int | None = None,
+        cycle_momentum: bool = True,
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr}")
+        self.seed = seed
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.schedule: ScheduleName = schedule
+        self.warmup_steps, self.schedule_steps = warmup_steps, schedule_steps
+        self.cycle_momentum = cycle_momentum
+        self.compile_model = compile
+        self._window: list[tuple[int, Batch, Tensor]] = []  # micro-batches since the last step
+        self._overflows_in_a_row = 0
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Mean loss over the rows of a training batch. Shape ()."""
+        raise NotImplementedError(f"{type(self).__name__} must implement batch_loss")
+
+    # ---- set-up ------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Check the length of the run; compile the model if asked.
+
+        Raises:
+            ValueError: `trainer.max_steps` is missing, or beyond the end of the schedule.
+        """
+        if self.compile_model:
+            self.model.compile()
+        if stage != "fit":
+            return
+        max_steps = self.trainer.max_steps
+        if max_steps < 1:
+            raise ValueError(
+                f"trainer.max_steps must be set, got {max_steps}: runs are counted in optimiser "
+                "steps, for example --trainer.max_steps 5000"
+            )
+        length = self._schedule_length()
+        check_schedule(self.schedule, total_steps=length, warmup_steps=self.warmup_steps)
+        if self.schedule != "constant" and max_steps > length:
+            raise ValueError(
+                f"trainer.max_steps {max_steps} goes beyond schedule_steps {length}: set "
+                f"--model.init_args.schedule_steps {max_steps} too, or use schedule 'constant'"
+            )
+
+    def configure_optimizers(self) -> Optimizer:
+        """AdamW over all parameters; learning rate and beta1 are set before every step."""
+        return AdamW(
+            self.parameters(),
+            lr=self.lr,
+            betas=(self.betas[0], self.betas[1]),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+    def _schedule_length(self) -> int:
+        return self.trainer.max_steps if self.schedule_steps is None else self.schedule_steps
+
+    # ---- randomness --------------------------------------------------------------------------
+
+    def random_key(self, batch: Batch) -> RandomKey:
+        """Key of everything counter-based that is drawn for this batch.
+
+        In evaluation the step is 0, so that a sample sees the same draw in every pass.
+        """
+        step = self.trainer.global_step if self.training else 0
+        return RandomKey(self.seed, step, batch["sample_ids"])
+
+    def reseed(self, micro_step: int) -> None:
+        """Seed torch's generators (dropout outside attention) for one micro-batch of this rank."""
+        torch.manual_seed(mix_integers(self.seed, micro_step, self.global_rank) >> 1)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seed the generators; `batch_idx` counts micro-batches of the whole run."""
+        self.reseed(batch_idx)
+
+    # ---- one optimiser step ------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Loss of one micro-batch. Shape ()."""
+        loss = self.batch_loss(batch)
+        self._window.append((batch_idx, batch, loss.detach()))
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Check that everything is finite, set learning rate and beta1, log the loss.
+
+        Raises:
+            NonFiniteError: on every rank, if a loss or gradient of any rank is not finite. With
+                loss scaling, a gradient overflow lets the scaler skip the step; the tenth in a
+                row stops.
+        """
+        losses = torch.stack([loss.float() for _, _, loss in self._window])
+        largest = largest_gradient(self.parameters()).to(losses.device)
+        bad = torch.stack([~losses.isfinite().all(), ~largest.isfinite()]).float()
+        loss, bad_losses, bad_gradients = sum_over_ranks(
+            torch.cat([losses.mean()[None], bad])
+        ).tolist()
+        self._overflows_in_a_row = self._overflows_in_a_row + 1 if bad_gradients else 0
+        if bad_losses or (bad_gradients and not self._scaler_may_skip()):
+            raise NonFiniteError(self._describe_non_finite(bool(bad_losses)))
+        self._window.clear()
+        self._apply_schedule(optimizer)
+        self.log("train/loss", loss / num_ranks(), prog_bar=True)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the optimiser, then the priors that follow an M-step."""
+        super().optimizer_step(*args, **kwargs)
+        self._update_priors(apply=self._overflows_in_a_row == 0)
+
+    def _scaler_may_skip(self) -> bool:
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        return scaled and self._overflows_in_a_row < MAX_OVERFLOWS_IN_A_ROW
+
+    def _apply_schedule(self, optimizer: Optimizer) -> None:
+        values = schedule_values(
+            self.schedule,
+            self.trainer.global_step,
+            peak_lr=self.lr,
+            total_steps=self._schedule_length(),
+            warmup_steps=self.warmup_steps,
+            cycle_momentum=self.cycle_momentum,
+        )
+        beta1 = self.betas[0] if values.beta1 is None else values.beta1
+        for group in optimizer.param_groups:
+            group["lr"], group["betas"] = values.lr, (beta1, self.betas[1])
+        self.log_dict({"lr": values.lr, "beta1": beta1})
+
+    def _update_priors(self, *, apply: bool) -> None:
+        """Sum the M-step statistics over the ranks and hand them to their layers.
+
+        Args:
+            apply: False after a step that the loss scaler skipped: the statistics are dropped.
+        """
+        layers: list[Any] = [m for m in self.modules() if hasattr(m, "prior_statistics")]
+        every = [(layer, layer.prior_statistics()) for layer in layers]
+        collected = [(layer, statistics) for layer, statistics in every if statistics is not None]
+        if not collected:
+            return
+        flat = sum_over_ranks(torch.cat([statistics.flatten() for _, statistics in collected]))
+        if not apply:
+            flat.zero_()
+        parts = flat.split([statistics.numel() for _, statistics in collected])
+        for (layer, statistics), part in zip(collected, parts, strict=True):
+            layer.apply_prior_update(part.view_as(statistics))
+
+    # ---- what went wrong ---------------------------------------------------------------------
+
+    def _describe_non_finite(self, loss_is_bad: bool) -> str:
+        """One line for every rank: step, samples and the first bad module of each bad rank."""
+        mine = self._describe_my_window() if loss_is_bad else None
+        reports = [report for report in gather_objects(mine) if report is not None]
+        step = self.trainer.global_step
+        if reports:
+            return f"the loss is not finite at step {step}: {'; '.join(reports)}. {_UNCHANGED}"
+        ids = gather_objects([i for _, b, _ in self._window for i in b["sample_ids"].tolist()])
+        scaled = (
+            f" in {MAX_OVERFLOWS_IN_A_ROW} steps in a row"
+            if self._overflows_in_a_row >= MAX_OVERFLOWS_IN_A_ROW
+            else ""
+        )
+        return (
+            f"a gradient is not finite at step {step}{scaled}: first bad parameter "
+            f"{first_bad_gradient(self)}, samples {describe_samples(i for r in ids for i in r)}. "
+            f"{_UNCHANGED}"
+        )
+
+    def _describe_my_window(self) -> str | None:
+        for micro_step, batch, loss in self._window:
+            if bool(loss.isfinite()):
+                continue
+
+            def run(micro_step: int = micro_step, batch: Batch = batch) -> None:
+                self.reseed(micro_step)
+                with self.trainer.precision_plugin.forward_context():
+                    self.batch_loss(batch)
+
+            module = first_bad_module(self, run) or "none (the loss itself)"
+            samples = describe_samples(batch["sample_ids"].tolist())
+            return (
+                f"rank {self.global_rank}, loss {float(loss)}, first bad module {module}, "
+                f"samples {samples}"
+            )
+        return None
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what the next step depends on beside weights and optimiser."""
+        checkpoint["training"] = {
+            "overflows_in_a_row": self._overflows_in_a_row,
+            "accumulate_grad_batches": self.trainer.accumulate_grad_batches,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore it.
+
+        Raises:
+            ValueError: training goes on with another number of micro-batches per step, so that
+                the position in the data, counted in micro-batches, would not mean the same.
+        """
+        state = checkpoint.get("training", {})
+        self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
+        if self._trainer is None or not self.trainer.training:
+            return
+        before = state.get("accumulate_grad_batches", 1)
+        now = self.trainer.accumulate_grad_batches
+        if before != now:
+            raise ValueError(
+                f"the checkpoint was written with trainer.accumulate_grad_batches {before}, this "
+                f"run has {now}: resume with {before}"
+            )
+
+
+_UNCHANGED = "The weights were not updated."

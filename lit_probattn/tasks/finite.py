@@ -1,0 +1,75 @@
+"""Finding out that a loss or gradient is not finite, and where that began."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+MAX_LISTED_SAMPLES = 64
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient is NaN or infinite; the weights were not updated."""
+
+
+def largest_gradient(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Largest absolute gradient entry; NaN or infinite if any entry is. Shape ().
+
+    Returns 0 if there is no gradient.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    return torch.nn.utils.get_total_norm(gradients, norm_type=float("inf"))
+
+
+def first_bad_gradient(module: nn.Module) -> str | None:
+    """Name of the first parameter whose gradient is not finite."""
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            return name
+    return None
+
+
+def first_bad_module(module: nn.Module, run: Callable[[], object]) -> str | None:
+    """Name and class of the first submodule that returns a non-finite value while `run` runs.
+
+    Children return before their parents, so the answer is the innermost module. `run` is executed
+    without gradients and without compiled code, which would not call the hooks.
+    """
+    found: list[str] = []
+
+    def make_hook(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(child: nn.Module, _inputs: object, output: object) -> None:
+            if not found and not _all_finite(output):
+                found.append(f"{name} ({type(child).__name__})")
+
+        return hook
+
+    handles = [
+        child.register_forward_hook(make_hook(name))
+        for name, child in module.named_modules()
+        if name
+    ]
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def describe_samples(sample_ids: Iterable[int]) -> str:
+    """Sample ids for a message, at most 64 of them."""
+    ids = list(sample_ids)
+    more = f" and {len(ids) - MAX_LISTED_SAMPLES} more" if len(ids) > MAX_LISTED_SAMPLES else ""
+    return ", ".join(str(i) for i in ids[:MAX_LISTED_SAMPLES]) + more
+
+
+def _all_finite(output: object) -> bool:
+    if isinstance(output, Tensor):
+        return not output.is_floating_point() or bool(output.isfinite().all())
+    if isinstance(output, tuple | list):
+        return all(_all_finite(item) for item in output)
+    return True

@@ -1,0 +1,129 @@
+"""One label per sequence: ListOps, Text and other sequence classification tasks."""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.heads import Pooling
+from lit_probattn.models import Classifier
+from lit_probattn.tasks.base import Batch, Task
+
+
+class SequenceClassifier(Task):
+    """Transformer encoder, pooling and a classifier head, trained with cross-entropy.
+
+    Logged beside what every task logs: `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`.
+    Both metrics are ratios of sums over samples, so they are the same for any number of ranks.
+
+    Source: MGK, ICML 2022, model and training set-up on the Long Range Arena.
+    Departs from the source: whole validation and test sets are scored, each sample once.
+
+    Args:
+        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        vocab_size: number of token ids.
+        num_classes: number of labels.
+        max_seq_len: N, the padded length.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: width of the hidden layer in each block and in the head.
+        dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
+            attention's own argument.
+        pooling: how (B, N, C) becomes (B, C); see `lit_probattn.heads`.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
+        training_options: the arguments of `lit_probattn.tasks.Task`.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        vocab_size: int,
+        num_classes: int,
+        max_seq_len: int,
+        embed_dim: int = 64,
+        head_dim: int = 32,
+        num_layers: int = 2,
+        mlp_dim: int = 128,
+        dropout: float = 0.1,
+        pooling: Pooling = "mean",
+        activation_checkpointing: bool = False,
+        **training_options: Any,
+    ) -> None:
+        super().__init__(**training_options)
+        self.save_hyperparameters(logger=False)
+        if callable(self.hparams.get("attention")):
+            # A Python object in a checkpoint would need code to load: name it again on loading.
+            self.hparams.pop("attention")
+        self.num_classes = num_classes
+        self.model: nn.Module = Classifier(
+            attention,
+            vocab_size=vocab_size,
+            num_classes=num_classes,
+            max_seq_len=max_seq_len,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            pooling=pooling,
+            activation_checkpointing=activation_checkpointing,
+        )
+        self.eval_loss = MeanMetric()
+        self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits of a batch, in float32. Shape (B, num_classes)."""
+        logits: Tensor = self.model(
+            batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch)
+        )
+        return logits.float()
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy over the batch. Shape ()."""
+        return F.cross_entropy(self(batch), batch["target"])
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count one batch of the validation split."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count one batch of the test split."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Predictions of the real rows of a batch.
+
+        Returns:
+            `sample_id`, `target`, `prediction` (R,) int64 and `probabilities` (R, num_classes)
+            float32, for the R rows that are not fill-up rows.
+        """
+        real = batch["sample_ids"] >= 0
+        probabilities = self(batch)[real].softmax(dim=-1)
+        return {
+            "sample_id": batch["sample_ids"][real],
+            "target": batch["target"][real],
+            "prediction": probabilities.argmax(dim=-1),
+            "probabilities": probabilities,
+        }
+
+    def _evaluate(self, batch: Batch, split: Literal["val", "test"]) -> None:
+        """Add the real rows of a batch to the metrics; fill-up rows count for nothing."""
+        logits = self(batch)
+        real = batch["sample_ids"] >= 0
+        losses = F.cross_entropy(logits, batch["target"], reduction="none")
+        self.eval_loss.update(torch.where(real, losses, 0.0), weight=real.float())
+        if bool(real.any()):
+            self.eval_accuracy.update(logits[real], batch["target"][real])
+        self.log(f"{split}/loss", self.eval_loss, on_step=False, on_epoch=True)
+        self.log(
+            f"{split}/accuracy",
+            self.eval_accuracy,
+            on_step=False,
+            on_epoch=True,
+            prog_bar=split == "val",
+        )
