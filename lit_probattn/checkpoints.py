@@ -1,0 +1,208 @@
+"""Checkpoint files: written whole or not at all, checked before they are read, found again.
+
+Names: `step-00000500.ckpt` (everything needed to go on) and `best-00000400.ckpt` (the same, at the
+best validation so far). The number is the optimiser step.
+"""
+
+import os
+import re
+import tempfile
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.plugins.io import CheckpointIO
+from safetensors.torch import save_file
+
+Kind = Literal["step", "best"]
+_NAME = re.compile(r"(step|best)-(\d{8})\.ckpt")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is missing, damaged, or cannot be written."""
+
+
+def checkpoint_path(folder: Path, kind: Kind, step: int) -> Path:
+    """Path of the checkpoint of one step."""
+    return folder / f"{kind}-{step:08d}.ckpt"
+
+
+def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
+    """Checkpoints of one kind in a folder, newest step first."""
+    if not folder.is_dir():
+        return []
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    found = [(int(m[2]), path) for m, path in named if m is not None and m[1] == kind]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def step_of(path: Path) -> int:
+    """Optimiser step of a checkpoint: from its name, or else from its content."""
+    named = _NAME.fullmatch(path.name)
+    return int(named[2]) if named is not None else int(load_checkpoint(path)["global_step"])
+
+
+def check_checkpoint(path: Path) -> None:
+    """Read the archive's checksums.
+
+    Raises:
+        CheckpointError: the file is missing, cut off, or has a byte that changed.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint not found: {path}")
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"checkpoint {path} is empty")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+    if member is not None:
+        raise CheckpointError(f"checkpoint {path} is damaged: checksum of {member!r} is wrong")
+
+
+def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
+    """Newest checkpoint that passes the check; warns about each newer one that does not.
+
+    Returns:
+        None if the folder has no checkpoint of that kind.
+
+    Raises:
+        CheckpointError: there are checkpoints and all of them are damaged.
+    """
+    paths = list_checkpoints(folder, kind)
+    problems = []
+    for path in paths:
+        try:
+            check_checkpoint(path)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            warnings.warn(f"{problem}; going back to {path.name}", stacklevel=2)
+        return path
+    if problems:
+        raise CheckpointError("no good checkpoint is left: " + "; ".join(problems))
+    return None
+
+
+def load_checkpoint(
+    path: Path, map_location: Any = "cpu", weights_only: bool = True
+) -> dict[str, Any]:
+    """Check a checkpoint and load it.
+
+    Args:
+        path: the file.
+        map_location: as in `torch.load`.
+        weights_only: refuse anything but tensors and plain values. All our checkpoints pass.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds objects that need code to load.
+    """
+    check_checkpoint(path)
+    try:
+        loaded: dict[str, Any] = torch.load(
+            path, map_location=map_location, weights_only=weights_only
+        )
+    except Exception as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {first_line}") from error
+    return loaded
+
+
+def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint so that the name only ever shows a complete file.
+
+    The data goes to a temporary file in the same folder, is flushed to the disk and then renamed.
+
+    Raises:
+        CheckpointError: it cannot be written. What stood under the name is untouched.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"cannot write checkpoint {path}: {error}. Earlier checkpoints are untouched"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class CheckedCheckpointIO(CheckpointIO):
+    """Lightning's access to checkpoint files, through the functions above."""
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        path: str | Path,
+        storage_options: Any | None = None,
+    ) -> None:
+        """Write atomically. See `save_checkpoint`."""
+        if storage_options is not None:
+            raise TypeError(f"storage_options is not supported, got {storage_options!r}")
+        save_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any | None = "cpu",
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Check and load. Objects that need code are refused unless `weights_only` is False."""
+        return load_checkpoint(Path(path), map_location, weights_only is not False)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete a checkpoint; a missing one is fine."""
+        Path(path).unlink(missing_ok=True)
+
+
+def export_safetensors(checkpoint: Path, output: Path) -> int:
+    """Write the model's weights of a checkpoint to a safetensors file.
+
+    Keys are those of the model itself, without the task's `model.` in front.
+
+    Returns:
+        Number of tensors written.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or holds no model.
+    """
+    state = load_checkpoint(checkpoint).get("state_dict", {})
+    prefix = "model."
+    weights = {
+        name.removeprefix(prefix): tensor.clone().contiguous()
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
+    if not weights:
+        raise CheckpointError(f"checkpoint {checkpoint} holds no tensors named {prefix}*")
+    save_file(weights, str(output), metadata={"format": "pt"})
+    return len(weights)
