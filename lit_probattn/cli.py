@@ -1,0 +1,304 @@
+"""The front door: `python -m lit_probattn {fit,validate,test,predict}`.
+
+Configurations are composed: a task file, then an attention file, then a trainer file, then flags.
+
+    python -m lit_probattn fit --config configs/tasks/lra_listops.yaml \\
+        --config configs/attention/smgk.yaml --config configs/trainer/one_gpu.yaml
+    python -m lit_probattn test --config runs/lra_listops-smgk/0/config.yaml --ckpt_path best
+
+--debug (or LIT_PROBATTN_DEBUG=1) shows the traceback of every error.
+"""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import yaml
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from lit_probattn.callbacks import (
+    FinalValidation,
+    RunCheckpoint,
+    RunRecord,
+    StepNumbers,
+    Throughput,
+)
+from lit_probattn.checkpoints import CheckedCheckpointIO
+from lit_probattn.cli_errors import CommandError, ConstructionError, explain
+from lit_probattn.cli_files import config_files, read_config_files, run_name
+from lit_probattn.cli_parser import Instantiator, RunParser
+from lit_probattn.predictions import PredictionWriter
+from lit_probattn.progress import make_progress_bar
+from lit_probattn.run_folder import (
+    RunSettings,
+    find_checkpoint,
+    folder_of_checkpoint,
+    plan_fit,
+)
+from lit_probattn.run_logs import RunCSVLogger, RunTensorBoardLogger
+from lit_probattn.run_plan import RunPlan, share_plan
+from lit_probattn.run_record import replace_text, write_record
+
+DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
+
+TRAINER_DEFAULTS = {
+    "use_distributed_sampler": False,  # the DataModules decide who gets which sample
+    "check_val_every_n_epoch": None,  # training is one endless epoch; validation goes by batches
+    "log_every_n_steps": 10,
+    "enable_model_summary": False,  # its FLOPs column cannot count attention
+}
+
+
+class RunCLI(LightningCLI):
+    """LightningCLI with run folders, checked checkpoints and readable errors.
+
+    Args:
+        arguments: command line after the program's name.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.arguments = list(arguments)
+        self.files = read_config_files(config_files(self.arguments))
+        super().__init__(
+            model_class=pl.LightningModule,
+            datamodule_class=pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=RunParser,
+            parser_kwargs={"prog": "python -m lit_probattn", "description": __doc__},
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            trainer_defaults=TRAINER_DEFAULTS,
+            args=self.arguments,
+        )
+
+    # ---- the command line ----------------------------------------------------------------------
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the seed."""
+        parser.add_argument(
+            "--seed_everything",
+            type=int,
+            default=0,
+            help="The run's seed: weights, order of the data, dropout and noise follow from it.",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's settings; hand sizes of the data and the seed to the model."""
+        parser.add_class_arguments(RunSettings, "run")
+        for size in ("vocab_size", "num_classes", "max_seq_len"):
+            parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
+        parser.link_arguments("seed_everything", "model.init_args.seed")
+        parser.link_arguments("seed_everything", "data.init_args.seed")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; `args` is always given."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """The configuration decides, not what a checkpoint remembers of another one."""
+
+    def _add_instantiators(self) -> None:
+        for key, base in (("model", pl.LightningModule), ("data", pl.LightningDataModule)):
+            self.parser.add_instantiator(Instantiator(cli=self, key=key), base, subclasses=True)
+
+    # ---- trainer and run folder ----------------------------------------------------------------
+
+    @property
+    def settings(self) -> RunSettings:
+        """The `run` part of the configuration."""
+        settings: RunSettings = self._get(self.config_init, "run")
+        return settings
+
+    @property
+    def run_name(self) -> str:
+        """`run.name`, or `<task>-<attention>` after the files that set them."""
+        return self.settings.name or run_name(self.files, self._get(self.config, "model"))
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Trainer with our checkpoint files and progress; loggers follow with the run folder."""
+        config = self._get(self.config_init, "trainer")
+        self._own_loggers = config.get("logger") in (None, True)
+        if self._own_loggers:
+            kwargs["logger"] = False
+        plugins = config.get("plugins") or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            kwargs["plugins"] = [*plugins, CheckedCheckpointIO()]
+        callbacks = config.get("callbacks") or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        added = [StepNumbers(), Throughput(), FinalValidation()]
+        wants_bar = config.get("enable_progress_bar") is not False
+        if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+            added.append(make_progress_bar())
+        if config.get("enable_checkpointing") is not False:
+            settings = self.settings
+            self.checkpoints = RunCheckpoint(
+                every_n_steps=settings.checkpoint_every,
+                keep=settings.keep_checkpoints,
+                monitor=settings.monitor,
+                mode=settings.monitor_mode,
+            )
+            added.append(self.checkpoints)
+        return super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
+
+    @property
+    def _callbacks(self) -> list[Callback]:
+        """The trainer's callbacks, to add what needs the run folder."""
+        callbacks: list[Callback] = getattr(self.trainer, "callbacks")  # noqa: B009
+        return callbacks
+
+    def fit(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Train, in a run folder."""
+        if self._get(self.config, "trainer").fast_dev_run:
+            self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
+            return
+        config = self._config_dict()
+        plan = share_plan(
+            self.trainer, lambda: plan_fit(self.settings, self.run_name, config, ckpt_path)
+        )
+        if 0 < self.trainer.max_steps <= plan.steps_done:
+            self._report_finished(plan)
+            return
+        self._callbacks.insert(0, RunRecord(plan.folder))
+        if hasattr(self, "checkpoints"):
+            self.checkpoints.folder = plan.folder / "checkpoints"
+        if self._own_loggers:
+            self.trainer.loggers = [
+                RunCSVLogger(plan.folder, plan.steps_done),
+                RunTensorBoardLogger(plan.folder, plan.steps_done),
+            ]
+        if self.trainer.is_global_zero:
+            write_record(
+                plan.folder,
+                config_text=yaml.safe_dump(config, sort_keys=False),
+                seed=self._get(self.config, "seed_everything"),
+                arguments=self.arguments,
+                checkpoint=plan.checkpoint,
+            )
+            print("\n".join([*plan.notes, f"run folder: {plan.folder}"]), flush=True)
+        try:
+            self.trainer.fit(**kwargs, ckpt_path=plan.checkpoint)
+        except BaseException:
+            if self.trainer.is_global_zero:
+                plan.discard_if_unused()
+            raise
+
+    def _report_finished(self, plan: RunPlan) -> None:
+        if self.trainer.is_global_zero:
+            plan.discard_if_unused()
+            print(
+                f"nothing to train: {plan.checkpoint} is at step {plan.steps_done} and "
+                f"trainer.max_steps is {self.trainer.max_steps}"
+            )
+
+    def validate(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Score the validation split."""
+        self._evaluate("validate", ckpt_path, kwargs)
+
+    def test(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Score the test split."""
+        self._evaluate("test", ckpt_path, kwargs)
+
+    def predict(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Write predictions."""
+        plan = self._plan_evaluation("predict", ckpt_path)
+        assert plan.checkpoint is not None
+        path = plan.folder / f"predictions-{plan.checkpoint.stem}.parquet"
+        self._callbacks.append(PredictionWriter(path))
+        kwargs["return_predictions"] = False
+        self.trainer.predict(**kwargs, ckpt_path=plan.checkpoint)
+        if self.trainer.is_global_zero:
+            print(f"predictions: {path}")
+
+    def _evaluate(self, command: str, request: str | None, kwargs: dict[str, Any]) -> None:
+        plan = self._plan_evaluation(command, request)
+        assert plan.checkpoint is not None
+        results = getattr(self.trainer, command)(**kwargs, ckpt_path=plan.checkpoint)
+        if not self.trainer.is_global_zero:
+            return
+        values = {key: value for part in results for key, value in part.items()}
+        report = {
+            **values,
+            "checkpoint": str(plan.checkpoint),
+            "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
+        }
+        path = plan.folder / f"{command}-{plan.checkpoint.stem}.json"
+        replace_text(path, json.dumps(report, indent=2) + "\n")
+        print(f"results: {path}")
+
+    def _plan_evaluation(self, command: str, request: str | None) -> RunPlan:
+        if request is None:
+            raise CommandError(
+                f"{command} needs trained weights: add --ckpt_path best, last or a path"
+            )
+
+        def plan() -> RunPlan:
+            checkpoint = find_checkpoint(self.settings, self.run_name, request, self._config_folder)
+            return RunPlan(folder_of_checkpoint(checkpoint), checkpoint)
+
+        shared = share_plan(self.trainer, plan)
+        if self.trainer.is_global_zero:
+            print(f"checkpoint: {shared.checkpoint}", flush=True)
+        return shared
+
+    @property
+    def _config_folder(self) -> Path | None:
+        """Run folder whose `config.yaml` was given on the command line."""
+        for name in self.files:
+            path = Path(name)
+            if path.name == "config.yaml" and (path.parent / "checkpoints").is_dir():
+                return path.parent
+        return None
+
+    def _config_dict(self) -> dict[str, Any]:
+        """The resolved configuration as it is stored: with the run's name, without a checkpoint."""
+        parser = self._parser(self.subcommand)
+        config = self.config[str(self.subcommand)].clone()
+        config["run"]["name"] = self.run_name
+        config["ckpt_path"] = None
+        loaded: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
+        return loaded
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: command line after the program's name. None takes the process's own.
+
+    Returns:
+        Exit status: 0, 2 for what a user got wrong, 1 for a loss that is not finite.
+    """
+    if arguments is None:
+        if "--debug" in sys.argv:
+            sys.argv.remove("--debug")
+            os.environ[DEBUG_VARIABLE] = "1"  # child processes of a distributed run read it
+        arguments = sys.argv[1:]
+    _quieten()
+    try:
+        RunCLI(arguments)
+    except (Exception, ConstructionError) as error:
+        explained = None if os.environ.get(DEBUG_VARIABLE) else explain(error)
+        if explained is None:
+            if isinstance(error, ConstructionError):
+                raise error.error from None
+            raise
+        print(f"error: {explained[0]}", file=sys.stderr)
+        return explained[1]
+    return 0
+
+
+def _quieten() -> None:
+    """Leave out Lightning's advertisements, and a deprecation inside Lightning."""
+    warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

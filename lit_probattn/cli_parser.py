@@ -1,0 +1,56 @@
+"""The argument parser of the command line: full names only, one line for what is wrong."""
+
+from typing import Any
+
+from lightning.pytorch.cli import LightningArgumentParser, _InstantiatorFn
+
+from lit_probattn.cli_errors import CommandError, ConstructionError, readable
+
+
+class RunParser(LightningArgumentParser):
+    """Parser that takes no shortened flags and says in one line what is wrong."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        """Raise `CommandError`, unless this parser only tries whether a value fits."""
+        if not self.exit_on_error:
+            return super().error(message, ex)
+        names = [option[2:] for parser in self._all_parsers() for option in _options(parser)]
+        raise CommandError(readable(message, names)) from ex
+
+    def _all_parsers(self) -> list[Any]:
+        action = self._subcommands_action
+        return [self, *(action.choices.values() if action is not None else ())]
+
+
+def _options(parser: Any) -> list[str]:
+    return [option for option in parser._option_string_actions if option.startswith("--")]
+
+
+class Instantiator(_InstantiatorFn):
+    """Constructs model and data; tells a refusal of the constructor from a wrong type."""
+
+    def __call__(
+        self,
+        class_type: Any,
+        *args: Any,
+        applied_instantiation_links: dict[str, Any],
+        **kwargs: Any,
+    ) -> Any:
+        """Construct.
+
+        Raises:
+            ConstructionError: the constructor raised any exception.
+        """
+        try:
+            return super().__call__(
+                class_type,
+                *args,
+                applied_instantiation_links=applied_instantiation_links,
+                **kwargs,
+            )
+        except Exception as error:
+            raise ConstructionError(self.key, error) from error

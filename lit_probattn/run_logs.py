@@ -1,0 +1,142 @@
+"""Logs of a run, `metrics.csv` and TensorBoard events, continued when the run is resumed."""
+
+import csv
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+FILE_NAME = "metrics.csv"
+
+
+class RunCSVLogger(Logger):
+    """Writes metrics to `<folder>/metrics.csv`, a column per metric and `step` first.
+
+    `step` is the number of optimiser steps taken. Every row is on the disk as soon as it is logged.
+    Training and validation metrics of one step share a row. Metrics that did not exist yet when the
+    file was begun get a column when they appear.
+
+    Args:
+        folder: the run folder.
+        steps_done: steps taken before this process starts. Rows of an earlier process beyond it
+            are dropped, because those steps are repeated.
+    """
+
+    def __init__(self, folder: Path, steps_done: int = 0) -> None:
+        super().__init__()
+        self._folder = folder
+        self._steps_done = steps_done
+        self._columns: list[str] = ["step"]
+        self._rows: list[dict[str, str]] = []
+        self._loaded = False
+
+    @property
+    def name(self) -> str:
+        """Name of the run: the folder above the version."""
+        return self._folder.parent.name
+
+    @property
+    def version(self) -> str:
+        """Version of the run."""
+        return self._folder.name
+
+    @property
+    def log_dir(self) -> str:
+        """The run folder."""
+        return str(self._folder)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._folder / FILE_NAME
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
+        """Nothing: `config.yaml` has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add values to the row of a step. `step` counts from 0, as Lightning gives it."""
+        if not self._loaded:
+            self._load()
+        values = {key: str(np.float32(v)) for key, v in metrics.items() if key != "epoch"}
+        if not values:
+            return
+        new_columns = [key for key in values if key not in self._columns]
+        self._columns += new_columns
+        text = str(steps_taken(step))
+        if self._rows and self._rows[-1]["step"] == text:
+            self._rows[-1].update(values)
+            self._rewrite()
+            return
+        self._rows.append({"step": text, **values})
+        if new_columns or not self.path.exists():
+            self._rewrite()
+        else:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns, restval="").writerow(self._rows[-1])
+
+    def _load(self) -> None:
+        self._loaded = True
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            return
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            self._columns = list(reader.fieldnames or ["step"])
+            # A killed process may have left half a last line.
+            complete = [row for row in reader if None not in row.values()]
+        self._rows = [row for row in complete if int(row["step"]) <= self._steps_done]
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        temporary = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(self._rows)
+        temporary.replace(self.path)
+
+
+def steps_taken(lightning_step: int | None) -> int:
+    """Optimiser steps taken when Lightning logs: its step numbers count from 0."""
+    return 0 if lightning_step is None else lightning_step + 1
+
+
+class RunTensorBoardLogger(TensorBoardLogger):
+    """TensorBoard events in the run folder itself, with `step` as in `metrics.csv`.
+
+    Args:
+        folder: the run folder.
+        steps_done: steps taken before this process starts; TensorBoard hides what an earlier
+            process logged beyond it.
+    """
+
+    def __init__(self, folder: Path, steps_done: int = 0) -> None:
+        super().__init__(
+            save_dir=str(folder.parent.parent),
+            name=folder.parent.name,
+            version=folder.name,
+            default_hp_metric=False,
+            purge_step=steps_done + 1 if steps_done else None,
+        )
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write scalars."""
+        values = {key: value for key, value in metrics.items() if key != "epoch"}
+        super().log_metrics(values, steps_taken(step))
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: `config.yaml` has them."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Flush the events; no `hparams.yaml`."""
+        self.experiment.flush()
