@@ -1,8 +1,8 @@
 """Operation counts of FiSH: the closed forms of the paper's appendix D and their extensions.
 
 Convention of the paper: multiplications and additions count separately; softmax, scaling, masks and
-drawing random numbers do not count; adding noise costs 1 per score it is added to (its product with
-s_k does not count); a ReLU costs 1.
+drawing random numbers do not count; adding noise costs 1 per global score (its product with s_k does
+not count), and 2 per local score (its product with the mixed deviation c_j does); a ReLU costs 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def mixing_flops(
     if mixer == "relu_sum":
         return pair + units * g, 0
     once = units * (2 * g - 1 if noise == "local" else 3 * g)
-    return pair + (num_heads if mixer == "shared" else units), once
+    return pair + 2 * (num_heads if mixer == "shared" else units), once
 
 
 def score_flops(
