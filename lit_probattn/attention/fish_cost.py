@@ -1,8 +1,9 @@
 """Operation counts of FiSH: the closed forms of the paper's appendix D and their extensions.
 
 Convention of the paper: multiplications and additions count separately; softmax, scaling, masks and
-drawing random numbers do not count; adding noise costs 1 per global score (its product with s_k does
-not count), and 2 per local score (its product with the mixed deviation c_j does); a ReLU costs 1.
+drawing random numbers do not count; adding noise costs 1 per global score (its product with s_k
+does not count), and 2 per local score (its product with the mixed deviation c_j does); a ReLU
+costs 1.
 """
 
 from __future__ import annotations
