@@ -30,6 +30,8 @@ class Call:
         num_scores: score maps that the reference would store, B · H · N · L (times components).
         dropout: attention dropout is active.
         bias_needs_grad: an additive bias wants a gradient.
+        attn_mask: pairs are masked.
+        recurrent: the call continues from a state instead of cached keys.
     """
 
     device: str
@@ -37,6 +39,8 @@ class Call:
     num_scores: int
     dropout: bool
     bias_needs_grad: bool
+    attn_mask: bool = False
+    recurrent: bool = False
 
 
 # `auto` takes the first name of the row that serves the call. Up to this many scores the
@@ -79,6 +83,9 @@ def choose_backend(
     if requested not in BACKENDS:
         raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
     serving = [name for name in available if unsupported(name, call) is None]
+    if not serving:
+        reasons = "; ".join(f"{name} {unsupported(name, call)}" for name in available)
+        raise NotImplementedError(f"{variant}: no backend serves this call: {reasons}")
     if requested == "auto":
         chosen = _automatic(serving, call)
     elif requested not in available:

@@ -2,12 +2,14 @@
 
 A variant gives a function from a block of its inputs to the block's scores; this file turns it into
 attention: masked softmax, dropout and the sum of values, block by block. Nothing of size N x N is
-kept: backward computes each block's scores again and needs only the row normalisers
+kept: backward computes each block's scores and weights again,
 
-    attn_weights = exp(scores - logsumexp),  d_scores = attn_weights ∘ (d_attn_weights - δ),
-    δ_i = Σ_c d_out[i, c] out[i, c]
+    d_scores = attn_weights ∘ (d_attn_weights - δ)
+    δ_i = Σ_j attn_weights[i, j] d_attn_weights[i, j]
 
-which holds with dropout too (the dropped weights carry their factor in d_attn_weights).
+where the dropped weights carry their factor in d_attn_weights. A block holds whole rows, so no
+normaliser has to be saved, and δ comes from the very weights that it multiplies: row sums of
+d_scores vanish to rounding, which the gradients of priors and norms depend on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from lit_probattn.randomness import AttentionDropout
 Axis = Literal["row", "col", "pair", "shared"]
 # Scores that one block may hold. Small enough to stay in the cache of a CPU core, large enough
 # that the work of a block outweighs the cost of calling its operations.
-BLOCK_SCORES = {"cpu": 1 << 19, "cuda": 1 << 25}
+BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class _Plan:
     num_heads: int
     block_rows: int
     has_bias: bool
+    want_logsumexp: bool
 
     def blocks(self) -> list[Block]:
         stops = range(0, self.masks.num_queries, self.block_rows)
@@ -69,11 +72,19 @@ class _Plan:
         *inputs, bias = inputs
         return self.score_function(block, *inputs) + bias
 
-    def weights(self, scores: Tensor, normaliser: Tensor, block: Block) -> Tensor:
-        """Return exp(scores - normaliser), zero where hidden; an empty row's normaliser is inf."""
-        weights = torch.exp(scores - normaliser)
+    def weights(self, scores: Tensor, block: Block) -> Tensor:
+        """Return the softmax of each row over what it may see; zeros where it sees nothing."""
+        hidden = self.hidden(scores, block)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, float("-inf"))
+        weights = torch.softmax(scores, -1)
+        if hidden is None and not self.has_bias:
+            return weights
+        return weights.masked_fill_(scores.amax(-1, keepdim=True) == float("-inf"), 0.0)
+
+    def hidden(self, scores: Tensor, block: Block) -> Tensor | None:
         allowed = self.masks.allowed(block.rows, block.cols, scores.device)
-        return weights if allowed is None else weights.masked_fill_(~allowed, 0.0)
+        return None if allowed is None else ~allowed
 
     def keep(self, scores: Tensor, block: Block) -> Tensor | None:
         if self.dropout is None:
@@ -83,15 +94,13 @@ class _Plan:
         )
 
 
-def _normaliser(plan: _Plan, scores: Tensor, block: Block) -> Tensor:
-    """Return logsumexp of each row, (B, H, n, 1), and +inf for rows that see nothing."""
-    allowed = plan.masks.allowed(block.rows, block.cols, scores.device)
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, float("-inf"))
+def row_logsumexp(scores: Tensor, hidden: Tensor | None) -> Tensor:
+    """Return the logarithm of each row's sum of exponentials, (B, H, n, 1); -inf for empty rows."""
     if scores.shape[-1] == 0:
-        return scores.new_full((*scores.shape[:-1], 1), float("inf"))
-    total = torch.logsumexp(scores, -1, keepdim=True)
-    return total.masked_fill(total == float("-inf"), float("inf"))
+        return scores.new_full((*scores.shape[:-1], 1), float("-inf"))
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.logsumexp(scores, -1, keepdim=True)
 
 
 def _times_value(weights: Tensor, value: Tensor) -> Tensor:
@@ -108,16 +117,17 @@ class _Blockwise(torch.autograd.Function):
         for block in plan.blocks():
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
             scores = plan.scores(parts, block)
-            normaliser = _normaliser(plan, scores, block)
-            weights = plan.weights(scores, normaliser, block)
+            if plan.want_logsumexp:
+                normalisers.append(row_logsumexp(scores, plan.hidden(scores, block)))
+            weights = plan.weights(scores, block)
             keep = plan.keep(weights, block)
             if keep is not None and plan.dropout is not None:
                 weights = weights.mul_(keep).mul_(plan.dropout.scale)
             outs.append(_times_value(weights, plan.slices(value, "col", block)))
-            normalisers.append(normaliser)
-        out, normaliser = torch.cat(outs, -2), torch.cat(normalisers, -2)
+        out = torch.cat(outs, -2)
+        normaliser = torch.cat(normalisers, -2) if normalisers else out.new_empty(0)
         ctx.plan = plan
-        ctx.save_for_backward(value, out, normaliser, *inputs)
+        ctx.save_for_backward(value, *inputs)
         ctx.mark_non_differentiable(normaliser)
         return out, normaliser
 
@@ -125,14 +135,13 @@ class _Blockwise(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
-        value, out, normaliser, *inputs = ctx.saved_tensors
+        value, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
         grad_value = torch.zeros_like(value) if ctx.needs_input_grad[1] else None
         grads = [torch.zeros_like(x) if n else None for x, n in zip(inputs, needed, strict=True)]
         for block in plan.blocks():
-            rows = block.rows.start, block.rows.stop
-            part = [t[..., rows[0] : rows[1], :] for t in (grad_out, out, normaliser)]
-            _backward_block(plan, block, value, inputs, needed, grad_value, grads, *part)
+            rows = grad_out[..., block.rows.start : block.rows.stop, :]
+            _backward_block(plan, block, value, inputs, needed, grad_value, grads, rows)
         return (None, grad_value, *grads)
 
 
@@ -145,8 +154,6 @@ def _backward_block(
     grad_value: Tensor | None,
     grads: Sequence[Tensor | None],
     grad_out: Tensor,
-    out: Tensor,
-    normaliser: Tensor,
 ) -> None:
     """Add one block's gradients to `grad_value` and `grads`."""
     with torch.enable_grad():
@@ -155,7 +162,7 @@ def _backward_block(
             for x, a, n in zip(inputs, plan.axes, needed, strict=True)
         ]
         scores = plan.scores(parts, block)
-    weights = plan.weights(scores.detach(), normaliser, block)
+    weights = plan.weights(scores.detach(), block)
     keep = plan.keep(weights, block)
     value_part = plan.slices(value, "col", block)
     batch, heads, num_rows, num_keys = weights.shape
@@ -173,8 +180,8 @@ def _backward_block(
     grad_weights = (grad_rows @ value_part.mT).view(weights.shape)
     if keep is not None and plan.dropout is not None:
         grad_weights = grad_weights.mul_(keep).mul_(plan.dropout.scale)
-    delta = (grad_out * out).sum(-1, keepdim=True)
-    grad_scores = grad_weights.sub_(delta).mul_(weights)
+    # weights ∘ (grad_weights - δ), fused
+    grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
     wanted = [p for p, n in zip(parts, needed, strict=True) if n]
     found = iter(torch.autograd.grad(scores, wanted, grad_scores, allow_unused=True))
     for grad, axis, need in zip(grads, plan.axes, needed, strict=True):
@@ -195,6 +202,7 @@ def blockwise_attention(
     masks: Masks,
     dropout: AttentionDropout | None = None,
     block_rows: int | None = None,
+    want_logsumexp: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attend block by block, with recomputation in backward.
 
@@ -209,10 +217,11 @@ def blockwise_attention(
         masks: what each query may see; a bias gets its gradient.
         dropout: attention dropout, drawn again in backward.
         block_rows: queries per block; None sizes blocks for the device.
+        want_logsumexp: also return the logarithm of each row's sum of exponentials.
 
     Returns:
-        The output (B, H, N, E), and the logarithm of each row's sum of exponentials (B, H, N, 1),
-        +inf for rows that see nothing (no gradient).
+        The output (B, H, N, E), and the logarithms (B, H, N, 1), -inf for rows that see nothing and
+        without gradient; empty unless wanted.
     """
     all_inputs, all_axes = list(inputs), list(axes)
     if masks.bias is not None:
@@ -220,16 +229,17 @@ def blockwise_attention(
         all_axes.append("pair")
     if block_rows is None:
         per_row = max(1, value.shape[0] * num_heads * masks.num_keys)
-        budget = BLOCK_SCORES.get(value.device.type, BLOCK_SCORES["cuda"])
+        budget = BLOCK_SCORES["cpu" if value.device.type == "cpu" else "cuda"]
         block_rows = max(1, min(masks.num_queries, budget // per_row))
     plan = _Plan(
-        score_function,
-        tuple(all_axes),
-        masks,
-        dropout,
-        num_heads,
-        block_rows,
-        masks.bias is not None,
+        score_function=score_function,
+        axes=tuple(all_axes),
+        masks=masks,
+        dropout=dropout,
+        num_heads=num_heads,
+        block_rows=block_rows,
+        has_bias=masks.bias is not None,
+        want_logsumexp=want_logsumexp,
     )
     result: tuple[Tensor, Tensor] = _Blockwise.apply(plan, value, *all_inputs)
     return result

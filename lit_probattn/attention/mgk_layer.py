@@ -234,16 +234,17 @@ class MGKAttention(Attention):
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by MGK appendix B, general K, with the corrected constant.
 
-        H heads of this layer:  MGK   N²H(2(K+1)E−1) + NHE(2(K+2)C + 2HE − (2K+3))
-                                sMGK  N²H(2(K+1)E−1) + NHE(6C + 2HE − 4)
-        (output width HE, H_kv = H).
+        With the H heads of this layer, which stand for KH heads of the baseline:
+            MGK   N²H(2(K+1)E−1) + NHE(2(K+2)C + 2KHE − (2K+3))
+            sMGK  N²H(2(K+1)E−1) + NHE(6C + 2KHE − 4)
+        (output width KHE as in the baseline, H_kv = H).
         """
         n, c, e, h, k = seq_len, self.embed_dim, self.head_dim, self.num_heads, self.num_components
         e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
         if self.shifted_keys:
-            linear = n * h * e * (6 * c + 2 * h * e - 4)
+            linear = n * h * e * (6 * c + 2 * h * k * e - 4)
         else:
-            linear = n * h * e * (2 * (k + 2) * c + 2 * h * e - (2 * k + 3))
+            linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
         projections = n * (c * h * e + width * (self.key_width + kv * e_v) + h * e_v * c)
         return Cost(
             paper_flops=n * n * h * (2 * (k + 1) * e - 1) + linear,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -75,16 +75,24 @@ class MixtureVariance(nn.Module):
         variance = torch.tensor(multipliers, dtype=torch.float64) * head_dim**0.5
         self.is_equal = not learn and len(set(multipliers)) == 1
         self.bound = head_dim**0.5 / 8.0, head_dim**0.5 * 8.0
+        self._exact = tuple(variance.tolist())
         if learn:
             start = variance.log().to(torch.get_default_dtype())
             self.log_variance: nn.Parameter | None = nn.Parameter(start.repeat(num_heads, 1))
         else:
             self.log_variance = None
-            values = variance.to(torch.get_default_dtype())
-            self.register_buffer("fixed", values.repeat(num_heads, 1), persistent=False)
+            self.register_buffer("fixed", variance.repeat(num_heads, 1), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MixtureVariance:
+        """Move with the module, but keep fixed variances in float64 through every cast."""
+        super()._apply(fn, recurse)
+        if self.log_variance is None:
+            exact = torch.tensor(self._exact, dtype=torch.float64, device=self.fixed.device)
+            self.fixed = exact.repeat(self.fixed.shape[0], 1)
+        return self
 
     def forward(self) -> Tensor:
-        """Return σ², (num_heads, K)."""
+        """Return σ², (num_heads, K): float64 when fixed, the parameter's dtype when learned."""
         if self.log_variance is None:
             return self.fixed
         return self.log_variance.exp().clamp(*self.bound)
@@ -105,9 +113,10 @@ class MixturePrior(nn.Module):
         by_m_step: setting B; values are a buffer and follow `apply`.
         max_positions: L_max, needed by `head_position`.
         momentum: weight of the old prior in an M-step; 0 replaces it.
+        floor: smallest π in log space, above 0. Below it the gradient is zero, as outside [0, 1].
 
     Raises:
-        ValueError: `head_position` without `max_positions`.
+        ValueError: `head_position` without `max_positions`, or a floor outside (0, 1].
     """
 
     def __init__(
@@ -120,8 +129,12 @@ class MixturePrior(nn.Module):
         by_m_step: bool,
         max_positions: int | None,
         momentum: float = 0.0,
+        floor: float = PRIOR_FLOOR,
     ) -> None:
         super().__init__()
+        if not 0.0 < floor <= 1.0:
+            raise ValueError(f"the prior's floor must be in (0, 1], received {floor}")
+        self.floor = floor
         shape: tuple[int, ...] = (num_heads, num_components)
         if share == "layer":
             shape = (num_components,)
@@ -152,18 +165,27 @@ class MixturePrior(nn.Module):
         Raises:
             ValueError: more keys than positions with a prior.
         """
-        value: Tensor = self.value
-        if self.share == "head_position":
-            if num_keys > value.shape[-1]:
-                raise ValueError(
-                    f"{num_keys} keys, but priors exist for max_positions={value.shape[-1]} only"
-                )
-            value = value[..., :num_keys]
-        else:
-            value = value.expand(self.num_heads, -1)[..., None]
+        value = self._per_key(num_keys)
         if self.param == "softmax" and not self.by_m_step:
             return value.log_softmax(1)
-        return value.clamp(0.0, 1.0).clamp_min(PRIOR_FLOOR).log()
+        return value.clamp(0.0, 1.0).clamp_min(self.floor).log()
+
+    def probabilities(self, num_keys: int) -> Tensor:
+        """Return π in the same shape, for sums that are not in log space: no floor above zero."""
+        value = self._per_key(num_keys)
+        if self.param == "softmax" and not self.by_m_step:
+            return value.softmax(1)
+        return value.clamp(0.0, 1.0)
+
+    def _per_key(self, num_keys: int) -> Tensor:
+        value: Tensor = self.value
+        if self.share != "head_position":
+            return value.expand(self.num_heads, -1)[..., None]
+        if num_keys > value.shape[-1]:
+            raise ValueError(
+                f"{num_keys} keys, but priors exist for max_positions={value.shape[-1]} only"
+            )
+        return value[..., :num_keys]
 
     @torch.no_grad()
     def accumulate(self, numerator: Tensor, denominator: Tensor) -> None:

@@ -56,7 +56,7 @@ def fused_attention(
             attn_mask=mask,
             is_causal=is_causal,
             scale=scale,
-            enable_gqa=grouped,
+            enable_gqa=bool(grouped),  # tracing makes sizes tensors
         )
 
     num_queries, num_keys = masks.num_queries, masks.num_keys

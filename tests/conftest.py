@@ -1,0 +1,58 @@
+"""Shared set-up: seeds, NaN-filled empties, GPU skipping, and the parity table at the end."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import pytest
+import torch
+
+from tests.helpers import PARITY_ROWS, parity_table
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def nan_filled_empties():
+    """Make torch.empty return NaN, so that a hole in an output fails loudly."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    """Skip tests marked gpu where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """Collect the parity rows of a parallel worker."""
+    PARITY_ROWS.extend(getattr(node, "workeroutput", {}).get("parity_rows", []))
+
+
+def pytest_sessionfinish(session) -> None:
+    """Hand the parity rows of a parallel worker to the main process."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["parity_rows"] = PARITY_ROWS
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Print the parity table that the attention tests filled."""
+    if PARITY_ROWS:
+        terminalreporter.section("parity with independent float64 sums (largest difference)")
+        terminalreporter.write_line(parity_table(PARITY_ROWS))

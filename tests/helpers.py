@@ -1,0 +1,81 @@
+"""Comparisons that several test files make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+# One dict per comparison of a backend with independently written float64 sums.
+PARITY_ROWS: list[dict[str, object]] = []
+
+
+def run_with_gradients(
+    layer: nn.Module, inputs: list[Tensor], call: Callable[[list[Tensor]], Tensor], seed: int = 7
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the output and the gradient of every input and parameter for a fixed cotangent."""
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    layer.zero_grad(set_to_none=True)
+    out = call(leaves)
+    generator = torch.Generator().manual_seed(seed)
+    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+    out.backward(cotangent)
+    grads = {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None}
+    for index, leaf in enumerate(leaves):
+        if leaf.grad is not None:
+            grads[f"input{index}"] = leaf.grad
+    return out.detach(), grads
+
+
+def largest_difference(
+    found: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]
+) -> tuple[float, float]:
+    """Return the largest absolute difference of outputs, and of any gradient.
+
+    A gradient that only one side has counts as a difference unless it is zero.
+    """
+    out = (found[0].double() - expected[0].double()).abs().max().item() if found[0].numel() else 0.0
+    grad = 0.0
+    for name in {*found[1], *expected[1]}:
+        a, b = found[1].get(name), expected[1].get(name)
+        if a is None or b is None:
+            only = a if a is not None else b
+            difference = only.double().abs().max().item()
+        else:
+            difference = (a.double() - b.double()).abs().max().item()
+        # NaN must not pass a comparison.
+        grad = max(grad, difference if difference == difference else float("inf"))
+    return (out if out == out else float("inf")), grad
+
+
+def record_parity(**row: object) -> None:
+    """Add a row to the table that is printed at the end of the run."""
+    PARITY_ROWS.append(row)
+
+
+def parity_table(rows: list[dict[str, object]]) -> str:
+    """Format the recorded rows, one line per variant and backend."""
+    merged: dict[tuple[str, str], dict[str, list]] = {}
+    for row in rows:
+        cell = merged.setdefault((str(row["variant"]), str(row["backend"])), {})
+        for name in ("masks", "causal", "shape"):
+            values = cell.setdefault(name, [])
+            if row[name] not in values:
+                values.append(row[name])
+        cell.setdefault("count", []).append(1)
+        cell.setdefault("out", []).append(row["out"])
+        cell.setdefault("grad", []).append(row["grad"])
+    lines = [
+        f"{'variant':34} {'backend':10} {'cases':>5} {'output':>8} {'gradients':>9}  "
+        "masks | causal | shapes (queries x keys)"
+    ]
+    for (variant, backend), cell in sorted(merged.items()):
+        covers = " | ".join(
+            " ".join(sorted(map(str, cell[name]))) for name in ("masks", "causal", "shape")
+        )
+        lines.append(
+            f"{variant:34} {backend:10} {len(cell['count']):5} {max(cell['out']):8.1e} "
+            f"{max(cell['grad']):9.1e}  {covers}"
+        )
+    return "\n".join(lines)
