@@ -1,0 +1,35 @@
+"""Data sets as LightningDataModules. They know nothing of models.
+
+The classes are imported when they are first used, so that `import datamodules` is cheap and a data
+set that nobody asks for needs no package of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datamodules.lra.listops import ListOps
+    from datamodules.lra.text import Text
+    from datamodules.synthetic import Synthetic
+
+__all__ = ["REGISTRY", "ListOps", "Synthetic", "Text"]
+
+# Name on the command line -> module and class.
+REGISTRY = {
+    "listops": ("datamodules.lra.listops", "ListOps"),
+    "synthetic": ("datamodules.synthetic", "Synthetic"),
+    "text": ("datamodules.lra.text", "Text"),
+}
+
+
+def __getattr__(name: str) -> type:
+    for module, class_name in REGISTRY.values():
+        if class_name == name:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'datamodules' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

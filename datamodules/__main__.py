@@ -1,0 +1,167 @@
+"""`python -m datamodules {prepare,check} NAME [options]`.
+
+Options are the arguments of the data set's class; `prepare` makes its cache, `check` opens it,
+compares it with the published sizes and prints lengths and checksums. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NoReturn
+
+from datamodules import REGISTRY
+from datamodules.errors import DataError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+    from datamodules.base import DataModule, Split
+
+COMMANDS = ("prepare", "check")
+_PROGRAM = "python -m datamodules"
+
+
+class _UsageError(Exception):
+    """The command line is wrong; the message is one line."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command. Returns the exit status: 0, 1 for wrong data, 2 for wrong usage."""
+    logging.basicConfig(format="%(message)s")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(_overview())
+            return 0 if arguments else 2
+        command = _one_of(COMMANDS, arguments[0], "command")
+        if len(arguments) == 1 or arguments[1] in ("-h", "--help"):
+            print(_overview())
+            return 0 if len(arguments) > 1 else 2
+        name = _one_of(REGISTRY, arguments[1], "data set")
+        return _run(command, name, arguments[2:])
+    except _UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing was kept", file=sys.stderr)
+        return 130
+
+
+def _run(command: str, name: str, options: list[str]) -> int:
+    from datamodules.report import compare, describe
+
+    data = _make(command, name, options)
+    start = time.monotonic()
+    if command == "prepare":
+        data.prepare_data()
+    data.splits = _load(data)
+    for line in describe(data):
+        print(line)
+    if command == "prepare":
+        print(f"prepared in {time.monotonic() - start:.1f} s")
+        return 0
+    verdicts = list(compare(data))
+    for line, _ in verdicts:
+        print(line)
+    # Only a release can fail to be what was published; generated sizes are the user's choice.
+    generated = getattr(data, "source", "released") == "generated"
+    return 0 if generated or all(equal for _, equal in verdicts) else 1
+
+
+def _load(data: DataModule) -> dict[str, Split]:
+    from datamodules.cached import CachedDataModule
+
+    if isinstance(data, CachedDataModule):
+        return data.splits_of(data.open())
+    return data.load_splits()
+
+
+def _make(command: str, name: str, options: list[str]) -> DataModule:
+    """Build the DataModule from options."""
+    module, class_name = REGISTRY[name]
+    data_class = getattr(importlib.import_module(module), class_name)
+    parser = _parser(command, name, data_class)
+    _refuse_unknown(parser, options)
+    values = parser.parse_args(options)
+    return data_class(**values.as_dict())
+
+
+def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
+    from jsonargparse import ArgumentParser
+
+    class OneLineParser(ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            lines = [line.strip() for line in str(message).splitlines()]
+            raise _UsageError(" ".join(filter(None, lines)))
+
+    parser = OneLineParser(
+        prog=f"{_PROGRAM} {command} {name}",
+        description=_PURPOSE[command],
+        allow_abbrev=False,
+        default_env=False,
+    )
+    parser.add_class_arguments(data_class)
+    return parser
+
+
+_PURPOSE = {
+    "prepare": "Make the cache of a data set. Nothing is downloaded.",
+    "check": (
+        "Verify the cache of a data set and compare it with the published sizes; the exit status "
+        "is 1 if a release differs from them."
+    ),
+}
+
+
+def _refuse_unknown(parser: ArgumentParser, options: Iterable[str]) -> None:
+    """Name the nearest valid option for one that does not exist, shortened ones included."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    for option in options:
+        flag = option.split("=", 1)[0]
+        if flag.startswith("-") and not _is_number(flag) and flag not in known:
+            raise _UsageError(f"unknown option {flag}{_nearest(flag, known)}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _one_of(valid: Iterable[str], given: str, what: str) -> str:
+    names = list(valid)
+    if given not in names:
+        hint = _nearest(given, names)
+        raise _UsageError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
+    return given
+
+
+def _nearest(given: str, valid: list[str]) -> str:
+    begins = [name for name in valid if name.startswith(given)]
+    close = difflib.get_close_matches(given, valid, n=1, cutoff=0.4)
+    found = begins[:1] or close
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _overview() -> str:
+    return (
+        f"usage: {_PROGRAM} {{{','.join(COMMANDS)}}} NAME [options]\n\n"
+        f"{_PURPOSE['prepare']}\n{_PURPOSE['check']}\n\n"
+        f"NAME: {', '.join(REGISTRY)}\n"
+        f"Options of one of them: {_PROGRAM} prepare NAME --help\n"
+        f"Folders: --data_dir (or LIT_PROBATTN_DATA), --cache_dir (or LIT_PROBATTN_CACHE)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The Large Movie Review Dataset as it is distributed: the folder aclImdb, or its archive.
+
+Labelled reviews are aclImdb/{train,test}/{neg,pos}/*.txt; everything else is left out. An archive
+is read as a stream; nothing is extracted. Review bytes are taken as they are, whatever their
+encoding.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import re
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+from datamodules.errors import DataError, MissingDataError
+
+__all__ = ["CLASSES", "SPLITS", "Reviews", "find_release", "read_archive", "read_folder"]
+
+# Index in CLASSES is the target.
+CLASSES = ("neg", "pos")
+SPLITS = ("train", "test")
+
+# split -> [(class, file name, bytes)], sorted by class, then by name.
+Reviews = dict[str, list[tuple[int, str, bytes]]]
+
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/([^/]+\.txt)")
+_OPENERS: dict[str, Callable[[Path], BinaryIO]] = {
+    ".gz": cast(Callable[[Path], BinaryIO], gzip.open),
+    ".tgz": cast(Callable[[Path], BinaryIO], gzip.open),
+    ".xz": cast(Callable[[Path], BinaryIO], lzma.open),
+    ".bz2": cast(Callable[[Path], BinaryIO], bz2.open),
+}
+_ARCHIVES = ("aclImdb*.tar.gz", "aclImdb*.tgz", "aclImdb*.tar.xz", "aclImdb*.tar.bz2")
+
+
+def find_release(data_dir: Path) -> Path:
+    """Return the folder that holds train and test, or the archive; the folder is preferred.
+
+    Raises:
+        MissingDataError: There is neither.
+        DataError: There are several archives and none is the official one.
+    """
+    for folder in (data_dir / "aclImdb", data_dir):
+        if all((folder / split / name).is_dir() for split in SPLITS for name in CLASSES):
+            return folder
+    archives = sorted(path for pattern in _ARCHIVES for path in data_dir.glob(pattern))
+    official = [path for path in archives if path.name == "aclImdb_v1.tar.gz"]
+    if not archives:
+        raise MissingDataError(
+            f"Text: the IMDB reviews are not under {data_dir}; expected the folder "
+            f"{data_dir / 'aclImdb'}/{{train,test}}/{{pos,neg}}/*.txt or the archive "
+            f"{data_dir / 'aclImdb_v1.tar.gz'} (any aclImdb*.tar.gz, .tar.xz or .tar.bz2 of the "
+            f"same layout). Official source: the Large Movie Review Dataset, "
+            f"ai.stanford.edu/~amaas/data/sentiment; nothing is downloaded. Then run "
+            f"`python -m datamodules prepare text --data_dir {data_dir}`"
+        )
+    if len(archives) > 1 and not official:
+        names = ", ".join(path.name for path in archives)
+        raise DataError(f"Text: several archives in {data_dir} ({names}); leave one of them there")
+    return (official or archives)[0]
+
+
+def read_folder(folder: Path, advance: Callable[[int], None]) -> Reviews:
+    """Read the reviews below `folder`, in sorted order; `advance` is told of each review.
+
+    Raises:
+        DataError: A review or a class is empty.
+    """
+    reviews: Reviews = {split: [] for split in SPLITS}
+    for split in SPLITS:
+        for target, name in enumerate(CLASSES):
+            for path in (folder / split / name).glob("*.txt"):
+                reviews[split].append((target, path.name, path.read_bytes()))
+                advance(1)
+    return _sorted(reviews, folder)
+
+
+def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
+    """Read the reviews in an archive, whatever the order of its members.
+
+    Raises:
+        DataError: A member would lie outside the archive's folder or is a link; the archive is
+            damaged, cut off or empty; a review or a class is empty.
+    """
+    reviews: Reviews = {split: [] for split in SPLITS}
+    try:
+        with _OPENERS[path.suffix](path) as stream:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for member in archive:
+                    _refuse_escape(path, member)
+                    match = _MEMBER.fullmatch(member.name)
+                    if match and member.isfile():
+                        file = archive.extractfile(member)
+                        assert file is not None
+                        entry = (CLASSES.index(match[2]), match[3], file.read())
+                        reviews[match[1]].append(entry)
+                        advance(1)
+            while stream.read(1 << 20):  # to the end: the checksum comes last
+                pass
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        raise DataError(f"{path}: the archive is damaged or cut off ({error})") from error
+    return _sorted(reviews, path)
+
+
+def _refuse_escape(path: Path, member: tarfile.TarInfo) -> None:
+    name = PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts or "\\" in member.name:
+        raise DataError(
+            f"{path}: member {member.name!r} lies outside the archive's folder; refused"
+        )
+    if not (member.isfile() or member.isdir()):
+        raise DataError(f"{path}: member {member.name!r} is a link or a device; refused")
+
+
+def _sorted(reviews: Reviews, place: Path) -> Reviews:
+    """Sort by class and name, and check that nothing is empty or twice there."""
+    for split, entries in reviews.items():
+        entries.sort(key=lambda entry: entry[:2])
+        for target, name in enumerate(CLASSES):
+            names = [entry[1] for entry in entries if entry[0] == target]
+            if not names:
+                raise DataError(f"{place}: there is no review in {split}/{name}")
+            if len(set(names)) != len(names):
+                raise DataError(f"{place}: a file name occurs twice in {split}/{name}")
+        for target, name, text in entries:
+            if not text:
+                raise DataError(f"{place}: {split}/{CLASSES[target]}/{name} is empty")
+    return reviews

@@ -1,0 +1,242 @@
+"""ListOps of the Long Range Arena: nested list operations with a value 0..9."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.base import Published, Split
+from datamodules.cache import Cache, CacheWriter
+from datamodules.cached import CachedDataModule
+from datamodules.errors import DataError, require_at_least
+from datamodules.lra import listops_release
+from datamodules.lra.listops_generator import GENERATOR_VERSION, TOKENS, Chunk, GeneratorSettings
+from datamodules.lra.listops_workers import generate_chunks
+from datamodules.progress import progress
+from datamodules.tokens import TokenSplit, next_power_of_two, write_sequences
+
+__all__ = ["ListOps"]
+
+# So many chunks in a row without a new expression mean that there are no more.
+_BARREN_CHUNKS = 64
+# Below so many samples a process, starting it costs more than it saves.
+_SAMPLES_PER_PROCESS = 5000
+
+
+class ListOps(CachedDataModule):
+    """ListOps, generated or as released.
+
+    Ids: 0 padding; 1..4 `[MIN [MAX [MED [SM`; 5 `]`; 6..15 the digits 0..9; 16 unknown (never in
+    checked data). Parentheses are dropped, brackets are tokens.
+
+    Generated data is the same for a seed whatever the number of processes and the platform:
+    expressions in order, repeated ones dropped, the first num_train for training, then validation,
+    then test. Released data is `basic_{train,val,test}.tsv`, every line checked and evaluated; the
+    arguments of the generator do not apply to it.
+
+    Source: Long Range Arena, ListOps. Departs from the source: the order of the token ids, which is
+    arbitrary there.
+
+    Args:
+        source: Generate the data, or read the release in `data_dir` (or its folders listops-1000,
+            lra_release/lra_release/listops-1000).
+        num_train: Generated training samples.
+        num_val: Generated validation samples.
+        num_test: Generated test samples.
+        min_length: Generated samples have more tokens than this.
+        max_length: Generated samples have fewer tokens than this.
+        max_depth: Depth at which every node is a digit; the root has depth 1.
+        max_args: Largest number of arguments of an operator.
+        generator_seed: Seed of the generator.
+        num_processes: Generating processes; None means as many as are useful. Changes nothing else.
+        max_length_tokens: Longer sequences are cut off (none is, with the defaults); max_seq_len is
+            this number rounded up to a power of two.
+        vocab_size: Rows of the model's embedding table, at least 17.
+        **kwargs: Arguments of DataModule.
+    """
+
+    task = "listops"
+
+    def __init__(
+        self,
+        source: Literal["generated", "released"] = "generated",
+        num_train: int = 96000,
+        num_val: int = 2000,
+        num_test: int = 2000,
+        min_length: int = 500,
+        max_length: int = 2000,
+        max_depth: int = 10,
+        max_args: int = 10,
+        generator_seed: int = 0,
+        num_processes: int | None = None,
+        max_length_tokens: int = 2000,
+        vocab_size: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
+        require_at_least(1, max_depth=max_depth, num_processes=num_processes)
+        require_at_least(1, max_length_tokens=max_length_tokens)
+        require_at_least(2, max_args=max_args)
+        require_at_least(0, min_length=min_length, generator_seed=generator_seed)
+        require_at_least(len(TOKENS) + 1, vocab_size=vocab_size)
+        if max_length < min_length + 2:
+            raise DataError(
+                f"both bounds are exclusive: max_length must be at least min_length + 2 = "
+                f"{min_length + 2}, got {max_length}"
+            )
+        if source == "generated" and max_length - 1 > max_length_tokens:
+            raise DataError(
+                f"generated expressions have up to max_length - 1 = {max_length - 1} tokens, but "
+                f"max_length_tokens={max_length_tokens} would cut them off; raise max_length_tokens"
+            )
+        self.source = source
+        self.num_samples = {"train": num_train, "val": num_val, "test": num_test}
+        self.generator = GeneratorSettings(
+            min_length, max_length, max_depth, max_args, generator_seed
+        )
+        self._num_processes = num_processes
+        self._max_length_tokens, self._vocab_size = max_length_tokens, vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table."""
+        return self._vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        """The ten values."""
+        return 10
+
+    @property
+    def max_seq_len(self) -> int:
+        """Largest padded length."""
+        return next_power_of_two(self._max_length_tokens)
+
+    @property
+    def published(self) -> dict[str, Published]:
+        """Sizes of the Long Range Arena."""
+        return {"train": Published(96000), "val": Published(2000), "test": Published(2000)}
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        if self.source == "released":
+            return {"source": "released", "tokens": list(TOKENS)}
+        return {
+            "source": "generated",
+            "tokens": list(TOKENS),
+            "generator_version": GENERATOR_VERSION,
+            "num_samples": self.num_samples,
+            "min_length": self.generator.min_length,
+            "max_length": self.generator.max_length,
+            "max_depth": self.generator.max_depth,
+            "max_args": self.generator.max_args,
+            "generator_seed": self.generator.seed,
+        }
+
+    def sources(self) -> list[Path]:
+        """The released files, if they are read and present."""
+        if self.source == "generated":
+            return []
+        try:
+            return list(listops_release.find_release(self.data_dir).values())
+        except DataError:
+            return []
+
+    def build(self, writer: CacheWriter) -> None:
+        """Generate the samples, or read the release."""
+        if self.source == "generated":
+            self._generate(writer)
+        else:
+            self._read(writer)
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the three splits."""
+        return {
+            name: TokenSplit.from_cache(cache, name, self._max_length_tokens)
+            for name in listops_release.SPLIT_FILES
+        }
+
+    def export_release(self, folder: Path) -> None:
+        """Write the splits (after `setup`) in the format of the release."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, file in listops_release.SPLIT_FILES.items():
+            split = self.split(name)
+            samples = (split[index] for index in range(len(split)))
+            rows = ((sample.tokens.astype(np.uint8).tobytes(), sample.target) for sample in samples)
+            listops_release.write_split(folder / file, rows)
+
+    def _generate(self, writer: CacheWriter) -> None:
+        total = sum(self.num_samples.values())
+        collected = _Collected()
+        barren = 0
+        chunks = generate_chunks(self.generator, self._useful_processes(total))
+        try:
+            with progress("ListOps: generating", total, "expressions") as advance:
+                for chunk in chunks:
+                    new = collected.add(chunk, total)
+                    advance(new)
+                    barren = 0 if new else barren + 1
+                    if len(collected.targets) == total:
+                        break
+                    if barren == _BARREN_CHUNKS:
+                        raise DataError(
+                            f"ListOps: found {len(collected.targets)} different expressions, asked "
+                            f"for {total}; min_length={self.generator.min_length}, "
+                            f"max_length={self.generator.max_length}, "
+                            f"max_depth={self.generator.max_depth} and "
+                            f"max_args={self.generator.max_args} do not allow more"
+                        )
+        finally:
+            chunks.close()
+        first = 0
+        for name, count in self.num_samples.items():
+            span = slice(first, first + count)
+            tokens = collected.tokens[span]
+            write_sequences(writer, name, tokens, map(len, tokens), collected.targets[span])
+            first += count
+
+    def _useful_processes(self, total: int) -> int:
+        if self._num_processes is not None:
+            return self._num_processes
+        cpus = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):
+            cpus = len(os.sched_getaffinity(0))
+        return min(cpus, 1 + total // _SAMPLES_PER_PROCESS)
+
+    def _read(self, writer: CacheWriter) -> None:
+        paths = listops_release.find_release(self.data_dir)
+        size = sum(path.stat().st_size for path in paths.values())
+        with progress("ListOps: reading the release", size, "bytes") as advance:
+            for name, path in paths.items():
+                tokens, targets = listops_release.read_split(path, advance)
+                write_sequences(writer, name, tokens, map(len, tokens), targets)
+
+
+class _Collected:
+    """Expressions in order, each once."""
+
+    def __init__(self) -> None:
+        self.tokens: list[npt.NDArray[np.uint8]] = []
+        self.targets: list[int] = []
+        self._seen: set[bytes] = set()
+
+    def add(self, chunk: Chunk, limit: int) -> int:
+        """Take the new expressions of a chunk, up to `limit` in all. Returns how many."""
+        before = len(self.targets)
+        ends = np.cumsum(chunk.lengths)
+        for end, length, target in zip(ends, chunk.lengths, chunk.targets, strict=True):
+            if len(self.targets) == limit:
+                break
+            tokens = chunk.tokens[end - length : end]
+            digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+            if digest not in self._seen:
+                self._seen.add(digest)
+                self.tokens.append(tokens)
+                self.targets.append(int(target))
+        return len(self.targets) - before

@@ -1,0 +1,231 @@
+"""ListOps in the format of the Long Range Arena release: `basic_{train,val,test}.tsv`.
+
+One header line `Source<TAB>Target`, then one expression and its value a line. An operator with
+arguments a1 … an is the left-nested pair (((OP, a1), …, an), `]`), and a pair is printed as
+`( left right )`. So MAX of 4 and 3 is `( ( ( [MAX 4 ) 3 ) ] )`. The parentheses carry nothing and
+are dropped; operators, `]` and digits are the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.errors import DataError, MissingDataError
+from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
+
+__all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split", "to_line", "write_split"]
+
+SPLIT_FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
+FOLDERS = (
+    ".",
+    "listops-1000",
+    "listops",
+    "lra_release/listops-1000",
+    "lra_release/lra_release/listops-1000",
+)
+_HEADER = b"Source\tTarget"
+_UNKNOWN = 255
+# One byte per symbol: operators become 1..4 before this table applies, parentheses 254 and 253.
+_OPEN_PAREN, _CLOSE_PAREN = 254, 253
+
+
+def _symbol_table() -> bytes:
+    table = bytearray([_UNKNOWN] * 256)
+    for operator in range(1, 1 + len(OPERATORS)):
+        table[operator] = operator
+    for symbol, code in ((b"]", CLOSE), (b"(", _OPEN_PAREN), (b")", _CLOSE_PAREN)):
+        table[symbol[0]] = code
+    for digit in range(10):
+        table[ord("0") + digit] = FIRST_DIGIT + digit
+    return bytes(table)
+
+
+_SYMBOLS = _symbol_table()
+
+
+def find_release(data_dir: Path) -> dict[str, Path]:
+    """Return the path of each split's file.
+
+    Raises:
+        MissingDataError: No folder holds all three files.
+    """
+    for folder in FOLDERS:
+        paths = {split: data_dir / folder / name for split, name in SPLIT_FILES.items()}
+        present = [path for path in paths.values() if path.is_file()]
+        if len(present) == len(paths):
+            return paths
+        if present:
+            absent = [str(path) for path in paths.values() if path not in present]
+            raise MissingDataError(f"ListOps: found {present[0]}, but not {', '.join(absent)}")
+    raise MissingDataError(
+        f"ListOps: the released files {', '.join(SPLIT_FILES.values())} are not under {data_dir}; "
+        f"expected in {data_dir} itself or in its {', '.join(FOLDERS[1:])}. They are part of the "
+        f"Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz); "
+        f"nothing is downloaded. Then run `python -m datamodules prepare listops --source released "
+        f"--data_dir {data_dir}`, or use --source generated"
+    )
+
+
+def read_split(
+    path: Path, advance: Callable[[int], None]
+) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
+    """Read and check one file. Returns token ids of each expression, and the values.
+
+    Args:
+        path: The file.
+        advance: Told the number of bytes read.
+
+    Raises:
+        DataError: A line is wrong; the message gives file, line number and reason.
+    """
+    tokens: list[npt.NDArray[np.uint8]] = []
+    targets: list[int] = []
+    with path.open("rb") as file:
+        header = file.readline()
+        if not header:
+            raise DataError(f"{path}: the file is empty")
+        advance(len(header))
+        if header.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n") != _HEADER:
+            raise DataError(
+                f"{path}:1: expected the header {_HEADER.decode()!r}, got {_shown(header)}"
+            )
+        for number, line in enumerate(file, start=2):
+            advance(len(line))
+            try:
+                expression, target = _parse_line(line.rstrip(b"\r\n"))
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: {error}") from None
+            tokens.append(np.frombuffer(expression, dtype=np.uint8))
+            targets.append(target)
+    if not targets:
+        raise DataError(f"{path}: there is no line after the header")
+    return tokens, targets
+
+
+def _parse_line(line: bytes) -> tuple[bytes, int]:
+    """Return the tokens and the value of a line. A ValueError gives the reason only."""
+    if not line.strip():
+        raise ValueError("the line is empty")
+    source, *rest = line.split(b"\t")
+    if len(rest) != 1:
+        raise ValueError(f"expected one tab between expression and value, found {len(rest)}")
+    label = rest[0].strip()
+    if len(label) != 1 or not label.isdigit():
+        raise ValueError(f"the value must be a digit 0..9, got {_shown(label)}")
+    symbols = _to_symbols(source)
+    _check_parentheses(symbols)
+    tokens = symbols.translate(None, bytes([_OPEN_PAREN, _CLOSE_PAREN]))
+    value = evaluate(tokens)
+    if value != int(label):
+        raise ValueError(f"the value given is {int(label)}, but the expression has {value}")
+    return tokens, value
+
+
+def _to_symbols(source: bytes) -> bytes:
+    """Map a source to one byte per symbol."""
+    short = source
+    for code, operator in enumerate(OPERATORS, start=1):
+        short = short.replace(operator.encode(), bytes([code]))
+    # As released, single characters alternate with single spaces.
+    irregular = short[1::2] != b" " * (len(short) // 2)
+    ambiguous = source.translate(None, b"\x01\x02\x03\x04") != source
+    if irregular or ambiguous:
+        return _to_symbols_slowly(source)
+    symbols = short[0::2].translate(_SYMBOLS)
+    return symbols if symbols.find(_UNKNOWN) < 0 else _to_symbols_slowly(source)
+
+
+def _to_symbols_slowly(source: bytes) -> bytes:
+    """Map a source of any spacing, naming the first unknown token."""
+    codes = {token.encode(): code for code, token in enumerate(TOKENS) if code}
+    codes |= {b"(": _OPEN_PAREN, b")": _CLOSE_PAREN}
+    words = source.split()
+    for word in words:
+        if word not in codes:
+            raise ValueError(f"unknown token {_shown(word)}")
+    return bytes(codes[word] for word in words)
+
+
+def _check_parentheses(symbols: bytes) -> None:
+    codes = np.frombuffer(symbols, dtype=np.uint8)
+    step = (codes == _OPEN_PAREN).astype(np.int8) - (codes == _CLOSE_PAREN).astype(np.int8)
+    depth = np.cumsum(step, dtype=np.int64)
+    if len(depth) and (depth[-1] != 0 or depth.min() < 0):
+        opened, closed = symbols.count(_OPEN_PAREN), symbols.count(_CLOSE_PAREN)
+        raise ValueError(f"unbalanced parentheses: {opened} opened, {closed} closed")
+
+
+def evaluate(tokens: bytes) -> int:
+    """Return the value of an expression given as token ids.
+
+    Raises:
+        ValueError: It is not exactly one complete expression.
+    """
+    stack: list[tuple[int, list[int]]] = []
+    arguments: list[int] = []  # of the innermost open operator; at the root, the result
+    for token in tokens:
+        if token >= FIRST_DIGIT:
+            arguments.append(token - FIRST_DIGIT)
+        elif token < CLOSE:
+            stack.append((token, arguments))
+            arguments = []
+        elif not stack:
+            raise ValueError("unbalanced brackets: a `]` has no operator")
+        elif not arguments:
+            raise ValueError("an operator has no arguments")
+        else:
+            operator, outer = stack.pop()
+            outer.append(_apply(operator, arguments))
+            arguments = outer
+    if stack:
+        raise ValueError(f"unbalanced brackets: the line ends with {len(stack)} of them open")
+    if len(arguments) != 1:
+        raise ValueError(f"expected one expression, found {len(arguments)}")
+    return arguments[0]
+
+
+def _apply(operator: int, arguments: list[int]) -> int:
+    name = OPERATORS[operator - 1]
+    if name == "[MIN":
+        return min(arguments)
+    if name == "[MAX":
+        return max(arguments)
+    if name == "[SM":
+        return sum(arguments) % 10
+    ordered = sorted(arguments)
+    middle = len(ordered) // 2
+    return (ordered[(len(ordered) - 1) // 2] + ordered[middle]) // 2
+
+
+def _shown(text: bytes) -> str:
+    return repr(text[:40].decode("utf-8", "backslashreplace"))
+
+
+def to_line(tokens: bytes) -> str:
+    """Return the released form of an expression: the source, without its value."""
+    stack: list[tuple[str, list[str]]] = []
+    arguments: list[str] = []
+    for token in tokens:
+        if token >= FIRST_DIGIT:
+            arguments.append(TOKENS[token])
+        elif token < CLOSE:
+            stack.append((TOKENS[token], arguments))
+            arguments = []
+        else:
+            operator, outer = stack.pop()
+            inner = "".join(f" {argument} )" for argument in arguments)
+            outer.append("( " * (len(arguments) + 1) + operator + inner + " ] )")
+            arguments = outer
+    return arguments[0]
+
+
+def write_split(path: Path, expressions: Iterable[tuple[bytes, int]]) -> None:
+    """Write expressions (token ids, value) as a file of the release."""
+    with path.open("w", newline="") as file:
+        file.write(_HEADER.decode() + "\n")
+        for tokens, value in expressions:
+            file.write(f"{to_line(tokens)}\t{value}\n")

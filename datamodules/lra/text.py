@@ -1,0 +1,145 @@
+"""Text of the Long Range Arena: sentiment of IMDB reviews, read byte by byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.base import Published, Split
+from datamodules.cache import Cache, CacheWriter
+from datamodules.cached import CachedDataModule
+from datamodules.errors import DataError, require_at_least
+from datamodules.lra import imdb
+from datamodules.order import permutation
+from datamodules.progress import progress
+from datamodules.tokens import TokenSplit, next_power_of_two, write_sequences
+
+__all__ = ["Text"]
+
+_NUM_REVIEWS = 50000  # in the release; for the progress bar and the comparison with it
+
+
+class Text(CachedDataModule):
+    """IMDB reviews as bytes, negative (0) or positive (1).
+
+    Ids: 0 padding, byte + 1 otherwise; bytes that are not UTF-8 are tokens like all others. Reviews
+    are in the order class, then file name. The cache holds whole reviews and serves every length
+    and split.
+
+    Source: Long Range Arena, Text. Departs from the source: validation is a part of the training
+    split by default; `test_as_val` gives the papers' protocol, which selects on test data.
+
+    Args:
+        split: `held_out` keeps val_fraction of each class of the training split for validation, a
+            pure function of split_seed. `test_as_val` validates on the test split.
+        val_fraction: Part of the training split that is held out, between 0 and 1.
+        split_seed: Seed of the choice.
+        max_length_tokens: Longer reviews are cut off; max_seq_len is this number rounded up to a
+            power of two: 4000 gives 4096, 1000 gives 1024.
+        vocab_size: Rows of the model's embedding table, at least 257.
+        **kwargs: Arguments of DataModule.
+    """
+
+    task = "text"
+
+    def __init__(
+        self,
+        split: Literal["held_out", "test_as_val"] = "held_out",
+        val_fraction: float = 0.1,
+        split_seed: int = 0,
+        max_length_tokens: int = 4000,
+        vocab_size: int = 512,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, max_length_tokens=max_length_tokens)
+        require_at_least(257, vocab_size=vocab_size)
+        if not 0 < val_fraction < 1:
+            raise DataError(f"val_fraction must be between 0 and 1, got {val_fraction}")
+        self.protocol = split
+        self.val_fraction, self.split_seed = val_fraction, split_seed
+        self._max_length_tokens, self._vocab_size = max_length_tokens, vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table."""
+        return self._vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        """Negative and positive."""
+        return 2
+
+    @property
+    def max_seq_len(self) -> int:
+        """Largest padded length."""
+        return next_power_of_two(self._max_length_tokens)
+
+    @property
+    def select_on_test(self) -> bool:
+        """Whether validation, and so selection, is on the test split."""
+        return self.protocol == "test_as_val"
+
+    @property
+    def published(self) -> dict[str, Published]:
+        """Sizes of the release."""
+        half = Published(_NUM_REVIEWS // 2, per_class=_NUM_REVIEWS // 4)
+        if self.select_on_test:
+            return {"train": half, "val": half, "test": half}
+        return {"train+val": half, "test": half}
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache: the release alone."""
+        return {"source": "aclImdb", "tokens": "bytes", "classes": list(imdb.CLASSES)}
+
+    def sources(self) -> list[Path]:
+        """The archive, if it is the source and present."""
+        try:
+            release = imdb.find_release(self.data_dir)
+        except DataError:
+            return []
+        return [release] if release.is_file() else []
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read the release."""
+        release = imdb.find_release(self.data_dir)
+        read = imdb.read_archive if release.is_file() else imdb.read_folder
+        with progress("Text: reading the release", _NUM_REVIEWS, "reviews") as advance:
+            reviews = read(release, advance)
+        for name, entries in reviews.items():
+            texts = [np.frombuffer(text, dtype=np.uint8) for _, _, text in entries]
+            targets = (target for target, _, _ in entries)
+            write_sequences(writer, name, texts, map(len, texts), targets)
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits; held-out validation is a choice of rows of the training split."""
+
+        def part(name: str, rows: npt.NDArray[np.int64] | None = None) -> TokenSplit:
+            return TokenSplit.from_cache(cache, name, self._max_length_tokens, shift=1, rows=rows)
+
+        if self.select_on_test:
+            return {"train": part("train"), "val": part("test"), "test": part("test")}
+        held_out = self._held_out(np.asarray(cache.array("train_targets")))
+        rows = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
+        return {
+            "train": part("train", rows["train"]),
+            "val": part("train", rows["val"]),
+            "test": part("test"),
+        }
+
+    def _held_out(self, targets: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Choose the same fraction of each class; True for validation. Shape of `targets`."""
+        chosen = np.zeros(len(targets), dtype=bool)
+        for target in range(self.num_classes):
+            rows = np.flatnonzero(targets == target)
+            count = round(self.val_fraction * len(rows))
+            if not 0 < count < len(rows):
+                raise DataError(
+                    f"val_fraction={self.val_fraction} of {len(rows)} reviews of class {target} "
+                    f"leaves a split empty"
+                )
+            chosen[rows[permutation(len(rows), self.split_seed, target)[:count]]] = True
+        return chosen

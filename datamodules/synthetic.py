@@ -1,0 +1,104 @@
+"""Random tokens with a label that can be learned: tests, smoke runs, profiling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from datamodules.base import DataModule, Split
+from datamodules.errors import DataError, require_at_least
+from datamodules.order import hashes
+from datamodules.tokens import TokenSplit
+
+__all__ = ["Synthetic"]
+
+
+class Synthetic(DataModule):
+    """Sequences of random tokens in which one of `num_classes` marker tokens occurs.
+
+    The markers are the ids 1..num_classes; the target is the index of the one that occurs. It
+    stands at 1 + length // 16 places, chosen at random. All other tokens are uniform on the
+    remaining ids num_classes+1..vocab_size-1. Sample i of a split is a pure function of (data_seed,
+    split, i). Everything is made in memory; there is no cache.
+
+    Args:
+        num_train: Training samples.
+        num_val: Validation samples.
+        num_test: Test samples.
+        min_length: Smallest sequence length.
+        max_length: Largest sequence length, and max_seq_len.
+        vocab_size: Number of ids, padding included.
+        num_classes: Number of classes.
+        data_seed: Seed of the samples.
+        **kwargs: Arguments of DataModule.
+    """
+
+    task = "synthetic"
+
+    def __init__(
+        self,
+        num_train: int = 512,
+        num_val: int = 128,
+        num_test: int = 128,
+        min_length: int = 32,
+        max_length: int = 64,
+        vocab_size: int = 32,
+        num_classes: int = 4,
+        data_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
+        require_at_least(1, min_length=min_length, num_classes=num_classes)
+        if max_length < min_length:
+            raise DataError(f"max_length={max_length} is below min_length={min_length}")
+        if vocab_size < num_classes + 2:
+            raise DataError(
+                f"vocab_size must be at least num_classes + 2 = {num_classes + 2} (padding, one "
+                f"marker per class, one other token), got {vocab_size}"
+            )
+        self._num_samples = {"train": num_train, "val": num_val, "test": num_test}
+        self._min_length, self._max_length = min_length, max_length
+        self._vocab_size, self._num_classes = vocab_size, num_classes
+        self._data_seed = data_seed
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, padding included."""
+        return self._vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self._num_classes
+
+    @property
+    def max_seq_len(self) -> int:
+        """Largest length."""
+        return self._max_length
+
+    def load_splits(self) -> dict[str, Split]:
+        """Draw the three splits."""
+        return {
+            name: self._draw(number, count)
+            for number, (name, count) in enumerate(self._num_samples.items())
+        }
+
+    def _draw(self, number: int, count: int) -> TokenSplit:
+        key = (self._data_seed, number)
+        width = self._max_length
+        classes = hashes(count, *key, 0) % np.uint64(self._num_classes)
+        span = np.uint64(width - self._min_length + 1)
+        lengths = self._min_length + (hashes(count, *key, 1) % span).astype(np.int64)
+        others = np.uint64(self._vocab_size - self._num_classes - 1)
+        noise = hashes(count * width, *key, 2).reshape(count, width) % others
+        tokens = 1 + self._num_classes + noise.astype(np.int64)
+        real = np.arange(width) < lengths[:, None]
+        chance = hashes(count * width, *key, 3).reshape(count, width) >> np.uint64(1)
+        chance[~real] = np.iinfo(np.int64).max
+        rank = chance.argsort(axis=1).argsort(axis=1)
+        marked = rank < 1 + lengths[:, None] // 16
+        tokens = np.where(marked, 1 + classes.astype(np.int64)[:, None], tokens)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return TokenSplit(tokens[real], offsets, classes.astype(np.int64), max_tokens=width)

@@ -1,0 +1,125 @@
+"""`python -m datamodules`: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from datamodules.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"num_train": 64, "num_val": 8, "num_test": 8, "min_length": 4, "max_length": 30}
+SMALL = [f"--{name}={value}" for name, value in SIZES.items()]
+
+
+def test_prepare_then_check(tmp_path: Path, capsys) -> None:
+    options = [*SMALL, "--data_dir", str(tmp_path)]
+    assert main(["check", "listops", *options]) == 1
+    error = capsys.readouterr().err
+    assert f"python -m datamodules prepare listops --data_dir {tmp_path}" in error
+    assert error.count("\n") == 1
+    assert main(["prepare", "listops", *options]) == 0
+    prepared = capsys.readouterr().out
+    assert main(["check", "listops", *options]) == 0
+    checked = capsys.readouterr().out
+    assert "train: 64 samples, lengths min" in prepared
+    assert "num_classes 10, vocab_size 32, max_seq_len 2048" in checked
+    assert "published train: 96000; here 64: DIFFERENT" in checked
+    assert "sha256 " in checked
+    assert "train_tokens.npy" in checked
+
+
+def test_check_finds_a_short_release(tmp_path: Path, capsys) -> None:
+    for name in ("train", "val", "test"):
+        (tmp_path / f"basic_{name}.tsv").write_text("Source\tTarget\n( ( [SM 4 ) ] )\t4\n")
+    options = ["listops", "--source", "released", "--data_dir", str(tmp_path)]
+    assert main(["prepare", *options, "--batch_size=1"]) == 0
+    assert main(["check", *options, "--batch_size=1"]) == 1
+    assert "published test: 2000; here 1: DIFFERENT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepar", "listops"], "unknown command 'prepar'; .*did you mean prepare"),
+        (["prepare", "listop"], "unknown data set 'listop'; .*did you mean listops"),
+        (["prepare", "listops", "--num_trian", "5"], "--num_trian; did you mean --num_train"),
+        (["prepare", "listops", "--num_tr", "5"], "--num_tr; did you mean --num_train"),
+        (["prepare", "listops", "--generator=5"], "--generator; did you mean --generator_seed"),
+        (["prepare", "listops", "--num_train", "five"], "num_train.*five"),
+        (["prepare", "listops", "--source", "web"], "source.*web"),
+        (["prepare", "listops", "--num_train"], "num_train.*expected one argument"),
+        (["prepare", "text", "stray"], "stray"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], message: str, capsys) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    assert re.search(message, error)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["prepare", "text"],
+        ["prepare", "listops", "--source", "released"],
+        ["prepare", "listops", "--max_length", "7"],
+        ["check", "text"],
+        ["prepare", "synthetic", "--batch_size", "-3"],
+    ],
+)
+def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) -> None:
+    assert main([*arguments, "--data_dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_names_every_option(capsys) -> None:
+    assert main(["--help"]) == 0
+    assert "listops, synthetic, text" in capsys.readouterr().out
+    assert main([]) == 2
+    with pytest.raises(SystemExit) as end:
+        main(["prepare", "text", "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--split {held_out,test_as_val}", "--data_dir", "LIT_PROBATTN_CACHE"):
+        assert option in text
+
+
+def test_it_does_not_import_the_models() -> None:
+    code = (
+        "import sys; from datamodules.__main__ import main; status = main(['check', 'synthetic']); "
+        "assert not any(name.split('.')[0] == 'lit_probattn' for name in sys.modules); "
+        "sys.exit(status)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "datamodules", "prepare", "listops", "--num_processes", "2"]
+    with subprocess.Popen(
+        [*command, "--data_dir", str(tmp_path)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        for _ in range(600):
+            if list(tmp_path.glob(".cache/.listops-*.tmp-new")):
+                break
+            time.sleep(0.1)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; nothing was kept" in error
+    assert "Traceback" not in error
+    assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
