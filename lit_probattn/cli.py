@@ -292,7 +292,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(error, ConstructionError):
                 raise error.error from None
             raise
-        print(f"error: {explained[0]}", file=sys.stderr)
+        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
+        prefix = "error" if rank == "0" else f"error on rank {rank}"
+        print(f"{prefix}: {explained[0]}", file=sys.stderr)
         return explained[1]
     return 0
 

@@ -1,0 +1,108 @@
+"""Running the command line in tests: tiny configurations, killed processes, comparable results."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_probattn.checkpoints import list_checkpoints, load_checkpoint
+from lit_probattn.cli import main
+
+ROOT = Path(__file__).parent.parent
+TASK = str(ROOT / "configs/tasks/lra_text_tiny.yaml")
+
+ATTENTION = """
+model:
+  init_args:
+    attention:
+      class_path: lit_probattn.attention.{cls}
+      init_args: {args}
+"""
+
+
+def write_attention(folder: Path, cls: str = "SoftmaxAttention", **args: Any) -> str:
+    """Write an attention file; returns its path."""
+    path = folder / "variant.yaml"
+    path.write_text(ATTENTION.format(cls=cls, args={"num_heads": 2, **args}))
+    return str(path)
+
+
+def arguments(command: str, folder: Path, *more: str, attention: str | None = None) -> list[str]:
+    """Command line of a run of the tiny Text task on one CPU, in `folder`/runs."""
+    attention = attention or write_attention(folder)
+    files = ["--config", TASK, "--config", attention]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    if "--trainer.devices" not in more:
+        place += ["--trainer.devices", "1"]
+    return [command, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+
+
+def in_child(work: Callable[[], int], timeout: float = 120.0) -> int | None:
+    """Run `work` in a forked process; returns its exit code, negative for a signal."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(work()))
+    process.start()
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError(f"the child process did not end within {timeout} s")
+    return process.exitcode
+
+
+def kill_me() -> None:
+    """End this process as the kernel would end it: nothing is flushed, nothing cleaned up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(arguments: list[str]) -> None:
+    """Run a command in this process; fails if it does not succeed."""
+    status = main(arguments)
+    assert status == 0, f"exit status {status}"
+
+
+def only_version(folder: Path) -> Path:
+    """The single run folder below `folder`/runs."""
+    (version,) = (folder / "runs").glob("*/*")
+    return version
+
+
+def newest_state(version: Path) -> dict[str, Any]:
+    """Content of the newest step checkpoint of a run folder."""
+    return load_checkpoint(list_checkpoints(version / "checkpoints", "step")[0])
+
+
+def fingerprint(version: Path) -> str:
+    """Hash of weights and optimiser state of the newest step checkpoint, bit for bit."""
+    state = newest_state(version)
+    digest = hashlib.sha256(str(state["global_step"]).encode())
+    _add(digest, state["state_dict"])
+    _add(digest, state["optimizer_states"])
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    if isinstance(value, dict):
+        for key in sorted(value, key=str):
+            digest.update(str(key).encode())
+            _add(digest, value[key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add(digest, item)
+    elif isinstance(value, torch.Tensor):
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    else:
+        digest.update(repr(value).encode())
+
+
+def metrics(version: Path) -> list[dict[str, str]]:
+    """Rows of metrics.csv, without the speed."""
+    with (version / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k != "samples_per_second"} for row in rows]

@@ -1,0 +1,128 @@
+"""A loss or gradient that is not finite stops the run before the update."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.tasks import NonFiniteError
+from tests.tasks.tiny import data, task, trainer
+
+
+def weights(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+class Poisoned(SoftmaxAttention):
+    """Returns NaN from micro-batch `bad_call` on."""
+
+    bad_call = 3
+
+    def __init__(self, embed_dim: int, head_dim: int) -> None:
+        super().__init__(embed_dim, head_dim, num_heads=2)
+        self.calls = 0
+
+    def forward(self, query, *args, **kwargs):
+        out = super().forward(query, *args, **kwargs)
+        self.calls += self.training
+        return out * float("nan") if self.calls >= self.bad_call else out
+
+
+def test_nan_in_a_forward_names_step_samples_and_module():
+    count = iter(range(100))
+
+    def attention(embed_dim, head_dim):
+        if next(count) == 1:  # only the second layer is bad
+            return Poisoned(embed_dim, head_dim)
+        return SoftmaxAttention(embed_dim, head_dim, num_heads=2)
+
+    module, loader = task(attention), data()
+    seen = []
+    run = trainer(10)
+    original = module.optimizer_step
+
+    def step(*args, **kwargs):
+        seen.append(weights(module.model))
+        return original(*args, **kwargs)
+
+    module.optimizer_step = step
+    with pytest.raises(NonFiniteError) as caught:
+        run.fit(module, loader)
+    text = str(caught.value)
+    assert "not finite at step 2" in text
+    assert re.search(r"first bad module model\.encoder\.[\w.]*1[\w.]* \(Poisoned\)", text)
+    ids = [int(i) for i in text.split("samples ")[1].split(".")[0].split(", ")]
+    assert len(ids) == 8
+    assert set(ids) <= set(range(48))
+    after = weights(module.model)
+    assert all(torch.equal(seen[-1][name], after[name]) for name in after)
+    assert any(not torch.equal(seen[0][name], after[name]) for name in after)
+
+
+def test_infinite_gradient_names_the_parameter():
+    module = task()
+
+    def poison(grad):
+        return torch.full_like(grad, float("inf")) if module.trainer.global_step == 1 else grad
+
+    name, parameter = list(module.named_parameters())[4]
+    parameter.register_hook(poison)
+    with pytest.raises(NonFiniteError, match=rf"gradient is not finite at step 1.*{name}") as error:
+        trainer().fit(module, data())
+    assert "The weights were not updated" in str(error.value)
+    assert parameter.isfinite().all()
+
+
+def test_first_micro_batch_of_a_window_is_checked_too(monkeypatch):
+    module = task()
+    original = module.batch_loss
+    bad = 2  # first of the two micro-batches of step 1
+    calls = iter(range(100))
+    module.batch_loss = lambda batch: original(batch) * (float("nan") if next(calls) == bad else 1)
+    with pytest.raises(NonFiniteError, match="loss is not finite at step 1"):
+        trainer(accumulate_grad_batches=2).fit(module, data())
+
+
+class FakeScaler(torch.amp.GradScaler):
+    """A loss scaler that works on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu", init_scale=4.0)
+
+
+def overflowing(steps):
+    """A task whose gradients overflow in the given steps, trained with loss scaling."""
+    module = task()
+    parameter = next(module.parameters())
+    parameter.register_hook(
+        lambda g: g * float("inf") if module.trainer.global_step in steps else g
+    )
+    return module
+
+
+def scaled_trainer(max_steps):
+    plugin = MixedPrecision("16-mixed", "cpu", FakeScaler())
+    plugin.precision = "bf16-mixed"  # the autocast type; the scaler stays
+    return trainer(max_steps, plugins=[plugin])
+
+
+def test_an_overflow_under_loss_scaling_is_a_skipped_step():
+    module = overflowing({1, 2})
+    run = scaled_trainer(5)
+    run.fit(module, data())
+    assert run.global_step == 5
+    assert module._overflows_in_a_row == 0
+    steps = next(iter(run.optimizers[0].state.values()))["step"]
+    assert int(steps) == 3
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+def test_ten_overflows_in_a_row_stop():
+    module = overflowing(set(range(2, 100)))
+    run = scaled_trainer(50)
+    with pytest.raises(NonFiniteError, match="at step 11 in 10 steps in a row"):
+        run.fit(module, data())

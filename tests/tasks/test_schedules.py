@@ -1,0 +1,80 @@
+"""Schedules against torch's own, and at the points that the recipe names."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import OneCycleLR
+
+from lit_probattn.schedules import check_schedule, schedule_values
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(50, 10), (53, 7), (31, 30), (20, 2)])
+def test_one_cycle_equals_torch(total, warmup):
+    optimizer = AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = OneCycleLR(
+        optimizer,
+        max_lr=3e-3,
+        total_steps=total,
+        pct_start=warmup / total,
+        anneal_strategy="linear",
+    )
+    for step in range(total):
+        ours = schedule_values(
+            "one_cycle", step, peak_lr=3e-3, total_steps=total, warmup_steps=warmup
+        )
+        group = optimizer.param_groups[0]
+        assert ours.lr == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
+        assert ours.beta1 == pytest.approx(group["betas"][0], rel=1e-12)
+        optimizer.step()
+        if step + 1 < total:
+            theirs.step()
+
+
+def test_recipe_of_listops():
+    """Peak 1e-4, start 4e-6, end 4e-10 - the values of the specification."""
+
+    def at(step):
+        return schedule_values("one_cycle", step, peak_lr=1e-4, total_steps=5000, warmup_steps=1000)
+
+    assert at(0).lr == pytest.approx(4e-6)
+    assert at(999).lr == pytest.approx(1e-4)
+    assert at(4999).lr == pytest.approx(1.6e-11 * 25)
+    assert [at(s).beta1 for s in (0, 999, 4999)] == pytest.approx([0.95, 0.85, 0.95])
+
+
+def test_without_momentum_cycling_beta1_is_left_alone():
+    values = schedule_values(
+        "one_cycle", 3, peak_lr=1.0, total_steps=10, warmup_steps=2, cycle_momentum=False
+    )
+    assert values.beta1 is None
+
+
+def test_cosine_and_constant():
+    def cosine(step):
+        return schedule_values("cosine", step, peak_lr=2.0, total_steps=11, warmup_steps=2).lr
+
+    assert [cosine(s) for s in (0, 1, 2, 10)] == pytest.approx([1.0, 2.0, 2.0, 0.0])
+    assert cosine(6) == pytest.approx(1 + math.cos(math.pi / 2))
+
+    def constant(step):
+        return schedule_values("constant", step, peak_lr=2.0, total_steps=-1, warmup_steps=4).lr
+
+    assert [constant(s) for s in (0, 3, 4, 10**6)] == pytest.approx([0.5, 2.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("step", [-1, 10])
+def test_a_step_outside_is_refused(step):
+    with pytest.raises(ValueError, match=f"0..9.*got {step}"):
+        schedule_values("one_cycle", step, peak_lr=1.0, total_steps=10, warmup_steps=2)
+
+
+def test_lengths_without_meaning_are_refused():
+    with pytest.raises(ValueError, match="warmup_steps 10 and schedule_steps 10"):
+        check_schedule("cosine", total_steps=10, warmup_steps=10)
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        check_schedule("constant", total_steps=10, warmup_steps=-1)
+    check_schedule("constant", total_steps=-1, warmup_steps=10)

@@ -1,0 +1,175 @@
+"""Loss, metrics, predictions, prior updates and randomness of the classifier task."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from tests.tasks.tiny import CLASSES, data, task, trainer
+
+
+def all_samples(split):
+    """(logits input, target) of every sample of a split, one by one, without loaders."""
+    loader = data()
+    loader.setup()
+    dataset = loader.split(split)
+    collate = loader.collate()
+    return [collate([dataset[i]]) for i in range(len(dataset))]
+
+
+@pytest.mark.parametrize("batch_size", [8, 4, 21])
+def test_metrics_count_every_sample_once(batch_size):
+    """21 samples are no multiple of 8 or 4: the last batch is filled up."""
+    module = task()
+    (values,) = trainer().test(module, data(eval_batch_size=batch_size), verbose=False)
+    module.eval()
+    rows = [
+        (module.model(b["inputs"], key_mask=b["key_mask"]), b["target"])
+        for b in all_samples("test")
+    ]
+    logits, targets = torch.cat([r[0] for r in rows]), torch.cat([r[1] for r in rows])
+    assert values["test/accuracy"] == pytest.approx(
+        float((logits.argmax(1) == targets).double().mean())
+    )
+    assert values["test/loss"] == pytest.approx(float(F.cross_entropy(logits, targets)), rel=1e-5)
+
+
+def test_predictions_leave_out_fill_up_rows():
+    module = task()
+    batches = trainer().predict(module, data())
+    ids = torch.cat([b["sample_id"] for b in batches])
+    assert ids.tolist() == list(range(21))
+    probabilities = torch.cat([b["probabilities"] for b in batches])
+    assert probabilities.shape == (21, CLASSES)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(21))
+
+
+def test_training_loss_is_logged_over_the_whole_step():
+    """With dropout off, accumulation changes nothing but the order of the sums."""
+    runs = {n: trainer(1, accumulate_grad_batches=n) for n in (1, 2, 4)}
+    losses = {}
+    for count, run in runs.items():
+        run.fit(task(), data())
+        losses[count] = float(run.callback_metrics["train/loss"])
+    assert losses[2] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[4] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_it_learns():
+    run = trainer(150)
+    run.fit(task(lr=5e-3), data())
+    assert float(run.callback_metrics["train/loss"]) < 1.0 < torch.tensor(CLASSES).log()
+
+
+def test_schedule_and_betas_reach_the_optimiser():
+    module = task(schedule="one_cycle", warmup_steps=3, schedule_steps=9, lr=1e-2)
+    run = trainer(5)
+    run.fit(module, data())
+    (group,) = run.optimizers[0].param_groups
+    # Step 4 of 0..8, peak at 2: a third of the way down.
+    assert group["lr"] == pytest.approx(1e-2 * (4e-6 / 100 + (1 - 4e-6 / 100) * 2 / 3), rel=1e-4)
+    assert group["betas"] == (pytest.approx(0.95 - 0.1 * 2 / 3), 0.999)
+    assert group["eps"] == 1e-6
+    assert group["weight_decay"] == 0.0
+
+
+def soft_mgk(embed_dim, head_dim):
+    return MGKAttention(embed_dim, head_dim, num_heads=2, e_step="soft")
+
+
+def priors(module):
+    return {name: value for name, value in module.state_dict().items() if "prior" in name}
+
+
+def test_prior_update_is_once_per_step_over_all_micro_batches():
+    results = {}
+    for count in (1, 2, 4):
+        module = task(soft_mgk)
+        before = {name: value.clone() for name, value in priors(module).items()}
+        trainer(3, accumulate_grad_batches=count).fit(module, data())
+        results[count] = priors(module)
+        assert before
+        assert any(not torch.equal(before[name], results[count][name]) for name in before)
+    for name, value in results[1].items():
+        torch.testing.assert_close(results[2][name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(results[4][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_differs_by_micro_step_and_repeats_by_seed():
+    def losses(seed):
+        seen = []
+        module = task(dropout=0.5, seed=seed)
+        module.log = lambda name, value, **_: seen.append(value) if name == "train/loss" else None
+        torch.manual_seed(seed + 100)  # the state of torch's generator before the run is irrelevant
+        trainer(3).fit(module, data(num_train=8))
+        return seen
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
+
+
+def test_attention_dropout_is_drawn_anew_in_every_step_and_off_in_evaluation():
+    def attention(embed_dim, head_dim):
+        return SoftmaxAttention(embed_dim, head_dim, num_heads=2, dropout=0.5)
+
+    module = task(attention)
+    run = trainer(1)
+    run.fit(module, data())
+    (batch,) = [all_samples("val")[0]]
+    module.train()
+    at_one = module(batch)
+    run.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 2
+    assert not torch.equal(module(batch), at_one)
+    module.eval()
+    without = task()
+    without.load_state_dict(module.state_dict())
+    without.eval()
+    torch.testing.assert_close(module(batch), without.model(batch["inputs"], **_mask(batch)))
+
+
+def _mask(batch):
+    return {"key_mask": batch["key_mask"]}
+
+
+def test_max_steps_must_be_set():
+    with pytest.raises(ValueError, match=r"max_steps"):
+        trainer(-1).fit(task(), data())
+
+
+def test_run_beyond_the_schedule_is_refused():
+    with pytest.raises(ValueError, match="max_steps 9 goes beyond schedule_steps 8"):
+        trainer(9).fit(task(schedule="cosine", schedule_steps=8), data())
+
+
+def test_python_factory_stays_out_of_the_checkpoint(tmp_path):
+    run = trainer(1)
+    module = task()
+    run.fit(module, data())
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert "attention" not in saved["hyper_parameters"]
+    assert saved["hyper_parameters"]["embed_dim"] == 12
+
+
+def test_activation_checkpointing_changes_no_weight():
+    results = []
+    for recompute in (False, True):
+        module = task(activation_checkpointing=recompute, dropout=0.3)
+        trainer(3).fit(module, data())
+        results.append(module.state_dict())
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_compiled_model_has_the_same_names_and_losses():
+    results = []
+    for compiled in (False, True):
+        module = task(compile=compiled)
+        run = trainer(3)
+        run.fit(module, data(pad_to="max"))
+        results.append((module.state_dict(), float(run.callback_metrics["train/loss"])))
+    assert results[0][0].keys() == results[1][0].keys()
+    assert results[1][1] == pytest.approx(results[0][1], rel=1e-4)

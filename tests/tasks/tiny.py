@@ -1,0 +1,52 @@
+"""A tiny task on random tokens, built in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from datamodules import Synthetic
+from lit_probattn.attention import Attention, SoftmaxAttention
+from lit_probattn.callbacks import StepNumbers
+from lit_probattn.tasks import SequenceClassifier
+
+VOCAB, CLASSES, LENGTH = 13, 5, 23
+
+
+def softmax(embed_dim: int, head_dim: int) -> Attention:
+    """Two heads."""
+    return SoftmaxAttention(embed_dim, head_dim, num_heads=2)
+
+
+def task(attention=softmax, **options: Any) -> SequenceClassifier:
+    """Classifier with two small layers; no dropout unless asked."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "num_classes": CLASSES, "max_seq_len": 32}
+    small = {"embed_dim": 12, "head_dim": 6, "num_layers": 2, "mlp_dim": 20, "dropout": 0.0}
+    return SequenceClassifier(attention, **sizes, **{**small, "schedule": "constant", **options})
+
+
+def data(**options: Any) -> Synthetic:
+    """Random tokens; 21 validation and test samples."""
+    sizes = {"num_train": 48, "num_val": 21, "num_test": 21}
+    shape = {"min_length": 9, "max_length": LENGTH, "vocab_size": VOCAB, "num_classes": CLASSES}
+    return Synthetic(**{**sizes, **shape, "batch_size": 8, "pad_multiple": 1, **options})
+
+
+def trainer(max_steps: int = 4, **options: Any) -> pl.Trainer:
+    """CPU trainer that writes nothing."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    settings = {
+        **quiet,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+        "use_distributed_sampler": False,
+        "check_val_every_n_epoch": None,
+        "val_check_interval": 1000,
+        "num_sanity_val_steps": 0,
+    }
+    callbacks = [StepNumbers(), *options.pop("callbacks", [])]
+    return pl.Trainer(max_steps=max_steps, callbacks=callbacks, **{**settings, **options})
