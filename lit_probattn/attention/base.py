@@ -183,7 +183,7 @@ class Attention(nn.Module):
     # ------------------------------------------------------------------ decoding
     def new_cache(self, capacity: int = 0) -> Cache:
         """Return an empty memory for decoding, with room for `capacity` positions."""
-        return KVCache(capacity)
+        return KVCache(capacity, store_offsets=True)
 
     def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
         """Return what stored keys add to their scores, for the cache to keep; (B, …, L) or None."""
@@ -282,6 +282,8 @@ class Attention(nn.Module):
             num_scores=q.shape[0] * self.num_heads * q.shape[2] * v.shape[2] * self.score_maps,
             dropout=dropout is not None,
             bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
+            attn_mask=attn_mask is not None,
+            recurrent=cache is not None and not isinstance(cache, KVCache),
         )
         name = choose_backend(self.variant, self.backend, self.backends, self.unsupported, call)
         with autocast_off(q):

@@ -71,7 +71,7 @@ class KVCache(Cache):
         self,
         capacity: int = 0,
         *,
-        store_offsets: bool = True,
+        store_offsets: bool = False,
         part_len: int = DEFAULT_PART_LEN,
     ) -> None:
         if part_len < 1:

@@ -110,6 +110,7 @@ def mgk_reference(
     score: Score,
     include_log_det: bool,
     hard: bool,
+    row_eps: float = 0.0,
 ) -> Tensor:
     """Attend to keys that are Gaussian mixtures, by the equation.
 
@@ -130,6 +131,7 @@ def mgk_reference(
         score: kind of score.
         include_log_det: see `component_scores`.
         hard: maximum instead of sum over components.
+        row_eps: added to the sum over keys (released language-modelling code: 1e-6).
 
     Returns:
         (B, H, N, E_v), in at least float32.
@@ -145,7 +147,7 @@ def mgk_reference(
         include_log_det=include_log_det,
         hard=hard,
     )
-    return reference_output(scores, value, masks, dropout)
+    return reference_output(scores, value, masks, dropout, row_eps)
 
 
 def expand_to_dot(

@@ -1,4 +1,7 @@
-"""The MGK and sMGK layer: key components or shifted keys, priors, variances, settings A, B, C."""
+"""The MGK and sMGK layer: key components or shifted keys, priors, variances, settings A, B, C.
+
+Over 300 lines because it is one class: a third of it documents and checks its options.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
+from lit_probattn.attention.em_parity import EMCodeParity, code_parity_sums
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk import (
     Score,
@@ -19,7 +23,9 @@ from lit_probattn.attention.mgk import (
     mgk_sdpa,
     responsibility_sums,
 )
+from lit_probattn.attention.mgk_decode import key_offsets, mixture_scores
 from lit_probattn.attention.mixture import (
+    PRIOR_FLOOR,
     EStep,
     MixturePrior,
     MixtureVariance,
@@ -28,7 +34,8 @@ from lit_probattn.attention.mixture import (
     VariancePreset,
     variance_multipliers,
 )
-from lit_probattn.attention.steps import autocast_off
+from lit_probattn.attention.rotary import RotaryShift
+from lit_probattn.attention.steps import autocast_off, repeat_heads
 
 
 class MGKAttention(Attention):
@@ -69,12 +76,24 @@ class MGKAttention(Attention):
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
         em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
         prior_momentum: weight of the old prior in an M-step.
+        prior_floor: smallest π in log space.
+        rotary_dim: entries of a head that rotary positions turn; 0 for none.
+        rotary_base: base of the rotary angles.
+        rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
+            positions, K products per pair), `after` it (one product where a kernel uses that, but
+            absolute positions enter), or in `unrotated` dimensions only (both; recommended where
+            `rotary_dim` < E).
+        row_eps: added to the sum of exponentials of every row (released language-modelling code:
+            1e-6); `backend="reference"` only.
+        em_code_parity: setting B as the released code updates it, at every forward pass in
+            training, `lra` or `lm`; see `code_parity_sums`.
 
     Raises:
         ValueError: fewer than one component, a variance that is not positive, an unknown name.
     """
 
     variant: ClassVar[str] = "mgk"
+    steps_over_cache: ClassVar[bool] = True
     backends: ClassVar[dict[str, BackendFunction]] = {
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
@@ -108,6 +127,12 @@ class MGKAttention(Attention):
         include_log_det: bool = False,
         em_weighting: Literal["uniform", "posterior"] = "uniform",
         prior_momentum: float = 0.0,
+        prior_floor: float = PRIOR_FLOOR,
+        rotary_dim: int = 0,
+        rotary_base: float = 10000.0,
+        rotary_shift: RotaryShift = "before",
+        row_eps: float = 0.0,
+        em_code_parity: EMCodeParity = "none",
     ) -> None:
         if num_components < 1:
             raise ValueError(f"num_components must be at least 1, received {num_components}")
@@ -122,11 +147,18 @@ class MGKAttention(Attention):
             bias=bias,
             dropout=dropout,
             backend=backend,
+            rotary_dim=rotary_dim,
+            rotary_base=rotary_base,
         )
         _check_choice("e_step", e_step, ("learned", "soft", "hard"))
         _check_choice("score", score, ("gaussian", "dot"))
         _check_choice("mixture_heads", mixture_heads, ("kv", "query"))
         _check_choice("em_weighting", em_weighting, ("uniform", "posterior"))
+        _check_choice("rotary_shift", rotary_shift, ("before", "after", "unrotated"))
+        _check_choice("em_code_parity", em_code_parity, ("none", "lra", "lm"))
+        if not 0.0 <= row_eps < 1.0:
+            raise ValueError(f"row_eps must be in [0, 1), received {row_eps}")
+        self.rotary_shift, self.row_eps, self.em_code_parity = rotary_shift, row_eps, em_code_parity
         self.e_step, self.score, self.score_maps = e_step, score, num_components
         self.include_log_det, self.em_weighting = include_log_det, em_weighting
         self.mixture_heads = mixture_heads
@@ -143,13 +175,29 @@ class MGKAttention(Attention):
                 by_m_step=e_step == "soft",
                 max_positions=max_positions,
                 momentum=prior_momentum,
+                floor=prior_floor,
             )
         self.key_shift: nn.Parameter | None = None
         if shifted_keys:
-            shift = torch.randn(owners, num_components, head_dim) * shift_init_std
+            size = head_dim
+            if rotary_dim and rotary_shift == "unrotated":
+                size = head_dim - rotary_dim
+            shift = torch.randn(owners, num_components, size) * shift_init_std
             if shift_first_zero:
                 shift[:, 0] = 0.0
             self.key_shift = nn.Parameter(shift)
+        plain = (num_components, e_step, prior_share, score, self.num_kv_heads)
+        if em_code_parity != "none" and plain != (
+            2,
+            "soft",
+            "head_position",
+            "gaussian",
+            num_heads,
+        ):
+            raise ValueError(
+                "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
+                f"score=gaussian and num_kv_heads={num_heads}, received {plain}"
+            )
         collapses = shifted_keys and score == "dot" and self.variance.is_equal
         if collapses and prior_share != "head_position":
             warnings.warn(
@@ -170,13 +218,75 @@ class MGKAttention(Attention):
         sizes = (self.num_kv_heads, self.num_components, self.head_dim)
         return key.unflatten(-1, sizes).permute(0, 2, 3, 1, 4)
 
-    def expand_keys(self, key: Tensor) -> Tensor:
+    def expand_keys(self, key: Tensor, first_position: int = 0) -> Tensor:
         """Return every component's keys, (B, H_key, K, L, E)."""
-        if self.key_shift is None:
+        shift = self._shifts()
+        if shift is None:
             return key
-        heads = self.key_shift.shape[0]
-        repeated = key.repeat_interleave(heads // key.shape[1], 1) if heads != key.shape[1] else key
-        return repeated[:, :, None] + self.key_shift[None, :, :, None].to(key.dtype)
+        table = shift[:, :, None].to(key.dtype)
+        if self.rotary is not None and self.rotary_shift == "before":
+            table = self.rotary(table.expand(-1, -1, key.shape[-2], -1), first_position)
+        return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
+
+    def _shifts(self) -> Tensor | None:
+        """Return b_r over whole heads, (H_prior, K, E); zero where they are kept unrotated."""
+        if self.key_shift is None or self.key_shift.shape[-1] == self.head_dim:
+            return self.key_shift
+        return nn.functional.pad(self.key_shift, (self.head_dim - self.key_shift.shape[-1], 0))
+
+    # ------------------------------------------------------------------ decoding
+    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
+        """Return β_jr of stored keys, (B, H_prior, K, L); see `mgk_decode`."""
+        log_prior = None if self.prior is None else self.prior(first_position + key.shape[-2])
+        if log_prior is not None and log_prior.shape[-1] > 1:
+            log_prior = log_prior[..., first_position:]
+        variance = self.variance()
+        return key_offsets(
+            repeat_heads(self.expand_keys(key, first_position), variance.shape[0]),
+            log_prior=log_prior,
+            variance=variance,
+            gaussian=self.score == "gaussian",
+            include_log_det=self.include_log_det,
+        )
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
+    ) -> Tensor:
+        """Return the scores of a part of the cache; shifted keys cost one product per pair."""
+        if offset is None:
+            offset = self.key_offset(key, cols.start)
+        assert offset is not None
+        shift = self._shifts()
+        if self.rotary is not None and self.rotary_shift == "before" and shift is not None:
+            key, shift = self.expand_keys(key, cols.start), None
+        varies = not self.variance.is_equal or self.row_eps > 0.0
+        return mixture_scores(
+            query,
+            key,
+            shift=shift,
+            offset=offset,
+            variance=self.variance(),
+            subtract_query_norm=self.score == "gaussian" and varies,
+            hard=self.e_step == "hard",
+        )
+
+    def run(
+        self,
+        backend: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        arguments: dict[str, Any],
+        **call: Any,
+    ) -> Tensor:
+        """Compute the heads' outputs; then, as released code does, replace the priors."""
+        if self.row_eps:
+            arguments = {**arguments, "row_eps": self.row_eps}
+        out = super().run(backend, query, key, value, arguments=arguments, **call)
+        if self.em_code_parity != "none" and self.training and self.prior is not None:
+            self.prior.apply_statistics(self.prior.statistics())
+        return out
 
     def score_arguments(self, num_keys: int) -> dict[str, Any]:
         """Return priors, variances and switches for the backend functions."""
@@ -197,12 +307,27 @@ class MGKAttention(Attention):
         """A maximum over components is no softmax over expanded keys."""
         if backend == "sdpa" and self.e_step == "hard":
             return "cannot take the maximum over components (e_step=hard)"
+        if backend != "reference" and self.row_eps:
+            return "cannot add row_eps to the sums of rows"
         return super().unsupported(backend, call)
 
     # ------------------------------------------------------------------ setting B
     def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
         """Add this pass's responsibilities; a recomputation inside backward adds nothing."""
         if self.prior is None or not self.prior.by_m_step or in_backward():
+            return
+        if self.em_code_parity != "none":
+            with autocast_off(query):
+                sums = code_parity_sums(
+                    query.detach(),
+                    key.detach(),
+                    masks=masks,
+                    query_mask=query_mask,
+                    log_prior=self.prior(key.shape[3]),
+                    variance=self.variance(),
+                    code=self.em_code_parity,
+                )
+            self.prior.accumulate(*sums)
             return
         with autocast_off(query):
             numerator, denominator = responsibility_sums(
@@ -220,7 +345,7 @@ class MGKAttention(Attention):
 
     def prior_statistics(self) -> Tensor | None:
         """Return numerator and denominator since the last update, (2, *prior shape), or None."""
-        if self.prior is None or not self.prior.by_m_step:
+        if self.prior is None or not self.prior.by_m_step or self.em_code_parity != "none":
             return None
         return self.prior.statistics()
 

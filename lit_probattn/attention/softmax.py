@@ -16,7 +16,12 @@ from lit_probattn.attention.base import Attention, BackendFunction, Cost, refere
 from lit_probattn.attention.blockwise import Block, blockwise_attention
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.attention.steps import compute_dtype, repeat_heads, squared_distance
+from lit_probattn.attention.steps import (
+    compute_dtype,
+    grouped_scores,
+    repeat_heads,
+    squared_distance,
+)
 from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["dot", "gaussian"]
@@ -155,9 +160,12 @@ class SoftmaxAttention(Attention):
         dropout: attention dropout in training.
         backend: implementation.
         score: scaled dot product, or one Gaussian per key with variance √E.
+        rotary_dim: entries of a head that rotary positions turn; 0 for none.
+        rotary_base: base of the rotary angles.
     """
 
     variant: ClassVar[str] = "softmax"
+    steps_over_cache: ClassVar[bool] = True
     backends: ClassVar[dict[str, BackendFunction]] = {
         "reference": softmax_reference,
         "sdpa": softmax_sdpa,
@@ -177,6 +185,8 @@ class SoftmaxAttention(Attention):
         dropout: float = 0.0,
         backend: Backend = "auto",
         score: Score = "dot",
+        rotary_dim: int = 0,
+        rotary_base: float = 10000.0,
     ) -> None:
         super().__init__(
             embed_dim,
@@ -188,6 +198,8 @@ class SoftmaxAttention(Attention):
             bias=bias,
             dropout=dropout,
             backend=backend,
+            rotary_dim=rotary_dim,
+            rotary_base=rotary_base,
         )
         if score not in ("dot", "gaussian"):
             raise ValueError(f"score must be dot or gaussian, received {score!r}")
@@ -200,6 +212,24 @@ class SoftmaxAttention(Attention):
     def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
         """Return `softmax_scores`."""
         return softmax_scores(query, key, **arguments)
+
+    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
+        """Return −‖key‖² / (2 √E) of Gaussian scores, (B, H_kv, L)."""
+        if self.score == "dot":
+            return None
+        return key.to(compute_dtype(key)).square().sum(-1) / (-2.0 * self.head_dim**0.5)
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
+    ) -> Tensor:
+        """Return the scores of a part of the cache, up to what is constant in a row."""
+        scores = grouped_scores(query * self.head_dim**-0.5, key)
+        if self.score == "dot":
+            return scores
+        if offset is None:
+            offset = self.key_offset(key, cols.start)
+        assert offset is not None
+        return scores + repeat_heads(offset, query.shape[1])[:, :, None]
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5), output width HE.

@@ -26,6 +26,24 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
+def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
+    """Return query · key for grouped heads without repeating the keys.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E), H_kv a divisor of H.
+
+    Returns:
+        (B, H, N, L).
+    """
+    batch, heads, rows, size = query.shape
+    groups = heads // key.shape[1]
+    if groups == 1:
+        return query @ key.mT
+    folded = query.reshape(batch, key.shape[1], groups * rows, size)
+    return (folded @ key.mT).view(batch, heads, rows, -1)
+
+
 def masked_softmax(scores: Tensor, allowed: Tensor | None, row_eps: float = 0.0) -> Tensor:
     """Softmax over the last dimension; rows with nothing allowed give zeros with zero gradients.
 

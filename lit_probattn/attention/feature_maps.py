@@ -1,0 +1,171 @@
+"""Feature maps of linear attention: query and key vectors to features with positive products.
+
+φ acts on the last dimension. `elu`, `relu` and `dpfp` treat queries and keys alike; `favor` divides
+by a positive factor that is free to choose (one per query, one for all keys of a head), because
+normalised attention does not depend on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32
+
+FeatureName = Literal["elu", "relu", "dpfp", "favor"]
+FeatureNorm = Literal["none", "sum"]
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """Which features, and whether they are normalised.
+
+    Source: `elu` Katharopoulos et al., 2020: elu(x) + 1. `dpfp` Schlag et al., 2021, section 5.3:
+    with r = relu([x, −x]) (2E values), φ = [r_i r_{i+1}, …, r_i r_{i+ν}] (indices modulo 2E).
+    `favor` Choromanski et al., 2021, Lemma 1: exp(w_m · x′ − ‖x′‖²/2) with x′ = x / E^¼ and
+    orthogonal w_m, whose products estimate exp(q · k / √E).
+    Departs from the source: `favor` leaves out the factor F^-½ and the added 1e-4.
+
+    Args:
+        name: kind of features.
+        norm: `sum` divides features by their sum (0 stays 0), as the released language-modelling
+            code does.
+        dpfp_nu: ν of `dpfp`, from 1 to 2E − 1.
+    """
+
+    name: FeatureName = "elu"
+    norm: FeatureNorm = "none"
+    dpfp_nu: int = 1
+
+    def num_features(self, head_dim: int, projection: Tensor | None) -> int:
+        """Return F for heads of size E."""
+        if projection is not None:
+            return projection.shape[0]
+        return 2 * head_dim * self.dpfp_nu if self.name == "dpfp" else head_dim
+
+    def query(self, x: Tensor, projection: Tensor | None) -> Tensor:
+        """Return query features: (…, E) -> (…, F)."""
+        if projection is None:
+            return self._finish(self._plain(x))
+        exponents = _favor_exponents(x, projection)
+        return self._finish(torch.exp(exponents - exponents.detach().amax(-1, keepdim=True)))
+
+    def key_scale(
+        self, key: Tensor, projection: Tensor | None, key_mask: Tensor | None
+    ) -> Tensor | None:
+        """Return log of the factor that `key` divides by, (B, H, 1, 1); None for plain features.
+
+        Args:
+            key: (B, H, L, E) or (B, H, K, L, E).
+            projection: rows w_m, (F, E); None unless `favor`.
+            key_mask: real keys, (B, L); others do not count.
+        """
+        if projection is None:
+            return None
+        largest = _favor_exponents(key.detach(), projection).amax(-1)  # (B, H, [K,] L)
+        if largest.dim() == 4:
+            largest = largest.amax(2)
+        if key_mask is not None:
+            largest = largest.masked_fill(~key_mask[:, None], float("-inf"))
+        if largest.shape[-1] == 0:
+            return largest.new_zeros(*largest.shape[:2], 1, 1)
+        scale = largest.amax(-1)[..., None, None]
+        return scale.masked_fill(scale == float("-inf"), 0.0)
+
+    def key(self, x: Tensor, projection: Tensor | None, log_scale: Tensor | None) -> Tensor:
+        """Return key features: (…, E) -> (…, F), divided by exp(log_scale) if given."""
+        if projection is None:
+            return self._finish(self._plain(x))
+        exponents = _favor_exponents(x, projection)
+        if log_scale is not None:
+            # A masked key may exceed the largest real one: it is dropped later, but must stay
+            # finite.
+            exponents = (exponents - log_scale).clamp_max(60.0)
+        return self._finish(torch.exp(exponents))
+
+    def _plain(self, x: Tensor) -> Tensor:
+        if self.name == "elu":
+            return F.elu(x) + 1.0
+        if self.name == "relu":
+            return torch.relu(x)
+        both = torch.relu(torch.cat([x, -x], -1))
+        return torch.cat([both * both.roll(-i, -1) for i in range(1, self.dpfp_nu + 1)], -1)
+
+    def _finish(self, features: Tensor) -> Tensor:
+        if self.norm == "none":
+            return features
+        total = features.sum(-1, keepdim=True)
+        return features / total.masked_fill(total == 0, 1.0)
+
+
+def check_feature_map(features: FeatureMap, head_dim: int) -> None:
+    """Check the choices.
+
+    Raises:
+        ValueError: a name is unknown, or ν is out of range.
+    """
+    if features.name not in ("elu", "relu", "dpfp", "favor"):
+        raise ValueError(
+            f"feature_map must be one of elu, relu, dpfp, favor, received {features.name!r}"
+        )
+    if features.norm not in ("none", "sum"):
+        raise ValueError(f"feature_norm must be none or sum, received {features.norm!r}")
+    if not 1 <= features.dpfp_nu < 2 * head_dim:
+        raise ValueError(
+            f"dpfp_nu must be from 1 to 2·head_dim − 1 = {2 * head_dim - 1}, "
+            f"received {features.dpfp_nu}"
+        )
+
+
+def default_num_features(head_dim: int) -> int:
+    """Return E ln E rounded up, at least E: the number of random features that `favor` defaults to.
+
+    Source: Choromanski et al., 2021, Theorem 4 (the order E ln E).
+    """
+    return max(head_dim, math.ceil(head_dim * math.log(head_dim)))
+
+
+def orthogonal_projection(normals: Tensor) -> Tensor:
+    """Turn independent normals (F, 2, E) into F rows w_m: orthogonal in groups of E, norms kept.
+
+    Source: Choromanski et al., 2021, section 3 ("ORF"): each row alone is N(0, I).
+
+    Args:
+        normals: `normals[:, 0]` gives the directions, `normals[:, 1]` the lengths.
+
+    Returns:
+        (F, E), in the dtype of `normals`.
+    """
+    count, _, size = normals.shape
+    blocks = []
+    for start in range(0, count, size):
+        block = normals[start : start + size, 0]
+        orthogonal, triangular = torch.linalg.qr(block.mT)  # (E, f)
+        blocks.append((orthogonal * triangular.diagonal().sign()).mT)
+    return torch.cat(blocks) * normals[:, 1].norm(dim=-1, keepdim=True)
+
+
+def feature_normals(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
+    """Return the normals of one draw, (F, 2, E) float64 on the CPU, the same on every rank.
+
+    Counter (element, part, feature, 0), Box-Muller in float64. Samples do not enter: all
+    micro-batches and ranks of a step share their features.
+    """
+    rows = torch.arange(num_features).view(-1, 1, 1)
+    parts = torch.arange(2).view(1, -1, 1)
+    columns = torch.arange(head_dim).view(1, 1, -1)
+    zero = torch.zeros((), dtype=torch.int64)
+    x0, x1, _, _ = philox4x32((columns, parts, rows, zero), key.philox_key(STREAM_FEATURES))
+    radius = torch.sqrt(-2.0 * torch.log((x0 + 1).to(torch.float64) * 2.0**-32))
+    return radius * torch.cos(x1.to(torch.float64) * (2.0**-32 * 2.0 * math.pi))
+
+
+def _favor_exponents(x: Tensor, projection: Tensor) -> Tensor:
+    """Return w_m · x′ − ‖x′‖²/2, x′ = x / E^¼: (…, E) -> (…, F)."""
+    x = x * x.shape[-1] ** -0.25
+    return x @ projection.mT - x.square().sum(-1, keepdim=True) / 2.0
