@@ -72,10 +72,10 @@ class MixtureVariance(nn.Module):
         self, multipliers: tuple[float, ...], num_heads: int, head_dim: int, learn: bool
     ) -> None:
         super().__init__()
-        variance = torch.tensor(multipliers, dtype=torch.float64) * head_dim**0.5
+        self._exact = tuple(c * head_dim**0.5 for c in multipliers)
+        variance = torch.tensor(self._exact, dtype=torch.float64)
         self.is_equal = not learn and len(set(multipliers)) == 1
         self.bound = head_dim**0.5 / 8.0, head_dim**0.5 * 8.0
-        self._exact = tuple(variance.tolist())
         if learn:
             start = variance.log().to(torch.get_default_dtype())
             self.log_variance: nn.Parameter | None = nn.Parameter(start.repeat(num_heads, 1))
