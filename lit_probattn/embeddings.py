@@ -36,8 +36,12 @@ class TokenEmbedding(nn.Module):
         nn.init.normal_(self.positions.weight, std=init_std)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Embed token ids: (B, N) int64 -> (B, N, C).
+
+        Args:
+            inputs: token ids.
+            positions: index of each token, (B, N) below `max_seq_len`. None counts from 0.
 
         Raises:
             ValueError: more positions than `max_seq_len`.
@@ -47,6 +51,7 @@ class TokenEmbedding(nn.Module):
             raise ValueError(
                 f"cannot embed a sequence of length {length}: max_seq_len is {self.max_seq_len}"
             )
-        positions = torch.arange(length, device=inputs.device)
+        if positions is None:
+            positions = torch.arange(length, device=inputs.device)
         embedded: Tensor = self.dropout(self.tokens(inputs) + self.positions(positions))
         return embedded

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.base import Attention, AttentionFactory
+from lit_probattn.attention.cache import Cache
 from lit_probattn.randomness import RandomKey
 
 Activation = Literal["gelu", "relu"]
@@ -80,11 +82,14 @@ class Block(nn.Module):
         key_mask: Tensor | None = None,
         is_causal: bool = False,
         rng: RandomKey | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Map (B, N, C) to (B, N, C)."""
 
         def attend(inputs: Tensor) -> Tensor:
-            out = self.attention(inputs, key_mask=key_mask, is_causal=is_causal, rng=rng)
+            out = self.attention(
+                inputs, key_mask=key_mask, is_causal=is_causal, cache=cache, rng=rng
+            )
             dropped: Tensor = self.dropout(out)
             return dropped
 
@@ -146,6 +151,7 @@ class Transformer(nn.Module):
         key_mask: Tensor | None = None,
         is_causal: bool = False,
         rng: RandomKey | None = None,
+        caches: Sequence[Cache] | None = None,
     ) -> Tensor:
         """Map (B, N, C) to (B, N, C).
 
@@ -154,12 +160,27 @@ class Transformer(nn.Module):
             key_mask: real tokens, (B, N) bool.
             is_causal: whether tokens see only themselves and earlier ones.
             rng: names the draw of attention dropout and noise; folded with each layer's index.
+            caches: memory of earlier tokens, one per block, from `new_caches`; `x` follows them.
+
+        Raises:
+            ValueError: there are more or fewer caches than blocks.
         """
+        if caches is not None and len(caches) != len(self.blocks):
+            raise ValueError(
+                f"received {len(caches)} caches for {len(self.blocks)} blocks: expected one each"
+            )
         for index, block in enumerate(self.blocks):
             key = None if rng is None else rng.fold(index)
-            if self.activation_checkpointing and self.training:
+            if caches is not None:
+                x = block(x, key_mask, is_causal, key, caches[index])
+            elif self.activation_checkpointing and self.training:
                 x = checkpoint(block, x, key_mask, is_causal, key, use_reentrant=False)
             else:
                 x = block(x, key_mask, is_causal, key)
         result: Tensor = self.norm(x)
         return result
+
+    def new_caches(self, capacity: int = 0) -> list[Cache]:
+        """Return an empty memory per block, with room for `capacity` positions."""
+        layers = (cast(Attention, block.attention) for block in self.blocks)
+        return [layer.new_cache(capacity) for layer in layers]
