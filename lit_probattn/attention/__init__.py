@@ -2,18 +2,27 @@
 
 from lit_probattn.attention.backends import recorded_choices
 from lit_probattn.attention.base import Attention, AttentionFactory, Cost
-from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.fish_layer import FiSHAttention
+from lit_probattn.attention.linear import LinearAttention
+from lit_probattn.attention.linear_fish_layer import LinearFiSHAttention
+from lit_probattn.attention.linear_state import LinearState
 from lit_probattn.attention.mgk_layer import MGKAttention
+from lit_probattn.attention.mlk import MLKAttention
 from lit_probattn.attention.softmax import SoftmaxAttention
 
 __all__ = [
     "Attention",
     "AttentionFactory",
+    "Cache",
     "Cost",
     "FiSHAttention",
     "KVCache",
+    "LinearAttention",
+    "LinearFiSHAttention",
+    "LinearState",
     "MGKAttention",
+    "MLKAttention",
     "SoftmaxAttention",
     "recorded_choices",
 ]

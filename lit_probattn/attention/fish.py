@@ -15,6 +15,7 @@ from lit_probattn.attention.fish_scores import (
     NoisePosition,
     ScalePosition,
     ScoreNoise,
+    concatenate_heads,
     fish_scores,
     local_scores,
     scale_factors,
@@ -57,25 +58,6 @@ def fish_reference(
         noise=noise,
     )
     return reference_output(scores, value, masks, dropout)
-
-
-def concatenate_heads(query: Tensor, key: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and one shared key whose plain products are the hard local scores.
-
-    Source: FiSH specification, equivalence 1: with keys [K_1 | … | K_G] and queries
-    [p_1j Q_1 | … | p_Gj Q_G], query_j · key = Σ_k p_kj Q_k · K_k. Any fused attention then serves
-    Hard FiSH, with an explicit scale 1/√E (its own default would be 1/√(G E)).
-
-    Args:
-        query: (B, G, N, E).
-        key: (B, G, L, E).
-        weight: p, (H, G).
-
-    Returns:
-        query (B, H, N, G·E) and key (B, 1, L, G·E).
-    """
-    per_head = query.transpose(1, 2)[:, None] * weight[None, :, None, :, None]
-    return per_head.flatten(3).to(query.dtype), key.transpose(1, 2).flatten(2)[:, None]
 
 
 def fish_sdpa(

@@ -269,5 +269,5 @@ def count_global_heads(num_heads: int, num_global_heads: int | None, head_ratio:
 def noise_key(rng: RandomKey | None, training: bool) -> RandomKey:
     """Return the key of a layer's noise; at evaluation it names seed and sample only."""
     if rng is None:
-        return RandomKey(int(torch.randint(2**62, (1,)))) if training else RandomKey(0)
+        return RandomKey(int(torch.randint(2**62, (1,), device="cpu")) if training else 0)
     return rng if training else replace(rng, step=0)
