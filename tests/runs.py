@@ -7,6 +7,10 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import socket
+import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,13 +51,54 @@ def arguments(command: str, folder: Path, *more: str, attention: str | None = No
 
 def in_child(work: Callable[[], int], timeout: float = 120.0) -> int | None:
     """Run `work` in a forked process; returns its exit code, negative for a signal."""
-    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(work()))
+    (code,) = _join([_fork(work, {})], timeout)
+    return code
+
+
+def in_ranks(work: Callable[[], int], count: int = 2, timeout: float = 120.0) -> list[int | None]:
+    """Run `work` in processes that see what torchrun would tell them; returns their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    ranks = [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(count)]
+    return _join([_fork(work, environment) for environment in ranks], timeout)
+
+
+def _fork(work: Callable[[], int], environment: dict[str, str]) -> Any:
+    def target() -> None:
+        os.environ.update(environment)
+        status = 70  # an exception
+        try:
+            status = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    process = multiprocessing.get_context("fork").Process(target=target)
     process.start()
-    process.join(timeout)
-    if process.is_alive():
+    return process
+
+
+def _join(processes: list[Any], timeout: float) -> list[int | None]:
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
         process.kill()
-        raise TimeoutError(f"the child process did not end within {timeout} s")
-    return process.exitcode
+    if late:
+        raise TimeoutError(f"{len(late)} processes did not end within {timeout} s")
+    return [process.exitcode for process in processes]
 
 
 def kill_me() -> None:

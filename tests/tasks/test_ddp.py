@@ -1,0 +1,151 @@
+"""Two processes give what one gives: losses, priors, metrics, predictions, errors, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.checkpoints import list_checkpoints
+from lit_probattn.cli import main
+from lit_probattn.tasks import SequenceClassifier
+from tests.runs import (
+    ROOT,
+    arguments,
+    fingerprint,
+    in_ranks,
+    kill_me,
+    metrics,
+    newest_state,
+    only_version,
+    run,
+    write_attention,
+)
+
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+EVERY_STEP = ("--trainer.log_every_n_steps", "1")
+NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
+
+
+def command(folder, *more, name="fit"):
+    """Attention dropout stays on: it is drawn by sample, so the number of ranks is irrelevant."""
+    attention = write_attention(folder, "MGKAttention", dropout=0.3, e_step="soft")
+    return arguments(name, folder, *EVERY_STEP, *NO_DROPOUT, *more, attention=attention)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    run(command(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    assert in_ranks(lambda: main(command(folder, *TWO))) == [0, 0]
+    return folder
+
+
+def assert_same_training(one, two):
+    rows_one, rows_two = metrics(only_version(one)), metrics(only_version(two))
+    assert len(rows_one) == len(rows_two) == 16
+    for first, second in zip(rows_one, rows_two, strict=True):
+        assert float(second["train/loss"]) == pytest.approx(float(first["train/loss"]), rel=2e-5)
+        assert second["val/accuracy"] == first["val/accuracy"]
+    before = newest_state(only_version(one))["state_dict"]
+    after = newest_state(only_version(two))["state_dict"]
+    priors = [name for name in before if "prior" in name]
+    assert priors
+    for name in priors:
+        torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_train_like_one(one_process, two_processes):
+    assert_same_training(one_process, two_processes)
+
+
+def test_two_processes_started_by_the_command_line(one_process, tmp_path):
+    """The strategy `ddp`, which starts the second process with the same command."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_probattn", *command(tmp_path, *TWO)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_same_training(one_process, tmp_path)
+
+
+@pytest.mark.parametrize("split", ["validate", "test"])
+def test_evaluation_is_exact_for_two_processes(one_process, split):
+    """21 samples, the same weights: the accuracy is equal, not only close."""
+    values = []
+    for more in ((), TWO):
+        work = command(one_process, "--ckpt_path", "last", *more, name=split)
+        assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
+        path = only_version(one_process) / f"{split}-step-00000016.json"
+        values.append(json.loads(path.read_text()))
+        path.unlink()
+    short = "val" if split == "validate" else "test"
+    assert values[1][f"{short}/accuracy"] == values[0][f"{short}/accuracy"]
+    assert values[1][f"{short}/loss"] == pytest.approx(values[0][f"{short}/loss"], rel=1e-6)
+    assert values[0][f"{short}/accuracy"] * 21 == pytest.approx(
+        round(values[0][f"{short}/accuracy"] * 21), abs=1e-5
+    )
+
+
+def test_predictions_of_two_processes_are_those_of_one(one_process):
+    tables = []
+    for more in ((), TWO):
+        work = command(one_process, "--ckpt_path", "last", *more, name="predict")
+        assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
+        path = only_version(one_process) / "predictions-step-00000016.parquet"
+        tables.append(pd.read_parquet(path))
+        path.unlink()
+    assert tables[0]["sample_id"].tolist() == list(range(21))
+    pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)
+
+
+def test_nan_on_one_rank_stops_both(tmp_path, monkeypatch, capfd):
+    loss = SequenceClassifier.batch_loss
+
+    def poisoned(self, batch):
+        bad = self.global_rank == 1 and self.trainer.global_step == 3
+        return loss(self, batch) * (float("nan") if bad else 1.0)
+
+    monkeypatch.setattr(SequenceClassifier, "batch_loss", poisoned)
+    work = command(tmp_path, *TWO, "--run.checkpoint_every", "2")
+    assert in_ranks(lambda: main(work), timeout=60) == [1, 1]
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(errors) == 2
+    assert all("the loss is not finite at step 3: rank 1" in line for line in errors)
+    (last,) = list_checkpoints(only_version(tmp_path) / "checkpoints", "step")
+    assert last.name == "step-00000002.ckpt"
+
+
+def test_killed_rank_and_resume_with_two_processes(two_processes, tmp_path, monkeypatch):
+    train = SequenceClassifier.training_step
+
+    def step(self, batch, batch_idx):
+        if batch_idx == 10 and self.global_rank == 1:
+            kill_me()
+        return train(self, batch, batch_idx)
+
+    with monkeypatch.context() as context:
+        context.setattr(SequenceClassifier, "training_step", step)
+        codes = in_ranks(lambda: main(command(tmp_path, *TWO)), timeout=60)
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] not in (0, None)
+    resume = command(tmp_path, *TWO, "--ckpt_path", "last")
+    assert in_ranks(lambda: main(resume)) == [0, 0]
+    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(two_processes))
