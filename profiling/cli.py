@@ -1,0 +1,126 @@
+"""Command line of `python -m profiling`; flags are never matched by prefix."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from profiling.builders import ConfigError
+from profiling.rows import RowsError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line; options must be written out."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = _Parser(
+        prog="python -m profiling",
+        description="FLOPs, parameters, peak memory and time of attention variants, measured "
+        "beside the papers' formulas.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    sweep = commands.add_parser("sweep", help="measure every point of a grid")
+    sweep.add_argument("--config", required=True, help="a file of configs/profiling")
+    sweep.add_argument("--out", help="results folder (default runs/profiling/NAME)")
+    sweep.add_argument("--dry-run", action="store_true", help="print the plan, measure nothing")
+    sweep.add_argument("--shard", help="i/n: run every n-th point from i; report merges")
+    report = commands.add_parser("report", help="tables and figures of a sweep")
+    report.add_argument("--config", required=True, help="the sweep's file")
+    report.add_argument("--results", help="results folder (default runs/profiling/NAME)")
+    report.add_argument("--out", help="report folder (default reports/NAME)")
+    report.add_argument("--html", action="store_true", help="also write one self-contained page")
+    report.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="compare two results folders instead"
+    )
+    memory = commands.add_parser("memory", help="predicted beside measured peak memory")
+    memory.add_argument("--config", required=True, help="a sweep file; its memory points are run")
+    kernels = commands.add_parser("kernels", help="backends side by side, behind parity tests")
+    kernels.add_argument("--config", required=True, help="a kernels file of configs/profiling")
+    kernels.add_argument("--out", help="report folder; default prints only")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status."""
+    options = make_parser().parse_args(arguments)
+    try:
+        return _COMMANDS[options.command](options)
+    except (ConfigError, RowsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from profiling.config import load_sweep
+    from profiling.plan import parse_shard
+    from profiling.sweep import describe_plan, run_sweep, torchrun_shard
+
+    config, root = load_sweep(options.config), Path.cwd()
+    index, count = parse_shard(options.shard) if options.shard else torchrun_shard()
+    if options.dry_run:
+        print(describe_plan(config, root, index, count))
+        return 0
+    folder = Path(options.out or f"runs/profiling/{config.name}")
+    rows = run_sweep(config, folder, root, index=index, count=count)
+    counts: dict[str, set[str]] = {}
+    for row in rows:
+        counts.setdefault(row.status, set()).add(row.point_id)
+    summary = ", ".join(f"{len(ids)} {status}" for status, ids in sorted(counts.items()))
+    print(f"{folder}: {summary}")
+    return 1 if "mismatch" in counts else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from profiling.compare import compare_sweeps
+    from profiling.config import load_sweep
+    from profiling.report import write_report
+
+    config = load_sweep(options.config)
+    out = Path(options.out or f"reports/{config.name}")
+    if options.compare:
+        print(compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out))
+        return 0
+    results = Path(options.results or f"runs/profiling/{config.name}")
+    for path in write_report(config, results, out, html=options.html):
+        print(path)
+    return 0
+
+
+def _memory(options: argparse.Namespace) -> int:
+    from profiling.config import load_sweep
+    from profiling.memory_table import memory_table
+
+    text, equal = memory_table(load_sweep(options.config), Path.cwd())
+    print(text)
+    return 0 if equal else 1
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    from profiling.kernels import load_kernels, run_kernels
+
+    config = load_kernels(options.config)
+    text, passed = run_kernels(config, Path.cwd())
+    print(text)
+    if options.out:
+        folder = Path(options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.md").write_text(text + "\n", encoding="utf-8")
+    return 0 if passed else 1
+
+
+_COMMANDS = {"sweep": _sweep, "report": _report, "memory": _memory, "kernels": _kernels}

@@ -1,0 +1,241 @@
+"""`python -m profiling kernels`: the implementations of attention side by side, in one run."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_probattn.attention import Attention
+from lit_probattn.attention.masks import make_masks
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from profiling.builders import ConfigError, build_attention
+from profiling.memory import peak_bytes
+from profiling.timing import Timing, summarise, time_sides
+
+Mode = Literal["train", "eval"]
+
+
+class AttentionEntry(BaseModel):
+    """The attention of a side, as in the config files of `configs/attention`."""
+
+    model_config = ConfigDict(extra="forbid")
+    class_path: str
+    init_args: dict[str, Any] = Field(default_factory=dict)
+
+
+class TorchSdpa(BaseModel):
+    """PyTorch's own fused softmax attention."""
+
+    model_config = ConfigDict(extra="forbid")
+    num_heads: int = Field(ge=1)
+
+
+class Side(BaseModel):
+    """One implementation: an attention variant on a backend, or PyTorch's fused softmax."""
+
+    model_config = ConfigDict(extra="forbid")
+    attention: AttentionEntry | None = None
+    torch_sdpa: TorchSdpa | None = None
+    backend: str = "reference"
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Side:
+        if (self.attention is None) == (self.torch_sdpa is None):
+            raise ValueError("a side needs either attention or torch_sdpa")
+        return self
+
+
+class Comparison(BaseModel):
+    """Two sides, and what their ratios must not exceed."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    side: str
+    against: str
+    max_time_ratio: float | None = None
+    max_memory_ratio: float | None = None
+
+
+class KernelsConfig(BaseModel):
+    """The file of `python -m profiling kernels`."""
+
+    model_config = ConfigDict(extra="forbid")
+    device: str = "cpu"
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    mode: Mode = "train"
+    batch_size: int = Field(ge=1)
+    seq_len: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    is_causal: bool = False
+    seed: int = 0
+    warmup: int = Field(default=3, ge=0)
+    repeats: int = Field(default=20, ge=1)
+    max_seconds: float = 120.0
+    sides: dict[str, Side]
+    comparisons: list[Comparison]
+    parity_tests: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _known_sides(self) -> KernelsConfig:
+        for comparison in self.comparisons:
+            for name in (comparison.side, comparison.against):
+                if name not in self.sides:
+                    raise ValueError(
+                        f"comparison {comparison.name!r} names side {name!r}; "
+                        f"expected one of {', '.join(self.sides)}"
+                    )
+        return self
+
+
+@dataclass(frozen=True)
+class SideResult:
+    """What was measured of one side."""
+
+    timing: Timing
+    seconds: list[float]
+    peak_memory_bytes: int
+
+
+def heads_of(
+    layer: Attention, batch: int, seq_len: int, make: Callable[..., Tensor]
+) -> list[Tensor]:
+    """Return random query, stored keys and value of a layer, as its projections would give."""
+
+    def split(width: int, num_heads: int) -> Tensor:
+        return make(batch, seq_len, width).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+    query = split(layer.num_heads * layer.head_dim, layer.num_heads)
+    key = layer.split_keys(make(batch, seq_len, layer.key_width))
+    value = split(layer.num_kv_heads * layer.value_head_dim, layer.num_kv_heads)
+    return [x.contiguous().requires_grad_() for x in (query, key, value)]
+
+
+def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor]]:
+    """Return a function that runs a side once, forward or forward and backward.
+
+    Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
+    priors inside, as in the layer, and parameters get their gradients.
+
+    Raises:
+        ConfigError: the attention cannot be built.
+    """
+    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    train = config.mode == "train"
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
+
+    if side.torch_sdpa is not None:
+        shape = (config.batch_size, side.torch_sdpa.num_heads, config.seq_len, config.head_dim)
+        inputs = [make(*shape).requires_grad_() for _ in range(3)]
+        parameters: list[Tensor] = []
+
+        def forward() -> Tensor:
+            return F.scaled_dot_product_attention(
+                inputs[0], inputs[1], inputs[2], is_causal=config.is_causal
+            )
+    else:
+        assert side.attention is not None
+        entry = side.attention
+        layer = build_attention(entry.class_path, entry.init_args, config.head_dim, config.head_dim)
+        layer.to(device=device, dtype=dtype).train(train)
+        inputs = heads_of(layer, config.batch_size, config.seq_len, make)
+        projections = {
+            id(p) for m in layer.children() if "Linear" in type(m).__name__ for p in m.parameters()
+        }
+        parameters = [p for p in layer.parameters() if id(p) not in projections]
+        forward = _attention_call(layer, side.backend, inputs, config)
+    with torch.no_grad():
+        grad_out = make(*forward().shape)
+
+    def run() -> list[Tensor]:
+        if not train:
+            with torch.no_grad():
+                return [forward()]
+        out = forward()
+        return [out, *torch.autograd.grad(out, [*inputs, *parameters], grad_out.to(out.dtype))]
+
+    return run
+
+
+def _attention_call(
+    layer: Attention, backend: str, inputs: list[Tensor], config: KernelsConfig
+) -> Callable[[], Tensor]:
+    if backend not in layer.backends:
+        raise ConfigError(
+            f"{layer.variant} has no backend {backend!r}; expected one of "
+            f"{', '.join(layer.backends)}"
+        )
+    dropout = None
+    if layer.dropout and config.mode == "train":
+        dropout = AttentionDropout(layer.dropout, RandomKey(config.seed))
+    query, key, value = inputs
+    batch, heads, length = query.shape[:3]
+    masks = make_masks(batch, heads, length, value.shape[2], is_causal=config.is_causal)
+
+    def forward() -> Tensor:
+        return layer.backends[backend](
+            query,
+            layer.expand_keys(key),
+            value,
+            masks=masks,
+            dropout=dropout,
+            **layer.score_arguments(length),
+        )
+
+    return forward
+
+
+def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
+    """Run the parity tests that the config names; return whether they passed and the last line."""
+    if not config.parity_tests:
+        return False, "no parity tests are named"
+    missing = [t for t in config.parity_tests if not (root / t.split("::")[0]).exists()]
+    if missing:
+        return False, f"parity tests not found: {', '.join(missing)}"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", *config.parity_tests]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
+
+
+@contextlib.contextmanager
+def _quiet_warnings() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def measure(config: KernelsConfig) -> dict[str, SideResult]:
+    """Time every side in turns and take the peak memory of one call of each."""
+    device = torch.device(config.device)
+    functions = {name: side_function(side, config) for name, side in config.sides.items()}
+    memory = {}
+    for name, function in functions.items():
+        function()
+        with _quiet_warnings():
+            memory[name] = peak_bytes(function, device)
+    times = time_sides(
+        functions,
+        device=device,
+        warmup=config.warmup,
+        repeats=config.repeats,
+        max_seconds=config.max_seconds,
+    )
+    return {
+        name: SideResult(summarise(seconds), seconds, memory[name])
+        for name, seconds in times.items()
+    }

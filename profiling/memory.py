@@ -1,0 +1,157 @@
+"""Peak memory: the CUDA allocator's, the CPU allocator's to the byte, NVML's, and predicted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pynvml
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+Step = Callable[[], object]
+# Modules and tensors that exist before a step and after it.
+Resident = Sequence[torch.nn.Module | torch.Tensor]
+
+
+def cpu_peak_bytes(function: Callable[[], object]) -> int:
+    """Return how far one call raises the CPU allocator above what was live before, in bytes.
+
+    The profiler's allocator events are exact. Resident set size and tracemalloc are no measure:
+    the first moves in pages and does not fall, the second does not see tensors.
+    """
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        kept = function()
+    del kept
+    handle, name = tempfile.mkstemp(suffix=".json")
+    os.close(handle)
+    try:
+        profile.export_chrome_trace(name)
+        with open(name, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+    finally:
+        os.remove(name)
+    live = peak = 0
+    memory = [e for e in events if e.get("name") == "[memory]"]
+    for event in sorted(memory, key=lambda e: e["ts"]):
+        live += event["args"]["Bytes"]
+        peak = max(peak, live)
+    return peak
+
+
+def cuda_peak_bytes(function: Callable[[], object], device: torch.device) -> tuple[int, int]:
+    """Return the peak of allocated and of reserved memory above what was resident, in bytes.
+
+    The caller has warmed up: workspaces and caches of libraries are resident by then.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    allocated = torch.cuda.memory_allocated(device)
+    reserved = torch.cuda.memory_reserved(device)
+    function()
+    torch.cuda.synchronize(device)
+    return (
+        torch.cuda.max_memory_allocated(device) - allocated,
+        torch.cuda.max_memory_reserved(device) - reserved,
+    )
+
+
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """Return the peak of allocated memory above what was resident, on either kind of device."""
+    if device.type == "cuda":
+        return cuda_peak_bytes(function, device)[0]
+    return cpu_peak_bytes(function)
+
+
+def predicted_bytes(build: Callable[[], tuple[Step, Resident]]) -> tuple[int, int]:
+    """Predict (peak above resident, resident) in bytes with fake tensors; nothing is allocated.
+
+    Args:
+        build: makes the model and its inputs on the CPU and returns a function that runs one step,
+            and what is resident: modules and tensors.
+
+    Equal to the byte to `measured_cpu_bytes`. CUDA rounds blocks to 512 bytes and adds workspaces.
+    """
+    with FakeTensorMode():
+        step, resident = build()
+        tracker = MemTracker()
+        tracker.track_external(*resident)
+        with tracker:
+            step()
+        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+        held = resident_bytes(resident)
+    return int(peak) - held, held
+
+
+def measured_cpu_bytes(build: Callable[[], tuple[Step, Resident]]) -> tuple[int, int]:
+    """Measure the same with real tensors: the model is built inside the measured part."""
+    held = 0
+
+    def run() -> None:
+        nonlocal held
+        step, resident = build()
+        held = resident_bytes(resident)
+        step()
+
+    return cpu_peak_bytes(run) - held, held
+
+
+def resident_bytes(resident: Resident) -> int:
+    """Return the bytes of parameters, buffers and tensors, shared storage counted once."""
+    storages: dict[int, int] = {}
+    for item in resident:
+        tensors = (
+            [item] if isinstance(item, torch.Tensor) else [*item.parameters(), *item.buffers()]
+        )
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def nvml_used_bytes(device: torch.device) -> int | None:
+    """Return the memory that this process holds on the GPU by NVML, or None if it does not say."""
+    with contextlib.suppress(Exception):
+        handle = nvml_handle(device)
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                return int(process.usedGpuMemory)
+    return None
+
+
+def nvml_energy_j(device: torch.device) -> float | None:
+    """Return the energy that the GPU has used since its driver was loaded, in joules, or None."""
+    if device.type != "cuda":
+        return None
+    with contextlib.suppress(Exception):
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle(device))) / 1e3
+    return None
+
+
+def nvml_handle(device: torch.device) -> Any:
+    """Return NVML's handle of a CUDA device, found by its unique id.
+
+    Raises:
+        pynvml.NVMLError: no driver.
+    """
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free now on a device, or None if that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None

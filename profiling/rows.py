@@ -1,0 +1,175 @@
+"""The rows of a sweep: one schema, JSON Lines while running, CSV and Parquet when done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Source = Literal["measured", "predicted", "analytic"]
+Status = Literal["ok", "failed", "skipped", "mismatch"]
+Quantity = Literal["cost", "memory", "time"]
+Scope = Literal["attention", "layers", "model"]
+
+
+class RowsError(ValueError):
+    """A results file that cannot be used; the message is one readable line."""
+
+
+class ProfileRow(BaseModel):
+    """One source's numbers for one scope of one grid point. What was not measured is None.
+
+    `macs` are multiply-adds in matrix products; `fvcore_operations` are fvcore's total, norms
+    included; `paper_operations` follow the papers' rule (multiplications plus additions) for the
+    papers' layer, `paper_operations_printed` the simplification that the paper prints.
+    `resident_memory_bytes` are parameters, buffers and inputs; `peak_memory_bytes` is the rise of
+    one call above that.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    # which point
+    sweep: str
+    point_id: str
+    row_index: int
+    rows_in_point: int
+    quantity: Quantity
+    source: Source
+    scope: Scope
+    variant: str
+    baseline: str | None
+    attention_class: str
+    attention_args: str
+    model: str
+    embed_dim: int
+    seq_len: int
+    grid_heads: int | None
+    num_heads: int | None
+    head_dim: int | None
+    num_layers: int | None
+    mlp_dim: int | None
+    batch_size: int
+    mode: Literal["train", "eval"]
+    backend: str
+    dtype: str
+    device: str
+    # what came of it
+    status: Status
+    reason: str | None = None
+    macs: int | None = None
+    flops: int | None = None
+    fvcore_operations: int | None = None
+    paper_operations: float | None = None
+    paper_operations_printed: float | None = None
+    num_parameters: int | None = None
+    num_parameters_non_embedding: int | None = None
+    resident_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    nvml_memory_bytes: int | None = None
+    time_median_s: float | None = None
+    time_p20_s: float | None = None
+    time_p80_s: float | None = None
+    time_repeats: int | None = None
+    energy_j: float | None = None
+    # how it was made
+    backend_note: str | None = None
+    device_name: str
+    versions: str
+    git_revision: str
+    command: str
+
+
+def _parse(line: str) -> ProfileRow:
+    return ProfileRow.model_validate(json.loads(line))
+
+
+def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
+    """Read a JSON Lines file, leaving out what an interrupted write left incomplete.
+
+    Returns:
+        The rows of complete points, and the number of bytes at the end that are to be dropped.
+
+    Raises:
+        RowsError: no file, or a damaged line that is not at the end.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise RowsError(f"cannot read {path}: {error.strerror}") from error
+    rows: list[ProfileRow] = []
+    pending: list[ProfileRow] = []
+    good = position = 0
+    for number, raw in enumerate(content.splitlines(keepends=True), start=1):
+        position += len(raw)
+        try:
+            if not raw.endswith(b"\n"):
+                break
+            pending.append(_parse(raw.decode("utf-8")))
+        except (ValueError, ValidationError) as error:
+            if position < len(content):
+                reason = " ".join(str(error).split())[:200]
+                raise RowsError(
+                    f"{path}, line {number} is no row of a sweep ({reason}); only the last line "
+                    "may be incomplete"
+                ) from error
+            break
+        if pending[-1].row_index == pending[-1].rows_in_point - 1:
+            rows += pending
+            pending, good = [], position
+    return rows, len(content) - good
+
+
+def repair(path: Path) -> list[ProfileRow]:
+    """Return the complete rows of a file and cut off what an interrupted write left behind."""
+    if not path.exists():
+        return []
+    rows, excess = read_rows(path)
+    if excess:
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - excess)
+            os.fsync(file.fileno())
+    return rows
+
+
+def append_rows(path: Path, rows: Sequence[ProfileRow]) -> None:
+    """Append all rows of one point in one write and wait until they are on disk."""
+    block = "".join(row.model_dump_json() + "\n" for row in rows).encode("utf-8")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        view = memoryview(block)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def to_frame(rows: Iterable[ProfileRow]) -> pd.DataFrame:
+    """Return rows as a table with every column of the schema, in a fixed order."""
+    columns = list(ProfileRow.model_fields)
+    frame = pd.DataFrame([row.model_dump() for row in rows], columns=columns)
+    order = ["quantity", "variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode"]
+    order += ["backend", "dtype", "scope", "source", "point_id"]
+    integers = [
+        name
+        for name, field in ProfileRow.model_fields.items()
+        if field.annotation in (int, int | None)
+    ]
+    frame[integers] = frame[integers].astype("Int64")
+    return frame.sort_values(order, kind="stable", ignore_index=True)
+
+
+def write_tables(rows: Sequence[ProfileRow], folder: Path) -> None:
+    """Write rows.csv and rows.parquet."""
+    frame = to_frame(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, write in (("rows.csv", frame.to_csv), ("rows.parquet", frame.to_parquet)):
+        temporary = folder / f".{name}.{os.getpid()}"
+        write(temporary, index=False)
+        os.replace(temporary, folder / name)
