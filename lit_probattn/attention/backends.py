@@ -65,6 +65,7 @@ def choose_backend(
     available: Mapping[str, Callable[..., object]],
     unsupported: Callable[[str, Call], str | None],
     call: Call,
+    order: Mapping[str, tuple[str, ...]] = AUTO_ORDER,
 ) -> str:
     """Return the name of the implementation that computes a call.
 
@@ -74,6 +75,7 @@ def choose_backend(
         available: the variant's implementations by name.
         unsupported: says why an implementation cannot serve a call, or None if it can.
         call: the call.
+        order: what `auto` prefers on each type of device.
 
     Raises:
         ValueError: the name is unknown.
@@ -87,7 +89,7 @@ def choose_backend(
         reasons = "; ".join(f"{name} {unsupported(name, call)}" for name in available)
         raise NotImplementedError(f"{variant}: no backend serves this call: {reasons}")
     if requested == "auto":
-        chosen = _automatic(serving, call)
+        chosen = _automatic(serving, call, order)
     elif requested not in available:
         raise NotImplementedError(
             f"{variant} has no backend {requested!r}; use one of: auto, {', '.join(available)}"
@@ -108,8 +110,9 @@ def choose_backend(
     return chosen
 
 
-def _automatic(serving: list[str], call: Call) -> str:
-    order = AUTO_ORDER.get(call.device, AUTO_ORDER["cuda"])
+def _automatic(serving: list[str], call: Call, order: Mapping[str, tuple[str, ...]]) -> str:
     if call.num_scores <= REFERENCE_UP_TO.get(call.device, 0) and "reference" in serving:
         return "reference"
-    return next((name for name in order if name in serving), serving[0])
+    return next(
+        (name for name in order.get(call.device, order["cuda"]) if name in serving), serving[0]
+    )
