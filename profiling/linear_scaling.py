@@ -74,28 +74,33 @@ def measure(
     lengths: Sequence[int], mode: str, repeats: int, device: torch.device
 ) -> list[dict[str, object]]:
     """Return one row per side and length: seconds and, on the CPU, peak bytes above the input."""
-    layers, rows = build_sides(device), []
-    for length in lengths:
-        x = torch.randn(1, length, WIDTH, device=device)
-        calls = {name: make_call(layer, x, mode) for name, layer in layers.items()}
-        times = time_sides(calls, device=device, warmup=1, repeats=repeats)
-        for name, call in calls.items():
-            timing = summarise(times[name])
-            rows.append(
-                {
-                    "side": name,
-                    "seq_len": length,
-                    "mode": mode,
-                    "device": device.type,
-                    "num_threads": torch.get_num_threads(),
-                    "torch": torch.__version__,
-                    "median_s": timing.median_s,
-                    "p20_s": timing.p20_s,
-                    "p80_s": timing.p80_s,
-                    "repeats": timing.repeats,
-                    "peak_memory_bytes": cpu_peak_bytes(call) if device.type == "cpu" else None,
-                }
-            )
+    layers = build_sides(device)
+    calls = {
+        (name, length): make_call(layer, torch.randn(1, length, WIDTH, device=device), mode)
+        for length in lengths
+        for name, layer in layers.items()
+    }
+    # Lengths take turns as well: a busy minute must not bend the line through them.
+    named = {f"{name} {length}": call for (name, length), call in calls.items()}
+    times = time_sides(named, device=device, warmup=1, repeats=repeats)
+    rows: list[dict[str, object]] = []
+    for (name, length), call in calls.items():
+        timing = summarise(times[f"{name} {length}"])
+        rows.append(
+            {
+                "side": name,
+                "seq_len": length,
+                "mode": mode,
+                "device": device.type,
+                "num_threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "median_s": timing.median_s,
+                "p20_s": timing.p20_s,
+                "p80_s": timing.p80_s,
+                "repeats": timing.repeats,
+                "peak_memory_bytes": cpu_peak_bytes(call) if device.type == "cpu" else None,
+            }
+        )
     return rows
 
 
@@ -140,10 +145,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mode", choices=("forward", "forward_backward"), default="forward")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls per side and length")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="CPU threads; 1 on a machine that is shared")
     parser.add_argument("--output", type=Path, help="also write the rows to this CSV file")
     options = parser.parse_args(arguments)
     if min(options.lengths) < 1 or options.repeats < 1:
         parser.error("--lengths and --repeats must be at least 1")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rows = measure(options.lengths, options.mode, options.repeats, torch.device(options.device))
     print(table(rows))

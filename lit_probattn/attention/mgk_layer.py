@@ -182,6 +182,11 @@ class MGKAttention(Attention):
             size = head_dim
             if rotary_dim and rotary_shift == "unrotated":
                 size = head_dim - rotary_dim
+                if size == 0:
+                    raise ValueError(
+                        f"rotary_shift=unrotated: rotary_dim={rotary_dim} leaves no dimension of "
+                        f"head_dim={head_dim} for the shifts; choose a smaller rotary_dim"
+                    )
             shift = torch.randn(owners, num_components, size) * shift_init_std
             if shift_first_zero:
                 shift[:, 0] = 0.0
