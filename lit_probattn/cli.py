@@ -15,7 +15,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,7 +32,7 @@ from lit_probattn.callbacks import (
 )
 from lit_probattn.checkpoints import CheckedCheckpointIO
 from lit_probattn.cli_errors import CommandError, ConstructionError, explain
-from lit_probattn.cli_files import config_files, read_config_files, run_name
+from lit_probattn.cli_files import config_files, read_config_files, run_folder_of, run_name
 from lit_probattn.cli_parser import Instantiator, RunParser
 from lit_probattn.predictions import PredictionWriter
 from lit_probattn.progress import make_progress_bar
@@ -150,11 +149,9 @@ class RunCLI(LightningCLI):
             added.append(self.checkpoints)
         return super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
 
-    @property
-    def _callbacks(self) -> list[Callback]:
-        """The trainer's callbacks, to add what needs the run folder."""
-        callbacks: list[Callback] = getattr(self.trainer, "callbacks")  # noqa: B009
-        return callbacks
+    def _add_callback(self, callback: Callback) -> None:
+        """Add what needs the run folder, before the checkpoints."""
+        vars(self.trainer)["callbacks"].insert(0, callback)
 
     def fit(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, in a run folder."""
@@ -168,7 +165,7 @@ class RunCLI(LightningCLI):
         if 0 < self.trainer.max_steps <= plan.steps_done:
             self._report_finished(plan)
             return
-        self._callbacks.insert(0, RunRecord(plan.folder))
+        self._add_callback(RunRecord(plan.folder))
         if hasattr(self, "checkpoints"):
             self.checkpoints.folder = plan.folder / "checkpoints"
         if self._own_loggers:
@@ -213,7 +210,7 @@ class RunCLI(LightningCLI):
         plan = self._plan_evaluation("predict", ckpt_path)
         assert plan.checkpoint is not None
         path = plan.folder / f"predictions-{plan.checkpoint.stem}.parquet"
-        self._callbacks.append(PredictionWriter(path))
+        self._add_callback(PredictionWriter(path))
         kwargs["return_predictions"] = False
         self.trainer.predict(**kwargs, ckpt_path=plan.checkpoint)
         if self.trainer.is_global_zero:
@@ -242,22 +239,15 @@ class RunCLI(LightningCLI):
             )
 
         def plan() -> RunPlan:
-            checkpoint = find_checkpoint(self.settings, self.run_name, request, self._config_folder)
+            checkpoint = find_checkpoint(
+                self.settings, self.run_name, request, run_folder_of(self.files)
+            )
             return RunPlan(folder_of_checkpoint(checkpoint), checkpoint)
 
         shared = share_plan(self.trainer, plan)
         if self.trainer.is_global_zero:
             print(f"checkpoint: {shared.checkpoint}", flush=True)
         return shared
-
-    @property
-    def _config_folder(self) -> Path | None:
-        """Run folder whose `config.yaml` was given on the command line."""
-        for name in self.files:
-            path = Path(name)
-            if path.name == "config.yaml" and (path.parent / "checkpoints").is_dir():
-                return path.parent
-        return None
 
     def _config_dict(self) -> dict[str, Any]:
         """The resolved configuration as it is stored: with the run's name, without a checkpoint."""

@@ -121,7 +121,7 @@ def _suggest_class(given: str, path: str) -> str:
     short_names = {name.rpartition(".")[2]: name for name in classes}
     close = difflib.get_close_matches(given.rpartition(".")[2], short_names, n=1, cutoff=0.6)
     hint = f"; did you mean {short_names[close[0]]!r}?" if close else ""
-    return f"{hint}; available: {', '.join(classes)}" if is_attention or not close else hint
+    return f"{hint} (available: {', '.join(classes)})" if is_attention or not close else hint
 
 
 def _public_classes(package: str) -> list[str]:

@@ -76,6 +76,14 @@ def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
     return f"{task.rpartition('.')[2]}-{attention.rpartition('.')[2]}"
 
 
+def run_folder_of(files: Iterable[str]) -> Path | None:
+    """The run folder whose `config.yaml` is among the files."""
+    for path in map(Path, files):
+        if path.name == "config.yaml" and (path.parent / "checkpoints").is_dir():
+            return path.parent
+    return None
+
+
 def _part(content: Any, *keys: str) -> dict[str, Any]:
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None

@@ -163,13 +163,17 @@ def test_activation_checkpointing_changes_no_weight():
         torch.testing.assert_close(results[1][name], value, rtol=0, atol=0)
 
 
+def soft_mgk_with_dropout(embed_dim, head_dim):
+    return MGKAttention(embed_dim, head_dim, num_heads=2, e_step="soft", dropout=0.2)
+
+
 @pytest.mark.slow
-def test_compiled_model_has_the_same_names_and_losses():
+def test_compiled_model_has_the_same_names_draws_and_losses():
     results = []
     for compiled in (False, True):
-        module = task(compile=compiled)
-        run = trainer(3)
+        module = task(soft_mgk_with_dropout, compile=compiled)
+        run = trainer(4)
         run.fit(module, data(pad_to="max"))
         results.append((module.state_dict(), float(run.callback_metrics["train/loss"])))
     assert results[0][0].keys() == results[1][0].keys()
-    assert results[1][1] == pytest.approx(results[0][1], rel=1e-4)
+    assert results[1][1] == pytest.approx(results[0][1], rel=1e-5)
