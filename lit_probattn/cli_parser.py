@@ -1,10 +1,16 @@
 """The argument parser of the command line: full names only, one line for what is wrong."""
 
+from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
+from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser, _InstantiatorFn
 
 from lit_probattn.cli_errors import CommandError, ConstructionError, readable
+
+
+class HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Help that keeps the lines of the description."""
 
 
 class RunParser(LightningArgumentParser):
@@ -12,6 +18,7 @@ class RunParser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
