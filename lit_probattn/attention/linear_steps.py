@@ -215,4 +215,5 @@ def _finish(
         return numerator * (factor / form.length_root(masks))
     total = total + form.eps
     empty = total == 0
-    return (numerator * (factor / total.masked_fill(empty, 1.0))).masked_fill(empty, 0.0)
+    # Positive features: where their sum is zero, so is the numerator.
+    return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
