@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiling.builders import ConfigError, attention_entry, read_yaml
@@ -112,16 +113,56 @@ class TimingConfig(Strict):
     max_seconds: float = Field(default=60.0, gt=0)
 
 
+class Published(Strict):
+    """A published number and where ours is found.
+
+    Args:
+        what: what it is, for the table.
+        value: the number.
+        source: where it was published.
+        metric: a column of the rows, in the unit of `scale`.
+        variant: which variant.
+        is_ratio: the ratio to the baseline instead of the value.
+        scale: our value is divided by this.
+        where: columns that pick the point.
+    """
+
+    what: str
+    value: float
+    source: str
+    metric: str
+    variant: str
+    is_ratio: bool = False
+    scale: float = 1.0
+    where: dict[str, int | str] = Field(default_factory=dict)
+
+    def find(self, frame: pd.DataFrame, ratios: pd.DataFrame) -> float | None:
+        """Return our measured number, or None if it was not measured."""
+        table = ratios if self.is_ratio else frame
+        rows = table[table["variant"] == self.variant]
+        if self.is_ratio:
+            rows = rows[rows["metric"] == self.metric]
+        else:
+            rows = rows[(rows["source"] == "measured") & (rows["status"] == "ok")]
+        for column, value in self.where.items():
+            rows = rows[rows[column] == value]
+        column = "ratio_measured" if self.is_ratio else self.metric
+        values = rows[column].dropna()
+        return float(values.iloc[0]) / self.scale if len(values) else None
+
+
 class Figure(Strict):
-    """What the report draws and compares with a published figure or table.
+    """What the report compares with a published figure or table.
 
     Args:
         title: heading.
         paper: what the paper says, one sentence each.
+        published: published numbers beside ours.
     """
 
     title: str
     paper: list[str] = Field(default_factory=list)
+    published: list[Published] = Field(default_factory=list)
 
 
 class SweepConfig(Strict):
@@ -176,8 +217,8 @@ def describe(error: ValidationError) -> str:
 
 def _all_fields() -> list[str]:
     names: set[str] = set()
-    models = (SweepConfig, ModelConfig, Grid, Variant, AttentionEntry, TimingConfig, Figure)
-    for model in models:
+    parts = (ModelConfig, Grid, Variant, AttentionEntry, TimingConfig, Figure, Published)
+    for model in (SweepConfig, *parts):
         names.update(model.model_fields)
     return sorted(names)
 

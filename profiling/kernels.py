@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import pandas as pd
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.randomness import AttentionDropout, RandomKey
-from profiling.builders import ConfigError, build_attention
+from profiling.builders import ConfigError, build_attention, read_yaml
+from profiling.config import AttentionEntry, describe
+from profiling.environment import command_line, device_name, git_revision, versions
 from profiling.memory import peak_bytes
-from profiling.timing import Timing, summarise, time_sides
+from profiling.report_tables import markdown_table
+from profiling.sweep import missing_device
+from profiling.timing import Timing, quantile, summarise, time_sides
 
 Mode = Literal["train", "eval"]
-
-
-class AttentionEntry(BaseModel):
-    """The attention of a side, as in the config files of `configs/attention`."""
-
-    model_config = ConfigDict(extra="forbid")
-    class_path: str
-    init_args: dict[str, Any] = Field(default_factory=dict)
 
 
 class TorchSdpa(BaseModel):
@@ -114,9 +110,9 @@ def heads_of(
     def split(width: int, num_heads: int) -> Tensor:
         return make(batch, seq_len, width).unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
-    query = split(layer.num_heads * layer.head_dim, layer.num_heads)
+    query = split(layer.num_query_heads * layer.head_dim, layer.num_query_heads)
     key = layer.split_keys(make(batch, seq_len, layer.key_width))
-    value = split(layer.num_kv_heads * layer.value_head_dim, layer.num_kv_heads)
+    value = split(layer.num_value_heads * layer.value_head_dim, layer.num_value_heads)
     return [x.contiguous().requires_grad_() for x in (query, key, value)]
 
 
@@ -147,8 +143,8 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
             )
     else:
         assert side.attention is not None
-        entry = side.attention
-        layer = build_attention(entry.class_path, entry.init_args, config.head_dim, config.head_dim)
+        class_path, init_args = side.attention.resolve(Path.cwd())
+        layer = build_attention(class_path, init_args, config.head_dim, config.head_dim)
         layer.to(device=device, dtype=dtype).train(train)
         inputs = heads_of(layer, config.batch_size, config.seq_len, make)
         projections = {
@@ -185,13 +181,15 @@ def _attention_call(
     masks = make_masks(batch, heads, length, value.shape[2], is_causal=config.is_causal)
 
     def forward() -> Tensor:
-        return layer.backends[backend](
-            query,
-            layer.expand_keys(key),
-            value,
+        arguments = layer.score_arguments(length)
+        arguments.update(layer.random_arguments(RandomKey(config.seed), 0))
+        keys = layer.expand_keys(key)
+        return layer.run(
+            *(backend, query, keys, value),
             masks=masks,
             dropout=dropout,
-            **layer.score_arguments(length),
+            arguments=arguments,
+            cache=None,
         )
 
     return forward
@@ -210,15 +208,6 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
     return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
 
 
-@contextlib.contextmanager
-def _quiet_warnings() -> Iterator[None]:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def measure(config: KernelsConfig) -> dict[str, SideResult]:
     """Time every side in turns and take the peak memory of one call of each."""
     device = torch.device(config.device)
@@ -226,8 +215,7 @@ def measure(config: KernelsConfig) -> dict[str, SideResult]:
     memory = {}
     for name, function in functions.items():
         function()
-        with _quiet_warnings():
-            memory[name] = peak_bytes(function, device)
+        memory[name] = peak_bytes(function, device)
     times = time_sides(
         functions,
         device=device,
@@ -239,3 +227,92 @@ def measure(config: KernelsConfig) -> dict[str, SideResult]:
         name: SideResult(summarise(seconds), seconds, memory[name])
         for name, seconds in times.items()
     }
+
+
+def load_kernels(path: str | Path) -> KernelsConfig:
+    """Read and check a kernels file.
+
+    Raises:
+        ConfigError: the file is missing or wrong; one line that names the place.
+    """
+    try:
+        return KernelsConfig.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe(error)}") from error
+
+
+def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
+    """Run the parity tests, then measure; return the report and whether all bounds hold.
+
+    When the tests are red there are times of every side but no ratio between them.
+
+    Raises:
+        ConfigError: the device is not there, or a side cannot be built.
+    """
+    gone = missing_device(config.device)
+    if gone is not None:
+        raise ConfigError(gone)
+    green, summary = parity(config, root)
+    results = measure(config)
+    length = f"N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}"
+    passes = "forward + backward" if config.mode == "train" else "forward"
+    lines = [
+        "# Implementations of attention side by side",
+        "",
+        f"- Command: `{command_line()}`",
+        f"- Random data, {config.dtype}, {length}, {passes}"
+        f"{', causal' if config.is_causal else ''}; attention alone, no projections",
+        f"- Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles",
+        f"- Hardware: {device_name(config.device)}",
+        f"- Versions: {versions()}; revision {git_revision()}",
+        f"- Parity tests: {'passed' if green else 'FAILED'}: {summary}",
+        "",
+        *markdown_table(pd.DataFrame([_side_line(n, r) for n, r in results.items()])),
+        "",
+    ]
+    if not green:
+        lines.append("No ratios: the parity tests did not pass, so speed says nothing.")
+        return "\n".join(lines), False
+    compared = [_compare(c, results) for c in config.comparisons]
+    lines += markdown_table(pd.DataFrame([line for line, _ in compared]))
+    return "\n".join(lines), all(passed for _, passed in compared)
+
+
+def _side_line(name: str, result: SideResult) -> dict[str, object]:
+    timing = result.timing
+    return {
+        "side": name,
+        "median (ms)": f"{timing.median_s * 1e3:.1f}",
+        "p20 – p80 (ms)": f"{timing.p20_s * 1e3:.1f} – {timing.p80_s * 1e3:.1f}",
+        "calls": timing.repeats,
+        "peak memory (MiB)": f"{result.peak_memory_bytes / 2**20:.1f}",
+    }
+
+
+def _compare(
+    comparison: Comparison, results: dict[str, SideResult]
+) -> tuple[dict[str, object], bool]:
+    """Return one line of the comparison and whether its bounds hold; ratios are taken per round."""
+    side, against = results[comparison.side], results[comparison.against]
+    rounds = [a / b for a, b in zip(side.seconds, against.seconds, strict=True)]
+    time_ratio = quantile(rounds, 0.5)
+    memory_ratio = side.peak_memory_bytes / against.peak_memory_bytes
+    bounds = [
+        (time_ratio, comparison.max_time_ratio),
+        (memory_ratio, comparison.max_memory_ratio),
+    ]
+    passed = all(bound is None or value <= bound for value, bound in bounds)
+    limits = [
+        f"{what} ≤ {bound:g}"
+        for what, bound in zip(("time", "memory"), (b for _, b in bounds), strict=True)
+        if bound is not None
+    ]
+    spread = " – ".join(f"{quantile(rounds, share):.3f}" for share in (0.2, 0.8))
+    line: dict[str, object] = {
+        "comparison": comparison.name,
+        "time ratio": f"{time_ratio:.3f} ({spread})",
+        "memory ratio": f"{memory_ratio:.4f}",
+        "required": ", ".join(limits) or "–",
+        "holds": ("yes" if passed else "NO") if limits else "–",
+    }
+    return line, passed

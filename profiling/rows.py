@@ -150,8 +150,13 @@ def append_rows(path: Path, rows: Sequence[ProfileRow]) -> None:
         os.close(handle)
 
 
-def to_frame(rows: Iterable[ProfileRow]) -> pd.DataFrame:
-    """Return rows as a table with every column of the schema, in a fixed order."""
+def to_frame(rows: Iterable[ProfileRow], variants: Sequence[str] = ()) -> pd.DataFrame:
+    """Return rows as a table with every column of the schema, in a fixed order.
+
+    Args:
+        rows: the rows.
+        variants: their order; others follow by name.
+    """
     columns = list(ProfileRow.model_fields)
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=columns)
     order = ["quantity", "variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode"]
@@ -162,7 +167,12 @@ def to_frame(rows: Iterable[ProfileRow]) -> pd.DataFrame:
         if field.annotation in (int, int | None)
     ]
     frame[integers] = frame[integers].astype("Int64")
-    return frame.sort_values(order, kind="stable", ignore_index=True)
+    ranks = {name: f"{index:04d}" for index, name in enumerate(variants)}
+
+    def key(column: pd.Series) -> pd.Series:
+        return column.map(lambda v: ranks.get(v, v)) if column.name == "variant" else column
+
+    return frame.sort_values(order, kind="stable", ignore_index=True, key=key)
 
 
 def write_tables(rows: Sequence[ProfileRow], folder: Path) -> None:

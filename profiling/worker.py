@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from profiling.environment import git_revision
 from profiling.plan import Point
 from profiling.rows import ProfileRow
 
@@ -46,7 +47,9 @@ class Worker:
 
     def _start(self) -> None:
         receive, send = os.pipe()
-        environment = dict(os.environ, PROFILING_COMMAND=self.command)
+        environment = dict(
+            os.environ, PROFILING_COMMAND=self.command, PROFILING_REVISION=git_revision()
+        )
         folder = str(Path(__file__).parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(
             p for p in (folder, environment.get("PYTHONPATH")) if p

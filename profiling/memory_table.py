@@ -1,0 +1,67 @@
+"""`python -m profiling memory`: predicted beside measured peak memory of a sweep's points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from profiling.config import SweepConfig
+from profiling.environment import device_name, git_revision, versions
+from profiling.plan import make_plan
+from profiling.points import failed_rows
+from profiling.report_tables import markdown_table
+from profiling.rows import ProfileRow
+from profiling.sweep import cannot_fit, missing_device
+from profiling.worker import Worker, WorkerFailure
+
+
+def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
+    """Measure every place of a sweep and compare with the prediction.
+
+    Returns:
+        The table as text, and whether no point failed and, on the CPU, all are equal to the byte.
+    """
+    only = config.model_copy(update={"measure": ["memory"]})
+    worker = Worker(config.memory_limit_bytes, "python -m profiling memory")
+    lines, good = [], True
+    try:
+        for point in make_plan(only, root):
+            reason = point.problem or missing_device(point.device) or cannot_fit(point)
+            rows: list[ProfileRow]
+            if reason is not None:
+                rows = failed_rows(point, reason)
+            else:
+                try:
+                    rows = worker.run(point, config.point_timeout_s)
+                except WorkerFailure as error:
+                    rows = failed_rows(point, str(error))
+            line, equal = _line(rows)
+            lines.append({"point": point.label.removeprefix("memory "), **line})
+            good = good and (equal or (reason is None and point.device != "cpu"))
+    finally:
+        worker.close()
+    device = missing_device(config.device) or device_name(config.device)
+    head = [
+        "Peak memory of one step above what is resident (parameters, buffers, inputs), in bytes.",
+        "Measured: the allocator. Predicted: fake tensors, nothing allocated.",
+        f"{device}; {versions()}; revision {git_revision()}",
+        "",
+    ]
+    return "\n".join([*head, *markdown_table(pd.DataFrame(lines))]), good
+
+
+def _line(rows: list[ProfileRow]) -> tuple[dict[str, object], bool]:
+    by_source = {row.source: row for row in rows}
+    measured, predicted = by_source["measured"], by_source.get("predicted")
+    if predicted is None or measured.peak_memory_bytes is None:
+        return {"measured": None, "predicted": None, "difference": measured.reason}, False
+    assert predicted.peak_memory_bytes is not None
+    difference = predicted.peak_memory_bytes - measured.peak_memory_bytes
+    numbers: dict[str, object] = {
+        "resident": f"{measured.resident_memory_bytes:,}",
+        "measured": f"{measured.peak_memory_bytes:,}",
+        "predicted": f"{predicted.peak_memory_bytes:,}",
+        "difference": f"{difference:,}",
+    }
+    return numbers, difference == 0
