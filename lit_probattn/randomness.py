@@ -5,6 +5,9 @@ Philox4x32-10 generator (Salmon et al., 2011) at counters that name the element 
 index, head, sample) under a key that names the draw (seed, step, layer, purpose). The same element
 therefore gets the same number in a reference, a blockwise form, a fused kernel, a recomputation in
 backward, and on any number of ranks.
+
+Draws stay outside graphs of `torch.compile`: their keys are 64-bit integers that change with every
+step, and their words wrap modulo 2⁶⁴; the compiler takes neither.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ _CHUNK_COUNTERS = 1 << 16  # counters in flight: keeps the int64 temporaries ins
 STREAM_DROPOUT, STREAM_NOISE, STREAM_FEATURES = 1, 2, 3
 
 
+@torch.compiler.disable
 def philox4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -84,10 +88,12 @@ class RandomKey:
     sample_ids: Tensor | None = None
     layer: int = 0
 
+    @torch.compiler.disable
     def fold(self, layer: int) -> RandomKey:
         """Return the key of layer `layer`; folding twice mixes both indices."""
         return replace(self, layer=mix_integers(self.layer, layer + 1))
 
+    @torch.compiler.disable
     def philox_key(self, stream: int) -> tuple[int, int]:
         """Return the two key words of one purpose (dropout, noise, features)."""
         mixed = mix_integers(self.seed, self.step, self.layer, stream)
@@ -136,6 +142,7 @@ class AttentionDropout:
         """Factor on kept weights, 1 / (1 - p) for the p really used."""
         return 65536 / (32768 - self.threshold)
 
+    @torch.compiler.disable
     def keep(
         self, batch_size: int, num_heads: int, rows: range, cols: range, device: torch.device
     ) -> Tensor:
@@ -159,6 +166,7 @@ class AttentionDropout:
         return kept[..., skip : skip + len(cols)]
 
 
+@torch.compiler.disable
 def normal_noise(
     key: RandomKey,
     batch_size: int,

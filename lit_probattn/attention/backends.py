@@ -43,12 +43,27 @@ class Call:
     recurrent: bool = False
 
 
-# `auto` takes the first name of the row that serves the call. Up to this many scores the
-# materialising reference is the fastest on a CPU: it is a handful of calls.
-REFERENCE_UP_TO = {"cpu": 1 << 15, "cuda": 0}
-AUTO_ORDER = {
-    "cpu": ("sdpa", "blockwise", "reference"),
-    "cuda": ("triton", "sdpa", "blockwise", "reference"),
+@dataclass(frozen=True)
+class AutoRule:
+    """What `auto` chooses on one type of device.
+
+    Args:
+        order: names, best first; the first that serves the call is taken.
+        store_up_to: up to this many scores the materialising reference is taken in place of
+            `blockwise`: nothing has to be recomputed.
+    """
+
+    order: tuple[str, ...]
+    store_up_to: int = 0
+
+
+# CPU, float32, forward and backward, N from 32 to 4096, softmax and MGK, with and without dropout:
+# the fused reduction was the fastest nearly wherever it serves; of the others the reference was up
+# to about 4 million scores, and two to three times slower than blocks from 16 million on.
+# CUDA: not measured; the reference is left out of short calls too, for its memory.
+AUTO_RULES = {
+    "cpu": AutoRule(("sdpa", "blockwise", "reference"), store_up_to=1 << 22),
+    "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),
 }
 
 _choices: dict[str, str] = {}
@@ -65,7 +80,7 @@ def choose_backend(
     available: Mapping[str, Callable[..., object]],
     unsupported: Callable[[str, Call], str | None],
     call: Call,
-    order: Mapping[str, tuple[str, ...]] = AUTO_ORDER,
+    rules: Mapping[str, AutoRule] = AUTO_RULES,
 ) -> str:
     """Return the name of the implementation that computes a call.
 
@@ -75,7 +90,7 @@ def choose_backend(
         available: the variant's implementations by name.
         unsupported: says why an implementation cannot serve a call, or None if it can.
         call: the call.
-        order: what `auto` prefers on each type of device.
+        rules: what `auto` chooses on each type of device.
 
     Raises:
         ValueError: the name is unknown.
@@ -89,7 +104,7 @@ def choose_backend(
         reasons = "; ".join(f"{name} {unsupported(name, call)}" for name in available)
         raise NotImplementedError(f"{variant}: no backend serves this call: {reasons}")
     if requested == "auto":
-        chosen = _automatic(serving, call, order)
+        chosen = _automatic(serving, call, rules.get(call.device, rules["cuda"]))
     elif requested not in available:
         raise NotImplementedError(
             f"{variant} has no backend {requested!r}; use one of: auto, {', '.join(available)}"
@@ -104,15 +119,14 @@ def choose_backend(
         chosen = requested
     label = f"{variant} ({call.device}, {str(call.dtype).removeprefix('torch.')}"
     label += ", dropout)" if call.dropout else ")"
-    if _choices.get(label) != chosen and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and _choices.get(label) != chosen:
         _choices[label] = chosen
         logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
     return chosen
 
 
-def _automatic(serving: list[str], call: Call, order: Mapping[str, tuple[str, ...]]) -> str:
-    if call.num_scores <= REFERENCE_UP_TO.get(call.device, 0) and "reference" in serving:
+def _automatic(serving: list[str], call: Call, rule: AutoRule) -> str:
+    chosen = next((name for name in rule.order if name in serving), serving[0])
+    if chosen == "blockwise" and call.num_scores <= rule.store_up_to and "reference" in serving:
         return "reference"
-    return next(
-        (name for name in order.get(call.device, order["cuda"]) if name in serving), serving[0]
-    )
+    return chosen

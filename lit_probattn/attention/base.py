@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import AUTO_ORDER, BACKENDS, Backend, Call, choose_backend
+from lit_probattn.attention.backends import (
+    AUTO_RULES,
+    BACKENDS,
+    AutoRule,
+    Backend,
+    Call,
+    choose_backend,
+)
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.decode import attend_to_cache
 from lit_probattn.attention.masks import Masks, make_masks
@@ -74,8 +81,8 @@ class Attention(nn.Module):
 
     variant: ClassVar[str]
     backends: ClassVar[Mapping[str, BackendFunction]]
-    # What `auto` prefers on each type of device.
-    auto_order: ClassVar[Mapping[str, tuple[str, ...]]] = AUTO_ORDER
+    # What `auto` chooses on each type of device.
+    auto_rules: ClassVar[Mapping[str, AutoRule]] = AUTO_RULES
     # Score tensors per head that the reference stores; for the choice of backend.
     score_maps: int = 1
     # Whether `cached_scores` exists: short calls with a cache then read it part by part.
@@ -288,7 +295,7 @@ class Attention(nn.Module):
             recurrent=cache is not None and not isinstance(cache, KVCache),
         )
         name = choose_backend(
-            self.variant, self.backend, self.backends, self.unsupported, call, self.auto_order
+            self.variant, self.backend, self.backends, self.unsupported, call, self.auto_rules
         )
         with autocast_off(q):
             arguments = self.score_arguments(v.shape[2])

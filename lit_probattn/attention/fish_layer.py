@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_ORDER, Backend, Call
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.fish import fish_blockwise, fish_reference, fish_sdpa
@@ -63,7 +63,8 @@ class FiSHAttention(Attention):
         mixing: `relaxed` (all experiments of the paper), or `simplex`: p_kj ≥ 0, Σ_k p_kj = 1.
         mixing_init: weights at the start: `torch_linear` (translation), `normal_0.02` (language
             model), `trunc_normal_0.02` (images), or `copy`: local head j is global head ⌊jG/H⌋.
-        mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, frozen) or `none`.
+        mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, which changes nothing)
+            or `none`.
         noise: `global`, `local`, `local_global` or `none`.
         noise_scale: s at the start, positive.
         sigma_shape: one s per global head, or one for all.
@@ -92,9 +93,9 @@ class FiSHAttention(Attention):
     steps_over_cache: ClassVar[bool] = True
     # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
     # faster at every size measured, forward and backward.
-    auto_order: ClassVar[dict[str, tuple[str, ...]]] = {
-        **AUTO_ORDER,
-        "cpu": ("blockwise", "sdpa", "reference"),
+    auto_rules: ClassVar[dict[str, AutoRule]] = {
+        **AUTO_RULES,
+        "cpu": AutoRule(("blockwise", "sdpa", "reference"), AUTO_RULES["cpu"].store_up_to),
     }
 
     def __init__(

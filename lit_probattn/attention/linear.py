@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, Call
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.feature_maps import (
@@ -76,6 +76,10 @@ class LinearAttention(Attention):
     backends: ClassVar[dict[str, BackendFunction]] = {
         "reference": linear_reference,
         "blockwise": linear_blockwise,
+    }
+    # The chunkwise form has no N x N work to save by storing.
+    auto_rules: ClassVar[dict[str, AutoRule]] = {
+        kind: AutoRule(("blockwise", "reference")) for kind in AUTO_RULES
     }
     projection: Tensor | None
 

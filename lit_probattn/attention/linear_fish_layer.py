@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, Call
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.feature_maps import FeatureMap
@@ -89,6 +89,10 @@ class LinearFiSHAttention(Attention):
         "reference": linear_fish_reference,
         "blockwise": linear_fish_blockwise,
     }
+    # The chunkwise form has no N x N work to save by storing.
+    auto_rules: ClassVar[dict[str, AutoRule]] = {
+        kind: AutoRule(("blockwise", "reference")) for kind in AUTO_RULES
+    }
 
     def __init__(
         self,
@@ -148,7 +152,7 @@ class LinearFiSHAttention(Attention):
             constraint=mixing,
             init=mixing_init,
             bias="all" if mixer == "mlp" and mixing_bias else "none",
-            last_bias_learns=True,
+            last_bias_matters=True,
             ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
         )
         self.normalizer = StateNormalizer(self.mixing, normalizer)

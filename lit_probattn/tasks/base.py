@@ -10,7 +10,6 @@ from torch.optim import AdamW, Optimizer
 from lit_probattn.randomness import RandomKey, mix_integers
 from lit_probattn.schedules import ScheduleName, check_schedule, schedule_values
 from lit_probattn.tasks.collectives import gather_objects, num_ranks, sum_over_ranks
-from lit_probattn.tasks.compiled import compile_model
 from lit_probattn.tasks.finite import (
     NonFiniteError,
     describe_samples,
@@ -98,7 +97,7 @@ class Task(pl.LightningModule):
             ValueError: `trainer.max_steps` is missing, or beyond the end of the schedule.
         """
         if self.compile_model:
-            compile_model(self.model)
+            self.model.compile()
         if stage != "fit":
             return
         max_steps = self.trainer.max_steps

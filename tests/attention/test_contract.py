@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import KVCache, MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import REFERENCE_UP_TO
+from lit_probattn.attention.backends import AUTO_RULES
 
 B, N, C, E, H = 2, 13, 11, 5, 3
 LAYERS = {
@@ -174,7 +174,7 @@ def test_bad_calls(call, message):
 def test_auto_takes_what_serves_the_call():
     from lit_probattn.attention import recorded_choices
 
-    big = int(REFERENCE_UP_TO["cpu"] ** 0.5) + 1
+    big = int(AUTO_RULES["cpu"].store_up_to ** 0.5) + 1
     layer = SoftmaxAttention(C, E, 1, dropout=0.5)
     layer.variant = "softmax under test"
     layer(torch.randn(1, 3, C))
