@@ -51,11 +51,13 @@ class Variant(Strict):
         attention: which attention.
         heads_divisor: with `num_heads` in the grid, the variant uses num_heads / heads_divisor.
         baseline: the variant it is compared with; None means the sweep's baseline.
+        backend: this variant's implementation, instead of the grid's.
     """
 
     attention: AttentionEntry
     heads_divisor: int = Field(default=1, ge=1)
     baseline: str | None = None
+    backend: str | None = None
 
 
 class ModelConfig(Strict):

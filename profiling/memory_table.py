@@ -27,18 +27,16 @@ def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
     lines, good = [], True
     try:
         for point in make_plan(only, root):
-            reason = point.problem or missing_device(point.device) or cannot_fit(point)
-            rows: list[ProfileRow]
-            if reason is not None:
-                rows = failed_rows(point, reason)
-            else:
+            reason = point.problem or missing_device(point.device)
+            rows = failed_rows(point, reason) if reason else cannot_fit(point)
+            if not rows:
                 try:
                     rows = worker.run(point, config.point_timeout_s)
                 except WorkerFailure as error:
                     rows = failed_rows(point, str(error))
             line, equal = _line(rows)
             lines.append({"point": point.label.removeprefix("memory "), **line})
-            good = good and (equal or (reason is None and point.device != "cpu"))
+            good = good and rows[0].status == "ok" and (equal or point.device != "cpu")
     finally:
         worker.close()
     device = missing_device(config.device) or device_name(config.device)
@@ -55,7 +53,8 @@ def _line(rows: list[ProfileRow]) -> tuple[dict[str, object], bool]:
     by_source = {row.source: row for row in rows}
     measured, predicted = by_source["measured"], by_source.get("predicted")
     if predicted is None or measured.peak_memory_bytes is None:
-        return {"measured": None, "predicted": None, "difference": measured.reason}, False
+        guess = None if predicted is None else f"{predicted.peak_memory_bytes:,}"
+        return {"measured": None, "predicted": guess, "difference": measured.reason}, False
     assert predicted.peak_memory_bytes is not None
     difference = predicted.peak_memory_bytes - measured.peak_memory_bytes
     numbers: dict[str, object] = {

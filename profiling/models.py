@@ -196,12 +196,14 @@ class PairModel(nn.Module):
         self.encoder = Transformer(attention, embed_dim, head_dim, num_layers, mlp_dim, dropout)
         self.head = PooledClassifier(4 * embed_dim, mlp_dim, num_classes, 1)
 
+    def encode(self, text: Tensor) -> Tensor:
+        """Encode and pool one text of each pair, (B, N) -> (B, C)."""
+        x = self.encoder(self.embedding(text), rng=RandomKey(0))  # (B, N, C)
+        return pool(x, None, "mean", self.max_seq_len)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits (B, classes) of pairs of texts (B, 2, N)."""
-        batch, texts, length = inputs.shape
-        x = self.embedding(inputs.reshape(batch * texts, length))
-        x = self.encoder(x, rng=RandomKey(0))  # (2B, N, C)
-        first, second = pool(x, None, "mean", self.max_seq_len).unflatten(0, (batch, 2)).unbind(1)
+        first, second = (self.encode(text) for text in inputs.unbind(1))
         feature = torch.cat([first, second, first * second, first - second], -1)  # (B, 4C)
         logits: Tensor = self.head(feature[:, None])
         return logits

@@ -145,6 +145,9 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
     )
     for quantity, width, length, heads, batch, mode, backend, dtype, name in axes:
         sizes, problem = model_sizes(config.model, width, root)
+        own = config.variants[name].backend
+        if own is not None and backend != grid.backend[0]:
+            continue
         class_path, init_args = attentions[name]
         init_args = dict(init_args)
         if heads is not None:
@@ -167,7 +170,7 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
                 grid_heads=heads,
                 batch_size=batch,
                 mode=mode,
-                backend=backend,
+                backend=own or backend,
                 dtype=dtype,
                 device=config.device,
                 timing=config.timing.model_dump() if quantity == "time" else {},

@@ -154,10 +154,25 @@ def _safe_device_name(device: str) -> str:
 
 def failed_rows(point: Point, reason: str, status: str = "failed") -> list[ProfileRow]:
     """Return the one row of a point that could not be measured, with the reason."""
+    return point_rows(point, [_without_numbers(point, reason, status)], None)
+
+
+def skipped_rows(point: Point, reason: str, peak: int, resident: int) -> list[ProfileRow]:
+    """Return the rows of a point that was not measured because of its predicted memory."""
+    measured = _without_numbers(point, reason, "skipped")
+    predicted = {
+        "source": "predicted",
+        "scope": measured["scope"],
+        "peak_memory_bytes": peak,
+        "resident_memory_bytes": resident,
+    }
+    return point_rows(point, [measured, predicted][: 2 if point.quantity == "memory" else 1], None)
+
+
+def _without_numbers(point: Point, reason: str, status: str) -> dict[str, Any]:
     scope: Scope = "attention" if point.model == "attention" else "model"
     text = " ".join(reason.split())[:500]
-    entry = {"source": "measured", "scope": scope, "status": status, "reason": text}
-    return point_rows(point, [entry], None)
+    return {"source": "measured", "scope": scope, "status": status, "reason": text}
 
 
 # ---------------------------------------------------------------------- quantities

@@ -10,6 +10,7 @@ import pandas as pd
 
 from profiling.config import SweepConfig
 from profiling.counters import CONVENTION
+from profiling.dearer import dearer_lines
 from profiling.explain import explain_row
 from profiling.ratios import METRICS, PLACE, crossovers, ratio_table, tidy
 from profiling.report_figures import draw_figures
@@ -163,7 +164,9 @@ def _compose(
     figures: Sequence[tuple[str, str]],
 ) -> str:
     figure = config.report
-    parts = [f"# {figure.title if figure else config.name}", "", *lines, ""]
+    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
+    parts = [f"# {figure.title if figure else config.name}", "", *dearer]
+    parts += ["", *lines, ""] if dearer else [*lines, ""]
     same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
     parts += [f"Same in every row: {same}.", ""] if same else []
     parts += variants_table(frame)

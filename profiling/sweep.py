@@ -18,7 +18,7 @@ from profiling.config import SweepConfig
 from profiling.environment import command_line
 from profiling.memory import available_bytes, predicted_bytes
 from profiling.plan import Point, make_plan, shard
-from profiling.points import failed_rows, make_step, measure_point
+from profiling.points import failed_rows, make_step, measure_point, skipped_rows
 from profiling.rows import ProfileRow, append_rows, repair, write_tables
 from profiling.worker import Worker, WorkerFailure
 
@@ -60,23 +60,25 @@ def limit_bytes(point: Point) -> int | None:
     return min(limits) if limits else None
 
 
-def cannot_fit(point: Point) -> str | None:
-    """Return why a point cannot fit in memory by the prediction, or None if it can."""
-    if point.in_process or point.problem is not None:
-        return None
-    limit = limit_bytes(point)
+def cannot_fit(point: Point) -> list[ProfileRow]:
+    """Return the rows of a point that cannot fit by the prediction; none if it can.
+
+    The prediction itself is kept, as a row of its own.
+    """
+    limit = None if point.in_process or point.problem is not None else limit_bytes(point)
     if limit is None:
-        return None
+        return []
     try:
-        predicted = predicted_total(point)
+        peak, resident = predicted_bytes(partial(make_step, point, torch.device("cpu")))
     except Exception:
-        return None  # measuring it says what is wrong
-    if predicted <= limit:
-        return None
-    return (
-        f"predicted peak {predicted / 2**30:.2f} GiB exceeds the {limit / 2**30:.2f} GiB that "
-        f"{point.device} may take"
+        return []  # measuring it says what is wrong
+    if peak + resident <= limit:
+        return []
+    reason = (
+        f"predicted peak {(peak + resident) / 2**30:.2f} GiB exceeds the "
+        f"{limit / 2**30:.2f} GiB that {point.device} may take"
     )
+    return skipped_rows(point, reason, peak, resident)
 
 
 class Progress:
@@ -181,9 +183,9 @@ def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRo
     gone = missing_device(point.device)
     if gone is not None:
         return failed_rows(point, gone)
-    reason = cannot_fit(point)
-    if reason is not None:
-        return failed_rows(point, reason, "skipped")
+    skipped = cannot_fit(point)
+    if skipped:
+        return skipped
     try:
         return worker.run(point, timeout_s)
     except WorkerFailure as error:
