@@ -92,11 +92,11 @@ def test_kernels_are_imported_lazily():
 
 
 def test_every_file_is_short_or_says_why():
-    """Over 300 lines needs a reason in the first line."""
+    """Over 300 lines needs a reason in the first lines."""
     long = []
     for package in (*PACKAGES, "tests"):
         for path in files(package):
             lines = path.read_text(encoding="utf-8").splitlines()
-            if len(lines) > 300 and "long" not in lines[0]:
+            if len(lines) > 300 and not any("Over 300 lines" in line for line in lines[:4]):
                 long.append(f"{path.relative_to(ROOT)}: {len(lines)}")
     assert long == []

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
-from lit_probattn.attention.em_parity import EMCodeParity, code_parity_sums
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.em_parity import EMCodeParity
+from lit_probattn.attention.m_step import MStepPriors
 from lit_probattn.attention.mgk import (
     Score,
     mgk_blockwise,
     mgk_reference,
     mgk_scores,
     mgk_sdpa,
-    responsibility_sums,
 )
 from lit_probattn.attention.mgk_decode import key_offsets, mixture_scores
 from lit_probattn.attention.mixture import (
@@ -35,10 +34,10 @@ from lit_probattn.attention.mixture import (
     variance_multipliers,
 )
 from lit_probattn.attention.rotary import RotaryShift
-from lit_probattn.attention.steps import autocast_off, repeat_heads
+from lit_probattn.attention.steps import repeat_heads
 
 
-class MGKAttention(Attention):
+class MGKAttention(MStepPriors, Attention):
     """Attention with a mixture of K Gaussians per key (Transformer-MGK, -sMGK).
 
     Source: MGK, ICML 2022, Eq. (7), Table 5 (settings), Table 10 (shared keys).
@@ -316,50 +315,6 @@ class MGKAttention(Attention):
             return "cannot add row_eps to the sums of rows"
         return super().unsupported(backend, call)
 
-    # ------------------------------------------------------------------ setting B
-    def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
-        """Add this pass's responsibilities; a recomputation inside backward adds nothing."""
-        if self.prior is None or not self.prior.by_m_step or in_backward():
-            return
-        if self.em_code_parity != "none":
-            with autocast_off(query):
-                sums = code_parity_sums(
-                    query.detach(),
-                    key.detach(),
-                    masks=masks,
-                    query_mask=query_mask,
-                    log_prior=self.prior(key.shape[3]),
-                    variance=self.variance(),
-                    code=self.em_code_parity,
-                )
-            self.prior.accumulate(*sums)
-            return
-        with autocast_off(query):
-            numerator, denominator = responsibility_sums(
-                query.detach(),
-                key.detach(),
-                masks=masks,
-                query_mask=query_mask,
-                log_prior=self.prior(key.shape[3]),
-                variance=self.variance(),
-                score=self.score,
-                include_log_det=self.include_log_det,
-                weighting=self.em_weighting,
-            )
-        self.prior.accumulate(numerator, denominator)
-
-    def prior_statistics(self) -> Tensor | None:
-        """Return numerator and denominator since the last update, (2, *prior shape), or None."""
-        if self.prior is None or not self.prior.by_m_step or self.em_code_parity != "none":
-            return None
-        return self.prior.statistics()
-
-    def apply_prior_update(self, statistics: Tensor) -> None:
-        """Replace the priors by an M-step over `statistics` (summed over ranks by the caller)."""
-        if self.prior is None or not self.prior.by_m_step:
-            raise ValueError(f"e_step={self.e_step} has no M-step; only e_step=soft updates priors")
-        self.prior.apply_statistics(statistics)
-
     # ------------------------------------------------------------------ cost
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by MGK appendix B, general K, with the corrected constant.
@@ -388,11 +343,6 @@ class MGKAttention(Attention):
             f"{super().extra_repr()}, num_components={self.num_components}, "
             f"shifted_keys={self.shifted_keys}, e_step={self.e_step!r}, score={self.score!r}"
         )
-
-
-def in_backward() -> bool:
-    """Whether this runs inside a backward pass, as recomputation of checkpoints does."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
