@@ -47,7 +47,7 @@ def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
 
 
 def _break_even(frame: pd.DataFrame) -> list[str]:
-    """Say for every FiSH variant at which of the head sizes its N² term exceeds MHA's.
+    """Say at which of the head sizes the N² term of a FiSH variant exceeds that of MHA.
 
     The N² term of the scores by the paper's rule; projections are the N term, which is always
     smaller with fewer global heads.
@@ -71,8 +71,10 @@ def _break_even(frame: pd.DataFrame) -> list[str]:
         )
         sizes = sorted(int(s) for s in group["head_dim"].unique())
         dear = [str(s) for s in sizes if s < limit]
-        text = f"{variant}: N² term of the scores above that of {heads}-head attention"
-        text += f" for head sizes below {limit:.4g} (N term always below)"
-        text += f"; here at head size {', '.join(dear)}." if dear else "; here nowhere."
-        lines.append(text)
+        if dear:
+            lines.append(
+                f"{variant}: the N² term of the scores is above that of {heads}-head attention "
+                f"for head sizes below {limit:.4g}, here {', '.join(dear)} (the N term is always "
+                "below)."
+            )
     return lines

@@ -93,8 +93,8 @@ class HeadMixing(nn.Module):
         init: distribution of the weights at the start; `copy` starts local head j as global head
             ⌊jG/H⌋.
         bias: `none`; `hidden`: in the layers before a ReLU; `all`: in the last layer too.
-        last_bias_learns: whether the bias of the last layer matters. Softmax cancels it, so there
-            it is kept frozen, for checkpoints and counts only.
+        last_bias_matters: False where a softmax cancels the bias of the last layer: then it exists
+            for checkpoints and counts only, and its gradient is exactly zero.
         ratios: hidden widths of `mlp` as ⌈H / ratio⌉.
 
     Raises:
@@ -110,7 +110,7 @@ class HeadMixing(nn.Module):
         constraint: MixingConstraint = "relaxed",
         init: MixingInit = "torch_linear",
         bias: MixingBias = "hidden",
-        last_bias_learns: bool = False,
+        last_bias_matters: bool = False,
         ratios: Sequence[float] = (1.0,),
     ) -> None:
         super().__init__()
@@ -130,8 +130,8 @@ class HeadMixing(nn.Module):
         self.biases = nn.ParameterList(torch.empty(width) for width in hidden)
         self.last_bias: nn.Parameter | None = None
         if bias == "all":
-            last = torch.empty(self.widths[-1])
-            self.last_bias = nn.Parameter(last, requires_grad=last_bias_learns)
+            self.last_bias = nn.Parameter(torch.empty(self.widths[-1]))
+        self.last_bias_matters = last_bias_matters
         self.reset_parameters()
 
     def _check_combination(self, ratios: Sequence[float]) -> None:
@@ -218,12 +218,14 @@ class HeadMixing(nn.Module):
 
     def values(self, noise_scale: Tensor | None) -> MixingValues:
         """Return the weights as the backend functions take them; the last bias is left out."""
-        first, *rest = self.weights
+        weights: list[Tensor] = list(self.weights)
         if self.constraint == "simplex":
-            first = first.softmax(-1)
-        count = len(rest)
-        biases: tuple[Tensor | None, ...] = tuple(self.biases) or (None,) * count
-        return MixingValues(self.mixer, (first, *rest), biases, noise_scale)
+            weights[0] = weights[0].softmax(-1)
+        if self.last_bias is not None and not self.last_bias_matters:
+            # A gradient of zero, not none: tools that expect one for every parameter stay content.
+            weights[-1] = weights[-1] + 0.0 * self.last_bias[:, None]
+        missing: tuple[Tensor | None, ...] = (None,) * (len(weights) - 1)
+        return MixingValues(self.mixer, tuple(weights), tuple(self.biases) or missing, noise_scale)
 
     def extra_repr(self) -> str:
         """The function and its widths, for printing."""
