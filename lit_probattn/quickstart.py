@@ -26,6 +26,7 @@ from lit_probattn.attention import recorded_choices
 from lit_probattn.models import Classifier
 from lit_probattn.randomness import RandomKey
 from profiling.builders import attention_entry, attention_factory, read_yaml
+from profiling.cost import attention_layers
 from profiling.counters import torch_flops
 from profiling.environment import device_name, git_revision, versions
 from profiling.memory import peak_bytes
@@ -79,6 +80,21 @@ def build(config: str, seq_len: int, device: torch.device) -> Classifier:
     ).to(device)
 
 
+def reference_macs(config: str) -> int:
+    """Count the multiply-adds of one sequence of full length, by the variant's equation."""
+    with torch.device("meta"):
+        model = build(config, FULL_LENGTH, torch.device("meta")).eval()
+        inputs = torch.zeros(1, FULL_LENGTH, dtype=torch.int64)
+    for layer in attention_layers(model):
+        layer.backend = "reference"
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(inputs)
+
+    return torch_flops(forward) // 2
+
+
 def measure(device: torch.device) -> dict[str, dict[str, Any]]:
     """Measure parameters, operations, and one training step of both variants at full length."""
     inputs = torch.randint(1, 17, (FULL_BATCH, FULL_LENGTH), device=device)
@@ -92,15 +108,10 @@ def measure(device: torch.device) -> dict[str, dict[str, Any]]:
             model.zero_grad()
             model(inputs, rng=key).logsumexp(-1).sum().backward()
 
-        def forward(model: Classifier = model) -> None:
-            with torch.no_grad():
-                model.eval()(inputs[:1])
-            model.train()
-
         steps[name] = step
         rows[name] = {
             "num_parameters": sum(p.numel() for p in model.parameters()),
-            "macs_per_sequence": torch_flops(forward) // 2,
+            "macs_per_sequence": reference_macs(config),
             "peak_memory_bytes": peak_bytes(step, device),
         }
     seconds = time_sides(steps, device=device, warmup=1, repeats=9, max_seconds=45.0)
@@ -174,11 +185,13 @@ Machine: {device_name(str(device))}; {versions()}; revision {git_revision()}; {s
 {text}
 
 Accuracy is from the training above. The other columns are of the same model at the Long Range \
-Arena's full length, N = {FULL_LENGTH}: multiply-adds in matrix products of one forward pass \
-(1 multiply-add = 2 FLOP); time and peak memory of one training step (forward and backward, batch \
-{FULL_BATCH}, float32, attention dropout 0.1), both variants in turns in one process, median over \
-{int(table["num_timed_steps"].iloc[0])} rounds of the ratio to the baseline. Peak memory is the \
-allocator's, above what was resident. Attention backends: {backends}.
+Arena's full length, N = {FULL_LENGTH}: multiply-adds in matrix products of one forward pass by \
+the equations (1 multiply-add = 2 FLOP; the reduction of a mixture to fused attention spends 2K \
+products per pair and head where the equation has K + 1); time and peak memory of one training \
+step (forward and backward, batch {FULL_BATCH}, float32, attention dropout 0.1), both variants in \
+turns in one process, median over {int(table["num_timed_steps"].iloc[0])} rounds of the ratio to \
+the baseline. Peak memory is the allocator's, above what was resident. Attention backends: \
+{backends}.
 
 ![learning curves](figures/learning_curves.png)
 """,

@@ -25,6 +25,9 @@ def cpu_peak_bytes(function: Callable[[], object]) -> int:
     The profiler's allocator events are exact. Resident set size and tracemalloc are no measure:
     the first moves in pages and does not fall, the second does not see tensors.
     """
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # no lines on stderr from the profiler's library
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
