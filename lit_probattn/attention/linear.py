@@ -266,11 +266,7 @@ class LinearAttention(Attention):
         macs += n * f * (e_v + divides) * (h + kv)
         if self.projection is not None:
             macs += n * f * e * (h + self.key_width // e)
-        return Cost(
-            paper_flops=flops,
-            macs=macs,
-            num_parameters=sum(p.numel() for p in self.parameters()),
-        )
+        return Cost(flops, macs, num_parameters=sum(p.numel() for p in self.parameters()))
 
     def extra_repr(self) -> str:
         """Sizes and switches, for printing."""

@@ -85,7 +85,6 @@ def test_every_file_is_tested():
     assert {path.stem for path in FOLDER.glob("*.yaml")} == tested
 
 
-# ---------------------------------------------------------------------- Long Range Arena, MGK
 @pytest.mark.parametrize("name", ["mgk", "smgk"])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
 def test_code_lra_learned_priors(name, backend):
@@ -177,7 +176,6 @@ def test_exact_m_step_differs_from_the_released_one():
         assert round((numerator / count)[0, 0, 0].item(), 3) == expected
 
 
-# ---------------------------------------------------------------------- Long Range Arena, linear
 @pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_code_lra_linear_family(name, backend):
@@ -200,7 +198,6 @@ def test_code_lra_linear_family(name, backend):
     torch.testing.assert_close(padded(x, key_mask=mask), half, **TOLERANCE)
 
 
-# ---------------------------------------------------------------------- language modelling, MGK
 @pytest.mark.parametrize("name", ["mgk", "smgk"])
 def test_code_lm_intended_learned_priors(name):
     """A = Σ_r clamp(p_jr) e^{−c_r ‖q − k_r‖² / √E} / (row sum + 1e-6), c = 1/2 and 3/2."""
@@ -251,7 +248,6 @@ def test_code_lm_as_released_mgk_is_hard_and_shifted(backend):
     torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
 
 
-# ---------------------------------------------------------------------- language modelling, linear
 @pytest.mark.parametrize("name", ["intended_mlk", "intended_smlk", "as_released_mlk", "linear"])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_code_lm_linear_family(name, backend):
@@ -277,7 +273,6 @@ def test_code_lm_linear_family(name, backend):
     torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
 
 
-# ---------------------------------------------------------------------- starts and refusals
 @pytest.mark.parametrize("name", [p.stem for p in sorted(FOLDER.glob("*.yaml"))])
 def test_released_starts(name):
     """Priors 1/2; shifts 0 for the first component and N(0, 1/4) for the second."""

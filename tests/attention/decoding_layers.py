@@ -1,0 +1,83 @@
+"""The layers that decoding is tested with, by name."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_probattn.attention import (
+    LinearAttention,
+    MGKAttention,
+    MLKAttention,
+    SoftmaxAttention,
+)
+
+B, N, C, E = 2, 13, 11, 6
+POSITIONS = {"prior_share": "head_position", "max_positions": 31}
+LAYERS = {
+    "softmax": (SoftmaxAttention, {"num_heads": 3}),
+    "softmax, grouped, rotary": (
+        SoftmaxAttention,
+        {"num_heads": 6, "num_kv_heads": 3, "rotary_dim": 4},
+    ),
+    "gaussian, grouped": (
+        SoftmaxAttention,
+        {"num_heads": 6, "num_kv_heads": 2, "score": "gaussian"},
+    ),
+    "mgk": (MGKAttention, {"num_heads": 3}),
+    "mgk, K=3, unequal, grouped": (
+        MGKAttention,
+        {"num_heads": 6, "num_kv_heads": 3, "num_components": 3, "variance": "paper_main"},
+    ),
+    "mgk, hard, rotary": (
+        MGKAttention,
+        {"num_heads": 3, "e_step": "hard", "variance": "code_lm", "rotary_dim": 6},
+    ),
+    "mgk, dot, log det": (
+        MGKAttention,
+        {"num_heads": 3, "score": "dot", "variance": "paper_main", "include_log_det": True},
+    ),
+    "mgk, per position, row eps": (
+        MGKAttention,
+        {"num_heads": 3, "row_eps": 0.01, "variance": "code_lm", **POSITIONS},
+    ),
+    "smgk": (MGKAttention, {"num_heads": 3, "shifted_keys": True}),
+    "smgk, unequal, mixtures per query": (
+        MGKAttention,
+        {
+            "num_heads": 6,
+            "num_kv_heads": 3,
+            "mixture_heads": "query",
+            "shifted_keys": True,
+            "variance": "paper_main",
+        },
+    ),
+    "smgk, hard": (
+        MGKAttention,
+        {"num_heads": 3, "shifted_keys": True, "e_step": "hard", "variance": "code_lm"},
+    ),
+    **{
+        f"smgk, rotary, shift {shift}": (
+            MGKAttention,
+            {"num_heads": 3, "shifted_keys": True, "rotary_dim": 4, "rotary_shift": shift},
+        )
+        for shift in ("before", "after", "unrotated")
+    },
+    "linear": (LinearAttention, {"num_heads": 3}),
+    "linear, favor, grouped": (
+        LinearAttention,
+        {"num_heads": 6, "num_kv_heads": 3, "feature_map": "favor"},
+    ),
+    "mlk": (MLKAttention, {"num_heads": 3}),
+    "mlk, per position": (MLKAttention, {"num_heads": 3, **POSITIONS}),
+    "smlk": (MLKAttention, {"num_heads": 3, "shifted_keys": True}),
+}
+CACHED = [name for name, (cls, _) in LAYERS.items() if cls in (SoftmaxAttention, MGKAttention)]
+
+
+def make(name, **options):
+    cls, kind = LAYERS[name]
+    layer = cls(C, E, **{**kind, **options}).double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.1 * torch.rand_like(parameter)
+    return layer
