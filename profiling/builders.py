@@ -63,7 +63,8 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         parsed = parser.parse_object({"attention": entry})
-        factory: AttentionFactory = parser.instantiate_classes(parsed).attention
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        factory: AttentionFactory = instantiate(parsed).attention
     except (ArgumentError, ValueError, ImportError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ConfigError(f"attention {class_path}: {' '.join(lines)[:600]}") from error

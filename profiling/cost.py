@@ -155,6 +155,8 @@ def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
     with torch.device("meta"):
         model = setting.build()
         layer = attention_layers(model)[0]
+        for module in attention_layers(model):
+            module.dropout = 0.0  # no products in it, and tracing cannot follow its generator
         measured = _measure(setting, model, "meta", fvcore_macs)
         parameters, tables = _parameters(model, setting.shape is None), _table_parameters(model)
         probe = _probe(setting, layer)

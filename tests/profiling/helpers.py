@@ -1,0 +1,58 @@
+"""Small sweeps for the tests, and variants that fail in one way each."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention import Cost, SoftmaxAttention
+from profiling.config import SweepConfig
+
+SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
+MGK = "lit_probattn.attention.MGKAttention"
+
+
+class WithoutFormula(SoftmaxAttention):
+    """A variant that does not say what it costs."""
+
+    def cost(self, seq_len: int) -> Cost:
+        raise NotImplementedError
+
+
+class Deadly(SoftmaxAttention):
+    """A variant that ends its process, but only on real tensors."""
+
+    def forward(self, query: Tensor, *args, **kwargs) -> Tensor:
+        if type(query) is Tensor and query.device.type == "cpu":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(query, *args, **kwargs)
+
+
+class Greedy(SoftmaxAttention):
+    """A variant that allocates 64 GiB, which no prediction sees coming."""
+
+    def forward(self, query: Tensor, *args, **kwargs) -> Tensor:
+        if type(query) is Tensor and query.device.type == "cpu":
+            torch.ones(1 << 33, dtype=torch.float64)
+        return super().forward(query, *args, **kwargs)
+
+
+def attention(class_path=SOFTMAX, **init_args):
+    return {"attention": {"class_path": class_path, "init_args": {"num_heads": 2, **init_args}}}
+
+
+def sweep(**changes) -> SweepConfig:
+    """A sweep of two variants on a small grid; `changes` replace top-level keys."""
+    content = {
+        "name": "small",
+        "model": {"kind": "attention", "head_dim": 4},
+        "baseline": "softmax",
+        "variants": {"softmax": attention(), "mgk": attention(MGK, num_heads=1)},
+        "grid": {"embed_dim": [8, 16], "seq_len": [8, 16]},
+        "measure": ["cost"],
+        "timing": {"warmup": 0, "repeats": 2},
+    }
+    return SweepConfig.model_validate({**content, **changes})

@@ -1,0 +1,132 @@
+"""The command line: whole flags only, one readable line for every error, every shipped file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from profiling.builders import read_yaml
+from profiling.cli import main
+from profiling.config import load_sweep
+from profiling.kernels import load_kernels
+from profiling.plan import make_plan
+from tests.profiling.helpers import sweep
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs/profiling").glob("*.yaml"))
+SWEEPS = [path for path in CONFIGS if "sides" not in read_yaml(path)]
+KERNELS = [path for path in CONFIGS if "sides" in read_yaml(path)]
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
+def test_shipped_sweeps_make_a_plan(path):
+    config = load_sweep(path)
+    points = make_plan(config, ROOT)
+    assert points
+    assert all(point.problem is None for point in points)
+    assert len({point.point_id for point in points}) == len(points)
+    assert config.name == path.stem
+    assert f"--config configs/profiling/{path.name}" in path.read_text()
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda p: p.stem)
+def test_shipped_kernel_files_parse(path):
+    config = load_kernels(path)
+    assert config.comparisons
+    assert all((ROOT / t.split("::")[0]).exists() for t in config.parity_tests)
+
+
+def run(capsys, *arguments):
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "--conf", "x.yaml"),
+        ("sweep", "--config", "x.yaml", "--dry"),
+        ("report", "--config", "x.yaml", "--htm"),
+        ("swee", "--config", "x.yaml"),
+        (),
+    ],
+)
+def test_flags_are_never_matched_by_prefix(capsys, arguments):
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+
+
+def broken(tmp_path, change):
+    content = sweep().model_dump(mode="json", exclude_none=True)
+    change(content)
+    path = tmp_path / "broken.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda c: c.update(measur=["cost"]), "did you mean 'measure'"),
+        (lambda c: c["grid"].update(embed_dim=["wide"]), "grid.embed_dim.0"),
+        (lambda c: c.update(baseline="nobody"), "'nobody' is not among the variants"),
+        (lambda c: c["model"].pop("head_dim"), "needs head_dim"),
+        (lambda c: c["model"].update(head_dim_divisor=2), "not both"),
+        (lambda c: c["variants"]["mgk"].update(attention={"config": "no.yaml"}), "no.yaml"),
+        (lambda c: c.update(measure=["flops"]), "measure.0"),
+    ],
+)
+def test_wrong_files_are_one_line(capsys, tmp_path, change, expected):
+    path = broken(tmp_path, change)
+    status, _, err = run(capsys, "sweep", "--config", str(path), "--out", str(tmp_path / "out"))
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert expected in err
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "a: [", None])
+def test_unreadable_files_are_one_line(capsys, tmp_path, text):
+    path = tmp_path / "file.yaml"
+    if text is not None:
+        path.write_text(text)
+    status, _, err = run(capsys, "sweep", "--config", str(path))
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_sweep_and_report_by_command(capsys, tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(sweep().model_dump(mode="json", exclude_none=True)))
+    dry = run(capsys, "sweep", "--config", str(path), "--dry-run")
+    assert "8 points" in dry[1]
+    assert not list(tmp_path.glob("results*"))
+    results, out = str(tmp_path / "results"), str(tmp_path / "out")
+    status, text, _ = run(capsys, "sweep", "--config", str(path), "--out", results)
+    assert status == 0
+    assert "8 ok" in text
+    status, text, _ = run(
+        capsys, "report", "--config", str(path), "--results", results, "--out", out
+    )
+    assert status == 0
+    assert (tmp_path / "out/report.md").exists()
+    status, _, err = run(capsys, "report", "--config", str(path), "--results", out, "--out", out)
+    assert status == 2
+    assert "no results in" in err
+
+
+def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(sweep().model_dump(mode="json", exclude_none=True)))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, text, _ = run(capsys, "sweep", "--config", str(path), "--out", str(tmp_path / "o"))
+    assert status == 0
+    assert "4 ok" in text
+    assert (tmp_path / "o/rows.1-of-2.jsonl").exists()
