@@ -1,9 +1,9 @@
 """What every DataModule shares: settings, loaders, order, folders.
 
 A batch is a dict with `inputs` (B, N) token ids or float features, `key_mask` (B, N), True for a
-real token, `target` (B,) and `sample_ids` (B,), the index of each sample in its split. In
-evaluation every rank gets the same number of batches; rows with sample id -1 only fill up and must
-be ignored.
+real token, `target` (B,) and `sample_ids` (B,), the index of each sample in its split. Pairs of
+texts have `inputs` and `key_mask` (B, 2, N). In evaluation every rank gets the same number of
+batches; rows with sample id -1 only fill up and must be ignored.
 """
 
 from __future__ import annotations
@@ -131,6 +131,11 @@ class DataModule(pl.LightningDataModule):
     def published(self) -> dict[str, Published]:
         """Published sizes by split; `train+val` stands for two splits together."""
         return {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the sizes should know (after `setup`); one line each."""
+        return []
 
     def load_splits(self) -> dict[str, Split]:
         """Return the splits `train`, `val` and `test`."""

@@ -13,10 +13,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +82,29 @@ class CacheWriter:
             os.fsync(file.fileno())
         self.files[path.name] = _describe(path)
 
+    @contextmanager
+    def stream(self, name: str, dtype: npt.DTypeLike) -> Iterator[Callable[[npt.ArrayLike], None]]:
+        """Write a one-dimensional array piece by piece; yields the function that appends one."""
+        path, kind, length = self.folder / f"{name}.npy", np.dtype(dtype), 0
+        with path.open("wb") as file:
+            _write_header(file, kind, 0)
+            start = file.tell()
+
+            def append(piece: npt.ArrayLike) -> None:
+                nonlocal length
+                array = np.asarray(piece, dtype=kind)
+                file.write(array.tobytes())
+                length += array.size
+
+            yield append
+            file.seek(0)
+            _write_header(file, kind, length)  # NumPy leaves room for the first size to grow
+            if file.tell() != start:
+                raise RuntimeError(f"{path}: the header of {length} elements has another size")
+            file.flush()
+            os.fsync(file.fileno())
+        self.files[path.name] = _describe(path)
+
     def finish(self, spec: CacheSpec) -> None:
         """Write meta.json; the cache is complete."""
         meta = {
@@ -94,6 +118,11 @@ class CacheWriter:
             json.dump(meta, file, indent=1, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 class _DamagedError(DataError):

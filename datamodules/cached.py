@@ -34,6 +34,10 @@ class CachedDataModule(DataModule):
         """Return the splits in an opened cache."""
         raise NotImplementedError
 
+    def must_name(self) -> dict[str, Any]:
+        """Settings without a default, which a command must give."""
+        return {}
+
     @property
     def cache_spec(self) -> CacheSpec:
         """Identity of the cache."""
@@ -52,7 +56,9 @@ class CachedDataModule(DataModule):
         try:
             return open_cache(self.cache_dir, self.cache_spec)
         except DataError as error:
-            command = f"python -m datamodules prepare {self.task} --data_dir {self.data_dir}"
+            command = f"python -m datamodules prepare {self.task}"
+            command += "".join(f" --{name} {value}" for name, value in self.must_name().items())
+            command += f" --data_dir {self.data_dir}"
             if self.cache_dir != self.data_dir / ".cache":
                 command += f" --cache_dir {self.cache_dir}"
             kind = MissingDataError if isinstance(error, MissingDataError) else DataError

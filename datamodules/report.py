@@ -8,9 +8,11 @@ import numpy as np
 
 from datamodules.base import DataModule
 from datamodules.cached import CachedDataModule
-from datamodules.tokens import TokenSplit
 
 __all__ = ["compare", "describe"]
+
+# More files of a release than these are counted, not listed.
+_MOST_SOURCES = 8
 
 
 def describe(data: DataModule) -> Iterator[str]:
@@ -22,11 +24,13 @@ def describe(data: DataModule) -> Iterator[str]:
     )
     if data.select_on_test:
         yield "note: validation uses the test split, so selection is on test data"
+    yield from (f"note: {note}" for note in data.notes)
     yield f"steps per epoch: {data.steps_per_epoch} at batch_size {data.batch_size}"
     for split_name, split in data.splits.items():
         lengths, counts = split.lengths, np.bincount(split.targets, minlength=data.num_classes)
         quantiles = np.percentile(lengths, (0, 50, 90, 100)).astype(int)
-        cut = f", cut off {split.num_cut}" if isinstance(split, TokenSplit) else ""
+        num_cut = getattr(split, "num_cut", None)
+        cut = "" if num_cut is None else f", cut off {num_cut}"
         yield (
             f"{split_name}: {len(split)} samples, lengths min {quantiles[0]}, "
             f"median {quantiles[1]}, mean {lengths.mean():.1f}, p90 {quantiles[2]}, "
@@ -36,7 +40,11 @@ def describe(data: DataModule) -> Iterator[str]:
     if isinstance(data, CachedDataModule):
         cache = data.open()
         yield f"cache: {cache.folder} (checksums verified)"
-        for file, facts in {**cache.meta["sources"], **cache.meta["files"]}.items():
+        sources, files = cache.meta["sources"], cache.meta["files"]
+        if len(sources) > _MOST_SOURCES:
+            yield f"  {len(sources)} source files"
+            sources = {}
+        for file, facts in {**sources, **files}.items():
             yield f"  sha256 {facts['sha256']}  {facts['bytes']:>11} bytes  {file}"
 
 

@@ -185,3 +185,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot be written .*cache_dir.*LIT_PROBATTN_CACHE"):
         ensure_cache(tmp_path / "file" / "caches", SPEC, build)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_a_streamed_array_is_the_pieces_after_one_another(tmp_path: Path, dtype) -> None:
+    pieces = [np.arange(5), np.zeros((2, 3)), np.zeros(0), np.arange(100, 120)]
+
+    def build(writer: CacheWriter) -> None:
+        with writer.stream("all", dtype) as append:
+            for piece in pieces:
+                append(piece)
+
+    cache = ensure_cache(tmp_path, CacheSpec("streamed", {"dtype": str(dtype)}), build)
+    array = cache.array("all")
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, np.concatenate([piece.ravel() for piece in pieces]))
