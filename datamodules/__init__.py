@@ -10,15 +10,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from datamodules.lra.image import Image
     from datamodules.lra.listops import ListOps
+    from datamodules.lra.pathfinder import Pathfinder
+    from datamodules.lra.retrieval import Retrieval
     from datamodules.lra.text import Text
     from datamodules.synthetic import Synthetic
 
-__all__ = ["REGISTRY", "ListOps", "Synthetic", "Text"]
+__all__ = ["REGISTRY", "Image", "ListOps", "Pathfinder", "Retrieval", "Synthetic", "Text"]
 
 # Name on the command line -> module and class.
 REGISTRY = {
+    "image": ("datamodules.lra.image", "Image"),
     "listops": ("datamodules.lra.listops", "ListOps"),
+    "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
+    "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),
     "text": ("datamodules.lra.text", "Text"),
 }

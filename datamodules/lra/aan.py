@@ -1,0 +1,109 @@
+"""The AAN pairs of the Long Range Arena release: `new_aan_pairs.{train,eval,test}.tsv`.
+
+No header, no quoting. A line has five columns between tabs: the label as a float (`0.0` or `1.0`),
+two paper ids, and the texts of the two papers. Everything is read as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from datamodules.errors import DataError, MissingDataError
+
+__all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]
+
+SPLIT_FILES = {
+    "train": "new_aan_pairs.train.tsv",
+    "val": "new_aan_pairs.eval.tsv",
+    "test": "new_aan_pairs.test.tsv",
+}
+FOLDERS = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
+# The published pipelines drop what follows before they look at the length.
+MAX_TEXT_BYTES = 10000
+_NUM_COLUMNS = 5
+_LABELS = {0.0: 0, 1.0: 1}
+
+
+class Pair(NamedTuple):
+    """One line.
+
+    Args:
+        target: 1 if the papers are linked, else 0.
+        texts: The first MAX_TEXT_BYTES bytes of each text.
+        num_bytes: Bytes of each text in the file.
+    """
+
+    target: int
+    texts: tuple[bytes, bytes]
+    num_bytes: tuple[int, int]
+
+
+def find_release(data_dir: Path) -> dict[str, Path]:
+    """Return the path of each split's file.
+
+    Raises:
+        MissingDataError: No folder holds all three files.
+    """
+    for folder in FOLDERS:
+        paths = {split: data_dir / folder / name for split, name in SPLIT_FILES.items()}
+        present = [path for path in paths.values() if path.is_file()]
+        if len(present) == len(paths):
+            return paths
+        if present:
+            absent = [str(path) for path in paths.values() if path not in present]
+            raise MissingDataError(f"Retrieval: found {present[0]}, but not {', '.join(absent)}")
+    raise MissingDataError(
+        f"Retrieval: the released files {', '.join(SPLIT_FILES.values())} are not under "
+        f"{data_dir}; expected in {data_dir} itself or in its {', '.join(FOLDERS[1:])}. They are "
+        f"part of the Long Range Arena release (github.com/google-research/long-range-arena, "
+        f"lra_release.gz), made from the ACL Anthology Network; nothing is downloaded. Then run "
+        f"`python -m datamodules prepare retrieval --data_dir {data_dir}`"
+    )
+
+
+def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
+    """Yield the pairs of a file in order, one line in memory at a time.
+
+    Args:
+        path: The file.
+        advance: Told the number of bytes read.
+
+    Raises:
+        DataError: A line is wrong, or there is none; the message gives file, line and reason.
+    """
+    number = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            advance(len(line))
+            try:
+                yield _parse(line.removesuffix(b"\n").removesuffix(b"\r"))
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: {error}") from None
+    if not number:
+        raise DataError(f"{path}: the file is empty")
+
+
+def _parse(line: bytes) -> Pair:
+    """Read a line. A ValueError gives the reason only."""
+    columns = line.split(b"\t")
+    if len(columns) != _NUM_COLUMNS:
+        raise ValueError(
+            f"expected {_NUM_COLUMNS - 1} tabs (label, two ids, two texts), "
+            f"found {len(columns) - 1}"
+        )
+    label, _, _, first, second = columns
+    return Pair(
+        _target(label),
+        (first[:MAX_TEXT_BYTES], second[:MAX_TEXT_BYTES]),
+        (len(first), len(second)),
+    )
+
+
+def _target(label: bytes) -> int:
+    try:
+        return _LABELS[float(label)]
+    except (ValueError, KeyError):
+        shown = label[:40].decode("utf-8", "backslashreplace")
+        raise ValueError(f"the label must be 0.0 or 1.0, got {shown!r}") from None

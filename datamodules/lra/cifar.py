@@ -1,0 +1,181 @@
+"""CIFAR-10 as it is distributed for Python: the folder cifar-10-batches-py, or its archive.
+
+Six files of pickled arrays (`data_batch_1` … `data_batch_5`, `test_batch`), written by Python 2. A
+pickle can run any code while it is read, so these are read by an unpickler that knows the three
+names that the files need and refuses all others. The archive is read as a stream; nothing is
+extracted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.errors import DataError, MissingDataError
+
+__all__ = ["NUM_CLASSES", "SIDE", "SPLIT_FILES", "Batch", "find_release", "read_release"]
+
+NUM_CLASSES = 10
+SIDE = 32
+_NUM_VALUES = 3 * SIDE * SIDE
+FOLDER, ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz"
+SPLIT_FILES = {
+    "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
+    "test": ("test_batch",),
+}
+_FILES = tuple(name for names in SPLIT_FILES.values() for name in names)
+# A file of the release has 31 MB; more than this is something else.
+_MAX_BYTES = 64 << 20
+
+# Pictures (n, 3, SIDE, SIDE) and labels (n,) of one file.
+Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
+
+
+def find_release(data_dir: Path) -> Path:
+    """Return the folder that holds the six files, or the archive; the folder is preferred.
+
+    Raises:
+        MissingDataError: There is neither, or a file of the folder is missing.
+    """
+    for folder in (data_dir / FOLDER, data_dir):
+        present = [name for name in _FILES if (folder / name).is_file()]
+        if len(present) == len(_FILES):
+            return folder
+        if present:
+            absent = ", ".join(name for name in _FILES if name not in present)
+            raise MissingDataError(f"Image: found {folder / present[0]}, but not {absent}")
+    if (data_dir / ARCHIVE).is_file():
+        return data_dir / ARCHIVE
+    raise MissingDataError(
+        f"Image: CIFAR-10 is not under {data_dir}; expected the folder {data_dir / FOLDER} with "
+        f"{', '.join(_FILES)}, or the archive {data_dir / ARCHIVE}. Official source: "
+        f"www.cs.toronto.edu/~kriz/cifar.html, the version for Python; nothing is downloaded. Then "
+        f"run `python -m datamodules prepare image --data_dir {data_dir}`"
+    )
+
+
+def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Batch]:
+    """Read the files of a folder or an archive.
+
+    Args:
+        release: What `find_release` found.
+        advance: Told the number of pictures read.
+
+    Returns:
+        Pictures and labels of each file, by its name.
+
+    Raises:
+        DataError: A file is missing, damaged, too large, not what it should be, or needs a
+            forbidden name; the archive is damaged. The message names the file.
+    """
+    batches: dict[str, Batch] = {}
+
+    def take(name: str, place: str, content: bytes) -> None:
+        batches[name] = _parse(place, content)
+        advance(len(batches[name][1]))
+
+    if release.is_dir():
+        for name in _FILES:
+            take(
+                name,
+                str(release / name),
+                _bounded(str(release / name), (release / name).open("rb")),
+            )
+    else:
+        _read_archive(release, take)
+        absent = [name for name in _FILES if name not in batches]
+        if absent:
+            raise DataError(f"{release}: the archive has no {FOLDER}/{', '.join(absent)}")
+    return batches
+
+
+def _read_archive(path: Path, take: Callable[[str, str, bytes], None]) -> None:
+    members = {f"{FOLDER}/{name}": name for name in _FILES}
+    seen: set[str] = set()
+    try:
+        with gzip.open(path) as stream:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for member in archive:
+                    name = members.get(member.name.removeprefix("./"))
+                    if name is None:
+                        continue
+                    place = f"{path}: {member.name}"
+                    if name in seen or not member.isfile():
+                        raise DataError(f"{place} is there twice, or is not a file; refused")
+                    seen.add(name)
+                    file = archive.extractfile(member)
+                    take(name, place, _bounded(place, cast(BinaryIO, file)))
+            while stream.read(1 << 20):  # to the end: the checksum comes last
+                pass
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise DataError(f"{path}: the archive is damaged or cut off ({error})") from error
+
+
+def _bounded(place: str, file: BinaryIO) -> bytes:
+    with file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise DataError(f"{place} is larger than {_MAX_BYTES} bytes: not a file of CIFAR-10")
+    return content
+
+
+# The names that arrays of NumPy need, as the files spell them.
+_KNOWN_NAMES: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows three names, and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a name of the file stands for."""
+        try:
+            return _KNOWN_NAMES[module, name]
+        except KeyError:
+            raise _ForbiddenError(f"{module}.{name}") from None
+
+
+class _ForbiddenError(Exception):
+    """The file names something that a file of CIFAR-10 does not need."""
+
+
+def _parse(place: str, content: bytes) -> Batch:
+    """Read one file and check it."""
+    try:
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except _ForbiddenError as error:
+        raise DataError(
+            f"{place}: the file asks for {error}, which no file of CIFAR-10 needs and which could "
+            f"run code; it was not read. Take the file from the official archive"
+        ) from None
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise DataError(f"{place}: the file is damaged or cut off ({error!r})") from None
+    try:
+        data, labels = batch[b"data"], batch[b"labels"]
+        valid = data.dtype == np.uint8 and data.ndim == 2 and len(labels) == len(data) > 0
+        shape = f"{data.dtype} {data.shape} with {len(labels)} labels"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{place}: expected a dict with data and labels ({error!r})") from None
+    if not valid or data.shape[1] != _NUM_VALUES:
+        raise DataError(
+            f"{place}: expected pictures of 3 x {SIDE} x {SIDE} values, uint8 (n, {_NUM_VALUES}) "
+            f"with n labels, got {shape}"
+        )
+    for row, label in enumerate(labels):
+        if type(label) is not int or not 0 <= label < NUM_CLASSES:
+            raise DataError(
+                f"{place}: label of picture {row}: expected 0..{NUM_CLASSES - 1}, got {label!r}"
+            )
+    return data.reshape(-1, 3, SIDE, SIDE), np.array(labels, dtype=np.uint8)

@@ -1,0 +1,133 @@
+"""Image of the Long Range Arena: CIFAR-10 in grey, read pixel by pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.base import Published, Split
+from datamodules.cache import Cache, CacheWriter
+from datamodules.cached import CachedDataModule
+from datamodules.errors import DataError, require_at_least
+from datamodules.lra import cifar
+from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
+from datamodules.progress import progress
+
+__all__ = ["Image", "to_grey"]
+
+_NUM_PICTURES = 60000  # in the release; for the progress bar
+_LUMA = np.array([0.2989, 0.5870, 0.1140], dtype=np.float32)
+
+
+def to_grey(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Luma of red, green and blue, cast to an integer: (n, 3, S, S) -> (n, S, S).
+
+    Source: both published pipelines call TensorFlow's conversion of 8-bit pictures,
+        grey = floor(255.5 · (0.2989 r + 0.587 g + 0.114 b) / 255),   in float32.
+    """
+    scaled = pictures.astype(np.float32) * np.float32(1 / 255)
+    luma = np.einsum("ncyx,c->nyx", scaled, _LUMA)
+    return (luma * np.float32(255.5)).astype(np.uint8)
+
+
+class Image(CachedDataModule):
+    """CIFAR-10 in grey: 1024 pixels row after row, ten classes.
+
+    Ids: the grey value 0..255. The first 90 % of the training pictures, in the order of the files,
+    are for training, the last 10 % for validation.
+
+    Source: Long Range Arena, Image. Departs from the source: the order of the training pictures is
+    that of the release; the published pipelines read a copy in another order, so that their last
+    10 % are other pictures.
+
+    Args:
+        key_mask: `non_zero`, as in both published pipelines, takes black pixels for padding: they
+            are neither attended to nor pooled. `all` keeps every pixel.
+        vocab_size: Rows of the model's embedding table, at least 256.
+        **kwargs: Arguments of DataModule; pictures have one size, so padding does not apply.
+    """
+
+    task = "image"
+
+    def __init__(
+        self, key_mask: KeyMask = "non_zero", vocab_size: int = 512, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(256, vocab_size=vocab_size)
+        self.key_mask: KeyMask = key_mask
+        self._vocab_size = vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table."""
+        return self._vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        """The ten kinds of things."""
+        return cifar.NUM_CLASSES
+
+    @property
+    def max_seq_len(self) -> int:
+        """Pixels of a picture."""
+        return cifar.SIDE**2
+
+    @property
+    def published(self) -> dict[str, Published]:
+        """Sizes of the Long Range Arena."""
+        return {
+            "train": Published(45000),
+            "val": Published(5000),
+            "train+val": Published(50000, per_class=5000),
+            "test": Published(10000, per_class=1000),
+        }
+
+    def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
+        """Return the function that makes a batch of pictures."""
+        return PixelCollate(self.key_mask)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache: the release alone."""
+        return {"source": "cifar-10-python", "grey": "luma, floor(255.5 y / 255)"}
+
+    def sources(self) -> list[Path]:
+        """The archive or the files of the folder, if present."""
+        try:
+            release = cifar.find_release(self.data_dir)
+        except DataError:
+            return []
+        if release.is_file():
+            return [release]
+        return [release / name for names in cifar.SPLIT_FILES.values() for name in names]
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read the release."""
+        release = cifar.find_release(self.data_dir)
+        with progress("Image: reading the release", _NUM_PICTURES, "pictures") as advance:
+            batches = cifar.read_release(release, advance)
+        for split, names in cifar.SPLIT_FILES.items():
+            write_pictures(
+                writer,
+                split,
+                (
+                    (picture, int(label))
+                    for pictures, labels in (batches[name] for name in names)
+                    for picture, label in zip(to_grey(pictures), labels, strict=True)
+                ),
+            )
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits; validation is the end of the training pictures."""
+        count = len(cache.array("train_targets"))
+        first = count * 9 // 10
+        if not 0 < first < count:
+            raise DataError(f"Image: {count} training pictures leave training or validation empty")
+        rows = {"train": np.arange(first), "val": np.arange(first, count)}
+        splits: dict[str, Split] = {
+            name: pixel_split(cache, "train", self.max_seq_len, part) for name, part in rows.items()
+        }
+        return splits | {"test": pixel_split(cache, "test", self.max_seq_len)}

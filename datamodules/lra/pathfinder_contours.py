@@ -1,0 +1,223 @@
+"""A picture of Pathfinder in the making: contours of paddles that keep clear of one another.
+
+Arrays have a border around the picture, so that nothing need be cut at its edge. Points are in
+their coordinates, y first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.lra.pathfinder_drawing import FloatArray, Paddle, disc_offsets, paddle, translate
+from datamodules.lra.pathfinder_settings import GeneratorSettings
+
+__all__ = ["RETRIALS", "Canvas", "Contour", "Draws"]
+
+IntArray = npt.NDArray[np.int64]
+Point = tuple[int, int]
+Window = tuple[slice, slice]
+
+RETRIALS = 2  # of a paddle
+_FREE = 0.3  # a mask up to this value leaves room for the start of a contour
+_CROSSING = 1.8  # a mask and a paddle's mask that sum to this overlap
+
+
+class Draws:
+    """Random numbers from the raw output of a generator, which NumPy keeps stable."""
+
+    def __init__(self, *key: int) -> None:
+        self._bits = np.random.PCG64DXSM(np.random.SeedSequence(key))
+
+    def below(self, count: int) -> int:
+        """Return an integer, uniform on 0..count-1."""
+        return (int(self._bits.random_raw()) >> 32) * count >> 32
+
+    def unit(self) -> float:
+        """Return a number, uniform on [0, 1)."""
+        return (int(self._bits.random_raw()) >> 11) * 2.0**-53
+
+    def angle(self) -> float:
+        """Return an angle of a whole number of degrees, in radians."""
+        return (self.below(360) - 180) * math.pi / 180
+
+
+@dataclass
+class Contour:
+    """A contour that grows.
+
+    Args:
+        start: The start of its first paddle.
+        pivot: The point from which the last paddle was laid.
+        angle: Direction of the last paddle.
+        tip: The far end of the last paddle.
+        window: Where the last paddle lies.
+        room: Its mask, which is not yet part of the common mask.
+    """
+
+    start: Point
+    pivot: Point
+    angle: float
+    tip: Point
+    window: Window
+    room: FloatArray
+
+
+class Canvas:
+    """Picture and mask.
+
+    Args:
+        settings: Parameters of the generator.
+        margin: Room around paddles in pixels.
+        draws: Random numbers.
+    """
+
+    def __init__(self, settings: GeneratorSettings, margin: int, draws: Draws) -> None:
+        self.settings, self.margin, self.draws = settings, margin, draws
+        reach = settings.paddle_length + math.ceil(settings.paddle_thickness) + 3 * margin
+        self.border = max(reach, settings.seed_distance) + 2
+        full = settings.side + 2 * self.border
+        self._picture = slice(self.border, self.border + settings.side)
+        self._inside = np.zeros((full, full))
+        self._inside[self._picture, self._picture] = 1
+        self.image = np.zeros((full, full))
+        self.mask = self._inside.copy()
+        empty = slice(self.border + settings.padding, full - self.border - settings.padding)
+        self.mask[empty, empty] = 0
+
+    @property
+    def pixels(self) -> FloatArray:
+        """The picture without border, (side, side)."""
+        return self.image[self._picture, self._picture]
+
+    @property
+    def free_part(self) -> float:
+        """Part of the picture on which nothing lies."""
+        return float((self.mask[self._picture, self._picture] <= _FREE).mean())
+
+    def contains(self, point: Point) -> bool:
+        """Whether a point is in the picture."""
+        return all(self._picture.start <= at < self._picture.stop for at in point)
+
+    def seed(self, contrast: float, edge: int = 1) -> Contour | None:
+        """Lay the first paddle of a contour where there is room, `edge` pixels from the edge."""
+        for _ in range(1 + RETRIALS):
+            angle = self.draws.angle()
+            free = self._free_starts(self._paddle(angle), edge)
+            if not len(free):
+                return None
+            y, x = free[self.draws.below(len(free))].tolist()
+            contour = self.first_paddle((y, x), angle, contrast)
+            if contour is not None:
+                return contour
+        return None
+
+    def first_paddle(self, start: Point, angle: float, contrast: float) -> Contour | None:
+        """Lay a paddle from `start`, if its end and the pivot behind it are in the picture."""
+        length = self.settings.paddle_length
+        end = translate(start, angle, length)
+        pivot = translate(end, angle + math.pi, length + self.margin)
+        if not (self.contains(end) and self.contains(pivot)):
+            return None
+        window, room = self._lay(self._paddle(angle), start, contrast)
+        return Contour(start, pivot, angle, end, window, room)
+
+    def extend(self, contour: Contour, contrast: float) -> bool:
+        """Lay the next paddle of a contour; its previous one becomes part of the mask.
+
+        Returns False if there is no way on.
+        """
+        length = self.settings.paddle_length
+        pivot = translate(contour.pivot, contour.angle, length + 2 * self.margin)
+        points, angles = _circle(length + self.margin)
+        chances = self._chances(pivot, contour.angle, points, angles)
+        if chances[-1] < 1e-4:
+            return False
+        for _ in range(1 + RETRIALS):
+            chosen = int(np.searchsorted(chances, self.draws.unit() * chances[-1], side="right"))
+            y, x = points[chosen].tolist()
+            tip, angle = (pivot[0] + y, pivot[1] + x), float(angles[chosen])
+            piece = self._paddle(angle - math.pi if angle >= 0 else angle + math.pi)
+            window = _window(tip, piece)
+            if (self.mask[window] + piece.mask * self._inside[window]).max() < _CROSSING:
+                self.close(contour)
+                contour.window, contour.room = self._lay(piece, tip, contrast)
+                contour.pivot, contour.angle, contour.tip = pivot, angle, tip
+                return True
+        return False
+
+    def close(self, contour: Contour) -> None:
+        """Make the last paddle of a contour part of the mask."""
+        part = self.mask[contour.window]
+        np.maximum(part, contour.room, out=part)
+
+    def _chances(
+        self, pivot: Point, angle: float, points: IntArray, angles: FloatArray
+    ) -> FloatArray:
+        """Cumulated chances, not normalised, of points around a pivot to end the next paddle.
+
+        Straight on is most likely: the chance falls with cos² of the turn times `continuity`.
+        """
+        full = len(self.mask)
+        ends = (points + pivot) @ (full, 1)  # index in the flattened array
+        around = disc_offsets(self.margin) @ (full, 1)
+        taken = self.mask.take(ends[:, None] + around).max(axis=1)
+        turn = np.abs(angles - angle)
+        turn = np.minimum(turn, 2 * math.pi - turn) * self.settings.continuity
+        weights = np.cos(np.minimum(turn, math.pi / 2)) ** 2
+        chances: FloatArray = np.cumsum((1 - taken) * weights * self._inside.take(ends))
+        return chances
+
+    def _free_starts(self, piece: Paddle, edge: int) -> IntArray:
+        """Points, (num_points, 2), at which a whole paddle finds room `edge` pixels from the edge.
+
+        What lies outside the picture is not in the way.
+        """
+        first, last = self._picture.start + edge, self._picture.stop - edge
+        side, reach = last - first, piece.half
+        part = slice(first - reach, last + reach)
+        inside = self._inside[part, part] > 0
+        occupied = (self.mask[part, part] > _FREE) & inside
+        inner = slice(reach, reach + side)
+        rim = inside.copy()
+        rim[inner, inner] = False
+        occupied |= rim
+        blocked = occupied[inner, inner].copy()
+        for y, x in (piece.core + reach).tolist():
+            blocked |= occupied[y : y + side, x : x + side]
+        return np.argwhere(~blocked) + first
+
+    def _paddle(self, angle: float) -> Paddle:
+        settings = self.settings
+        return paddle(
+            angle,
+            settings.paddle_length,
+            settings.paddle_thickness,
+            self.margin,
+            settings.antialias,
+        )
+
+    def _lay(self, piece: Paddle, start: Point, contrast: float) -> tuple[Window, FloatArray]:
+        """Draw a paddle. Returns where it lies, and its mask there."""
+        window = _window(start, piece)
+        part = self.image[window]
+        np.maximum(part, piece.picture * contrast, out=part)
+        return window, piece.mask * self._inside[window]
+
+
+def _window(start: Point, piece: Paddle) -> Window:
+    y, x = (slice(at - piece.half, at + piece.half + 1) for at in start)
+    return y, x
+
+
+@lru_cache(maxsize=16)
+def _circle(radius: int) -> tuple[IntArray, FloatArray]:
+    """Pixels about `radius` from the origin, (num_points, 2), and their directions."""
+    around = np.arange(0, 2 * math.pi, 1 / radius)
+    points = np.stack([np.sin(around), np.cos(around)], axis=1) * radius
+    pixels = np.unique(np.floor(points).astype(np.int64), axis=0)
+    return pixels, np.arctan2(pixels[:, 0], pixels[:, 1]).astype(np.float64)

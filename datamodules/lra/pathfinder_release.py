@@ -1,0 +1,172 @@
+"""Pathfinder in the format of the Long Range Arena release.
+
+`pathfinder<side>/<difficulty folder>/metadata/*.npy` are plain text, one picture a line, words
+between spaces: folder, file name, index, label and parameters of the generator. Pictures are grey
+8-bit PNG files at `<difficulty folder>/<folder>/<file name>`. Some released pictures are empty
+files; they are skipped, as in the published pipelines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image as PilImage
+
+from datamodules.errors import DataError, MissingDataError
+
+__all__ = ["FOLDERS", "Entry", "find_release", "list_metadata", "pictures", "read_entries"]
+
+# Folder of each difficulty.
+FOLDERS = {
+    "easy": "curv_baseline",
+    "intermediate": "curv_contour_length_9",
+    "hard": "curv_contour_length_14",
+}
+_PARENTS = (".", "lra_release", "lra_release/lra_release")
+_LEAST_WORDS = 4
+
+
+class Entry(NamedTuple):
+    """One line of the metadata.
+
+    Args:
+        place: File and line, for messages.
+        path: The picture.
+        label: 1 if the two markers are connected, else 0.
+    """
+
+    place: str
+    path: Path
+    label: int
+
+
+def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
+    """Return the folder of a difficulty.
+
+    Raises:
+        MissingDataError: There is none.
+    """
+    name = f"pathfinder{side}"
+    candidates = [data_dir / parent / name / FOLDERS[difficulty] for parent in _PARENTS]
+    if data_dir.name == name:
+        candidates.append(data_dir / FOLDERS[difficulty])
+    for folder in candidates:
+        if (folder / "metadata").is_dir():
+            return folder
+    raise MissingDataError(
+        f"Pathfinder: the released folder {name}/{FOLDERS[difficulty]} ({difficulty}) with imgs "
+        f"and metadata is not under {data_dir}; expected at {candidates[0]} or below its "
+        f"{' or '.join(_PARENTS[1:])}. It is part of the Long Range Arena release "
+        f"(github.com/google-research/long-range-arena, lra_release.gz); nothing is downloaded. "
+        f"Then run `python -m datamodules prepare pathfinder --difficulty {difficulty} "
+        f"--resolution {side} --data_dir {data_dir}`, or use --source generated"
+    )
+
+
+def list_metadata(folder: Path) -> list[Path]:
+    """Return the metadata files of a difficulty, sorted by their numbers.
+
+    Raises:
+        MissingDataError: There is none.
+    """
+    paths = sorted((folder / "metadata").glob("*.npy"), key=_number)
+    if not paths:
+        raise MissingDataError(f"Pathfinder: there is no metadata/*.npy in {folder}")
+    return paths
+
+
+def _number(path: Path) -> tuple[int, str]:
+    digits = re.sub(r"\D", "", path.stem)
+    return int(digits) if digits else -1, path.name
+
+
+def read_entries(folder: Path, paths: list[Path]) -> list[Entry]:
+    """Read the metadata of a difficulty.
+
+    Raises:
+        DataError: A line is wrong, or there is none; the message gives file, line and reason.
+    """
+    entries = [entry for path in paths for entry in _read_file(folder, path)]
+    if not entries:
+        raise DataError(f"{folder / 'metadata'}: the files have no line")
+    return entries
+
+
+def _read_file(folder: Path, path: Path) -> Iterator[Entry]:
+    content = path.read_bytes()
+    if content.startswith(b"\x93NUMPY"):
+        raise DataError(
+            f"{path}: this is an array of NumPy; the release has plain text under this name, one "
+            f"picture a line: folder, file name, index, label"
+        )
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            name, label = _parse(line.decode("utf-8", "backslashreplace"))
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: {error}") from None
+        yield Entry(f"{path}:{number}", folder / name, label)
+
+
+def _parse(line: str) -> tuple[str, int]:
+    """Return path and label of a line. A ValueError gives the reason only."""
+    words = line.split()
+    if len(words) < _LEAST_WORDS:
+        raise ValueError(
+            f"expected at least {_LEAST_WORDS} words (folder, file name, index, label), "
+            f"got {len(words)}"
+        )
+    name = PurePosixPath(words[0], words[1])
+    if name.is_absolute() or ".." in name.parts:
+        raise ValueError(f"the picture {str(name)!r} lies outside the release; refused")
+    if words[3] not in ("0", "1"):
+        raise ValueError(f"the label must be 0 or 1, got {words[3][:40]!r}")
+    return str(name), int(words[3])
+
+
+def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
+    """Read a picture.
+
+    Args:
+        entry: The picture's line.
+        side: Expected width and height.
+
+    Returns:
+        Grey values, (side, side); None if the file is empty.
+
+    Raises:
+        DataError: It is missing, damaged, or of another size or kind; the message gives the
+            picture, and file and line of the metadata.
+    """
+    try:
+        if not entry.path.stat().st_size:
+            return None
+        with PilImage.open(entry.path, formats=["PNG"]) as picture:
+            if picture.size != (side, side) or picture.mode != "L":
+                width, height = picture.size
+                raise DataError(
+                    f"{entry.place}: expected a grey picture (mode L) of {side} x {side} pixels, "
+                    f"{entry.path} has mode {picture.mode} and {width} x {height}"
+                )
+            return np.asarray(picture)
+    except FileNotFoundError:
+        raise DataError(f"{entry.place}: the picture {entry.path} is missing") from None
+    except (OSError, SyntaxError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{entry.place}: the picture {entry.path} is damaged ({error})") from None
+
+
+def pictures(
+    entries: list[Entry], side: int, advance: Callable[[int], None]
+) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+    """Yield pixels and label of each picture that is not empty; `advance` is told of each line."""
+    for entry in entries:
+        picture = _read_picture(entry, side)
+        advance(1)
+        if picture is not None:
+            yield picture, entry.label

@@ -1,0 +1,76 @@
+"""Grey pictures as sequences of pixels: their arrays in a cache, and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from datamodules.cache import Cache, CacheWriter
+from datamodules.tokens import TokenSample, TokenSplit
+
+__all__ = ["KeyMask", "PixelCollate", "pixel_split", "write_pictures"]
+
+KeyMask = Literal["non_zero", "all"]
+
+
+def write_pictures(
+    writer: CacheWriter, name: str, pictures: Iterable[tuple[npt.NDArray[np.uint8], int]]
+) -> None:
+    """Add pictures to a cache, one in memory at a time.
+
+    Args:
+        writer: The cache.
+        name: Name of the set.
+        pictures: Grey values of each picture, any shape of the same size, and its class.
+    """
+    targets: list[int] = []
+    with writer.stream(f"{name}_pixels", np.uint8) as append:
+        for picture, target in pictures:
+            append(picture)
+            targets.append(target)
+    writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
+
+
+def pixel_split(
+    cache: Cache, name: str, num_pixels: int, rows: npt.NDArray[np.int64] | None = None
+) -> TokenSplit:
+    """Open pictures that `write_pictures` wrote.
+
+    Args:
+        cache: The cache.
+        name: Name of the set.
+        num_pixels: Pixels of a picture; the sequence is row after row.
+        rows: The pictures that belong to the split. None means all.
+    """
+    targets = np.asarray(cache.array(f"{name}_targets"))
+    offsets = np.arange(len(targets) + 1, dtype=np.int64) * num_pixels
+    return TokenSplit(cache.array(f"{name}_pixels"), offsets, targets, num_pixels, rows=rows)
+
+
+@dataclass(frozen=True)
+class PixelCollate:
+    """Make a batch of pictures of one size; the id of a pixel is its grey value.
+
+    Args:
+        key_mask: `non_zero` is what both published pipelines do: id 0 means padding to them, so
+            that black pixels are neither attended to nor pooled. `all` keeps every pixel.
+    """
+
+    key_mask: KeyMask
+
+    def __call__(self, samples: list[TokenSample]) -> dict[str, Tensor]:
+        """Return `inputs` and `key_mask` (B, N), `target` and `sample_ids` (B,)."""
+        inputs = torch.from_numpy(np.stack([sample.tokens for sample in samples]))
+        mask = inputs != 0 if self.key_mask == "non_zero" else torch.ones_like(inputs).bool()
+        return {
+            "inputs": inputs,
+            "key_mask": mask,
+            "target": torch.tensor([sample.target for sample in samples]),
+            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
+        }

@@ -1,0 +1,159 @@
+"""Retrieval of the Long Range Arena: are two papers linked? Both are read byte by byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.base import Published, Split
+from datamodules.cache import Cache, CacheWriter
+from datamodules.cached import CachedDataModule
+from datamodules.errors import DataError, require_at_least
+from datamodules.lra import aan
+from datamodules.pairs import PairCollate, PairSplit, TextTable
+from datamodules.progress import progress
+from datamodules.tokens import next_power_of_two
+
+__all__ = ["Retrieval"]
+
+
+class Retrieval(CachedDataModule):
+    """Pairs of papers of the ACL Anthology Network as bytes; 1 if they are linked, else 0.
+
+    Ids: 0 padding, byte + 1 otherwise. Quotes and bytes that are not UTF-8 are tokens like all
+    others. A batch has two sequences per sample: `inputs` and `key_mask` (B, 2, N). The cache holds
+    each different text once, its first 10000 bytes, and serves every length.
+
+    Source: Long Range Arena, Retrieval, as both published pipelines (the benchmark's and that of
+    MGK's base code) prepare it. Departs from the source: nothing.
+
+    Args:
+        max_length_tokens: Longer texts are cut off; max_seq_len is this number rounded up to a
+            power of two: 4000 gives 4096. At most 10000.
+        vocab_size: Rows of the model's embedding table, at least 257.
+        **kwargs: Arguments of DataModule.
+    """
+
+    task = "retrieval"
+
+    def __init__(self, max_length_tokens: int = 4000, vocab_size: int = 512, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, max_length_tokens=max_length_tokens)
+        require_at_least(257, vocab_size=vocab_size)
+        if max_length_tokens > aan.MAX_TEXT_BYTES:
+            raise DataError(
+                f"max_length_tokens must be at most {aan.MAX_TEXT_BYTES}, the part of a text that "
+                f"the published pipelines read, got {max_length_tokens}"
+            )
+        self._max_length_tokens, self._vocab_size = max_length_tokens, vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table."""
+        return self._vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        """Not linked and linked."""
+        return 2
+
+    @property
+    def max_seq_len(self) -> int:
+        """Largest padded length of one text."""
+        return next_power_of_two(self._max_length_tokens)
+
+    @property
+    def published(self) -> dict[str, Published]:
+        """Sizes of the release."""
+        return {"train": Published(147086), "val": Published(18090), "test": Published(17437)}
+
+    def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
+        """Return the function that makes a batch of pairs."""
+        return PairCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache: the release alone."""
+        return {"source": "new_aan_pairs", "tokens": "bytes", "text_bytes": aan.MAX_TEXT_BYTES}
+
+    def sources(self) -> list[Path]:
+        """The released files, if present."""
+        try:
+            return list(aan.find_release(self.data_dir).values())
+        except DataError:
+            return []
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read the release, one line in memory at a time."""
+        paths = aan.find_release(self.data_dir)
+        size = sum(path.stat().st_size for path in paths.values())
+        with (
+            progress("Retrieval: reading the release", size, "bytes") as advance,
+            writer.stream("texts_tokens", np.uint8) as append,
+        ):
+            texts = _Texts(append)
+            pairs = {name: _read_split(path, texts, advance) for name, path in paths.items()}
+        if not texts.offsets[-1]:
+            raise DataError(f"{next(iter(paths.values())).parent}: every text is empty")
+        writer.add("texts_offsets", np.array(texts.offsets, dtype=np.int64))
+        for name, arrays in pairs.items():
+            for what, array in arrays.items():
+                writer.add(f"{name}_{what}", array)
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the three splits, over one table of texts."""
+        texts = TextTable(
+            cache.array("texts_tokens"),
+            np.asarray(cache.array("texts_offsets")),
+            self._max_length_tokens,
+            shift=1,
+        )
+        return {
+            name: PairSplit(
+                texts,
+                *(np.asarray(cache.array(f"{name}_{x}")) for x in ("rows", "bytes", "targets")),
+            )
+            for name in aan.SPLIT_FILES
+        }
+
+
+class _Texts:
+    """Writes each different text once.
+
+    Args:
+        append: Writes bytes at the end.
+    """
+
+    def __init__(self, append: Callable[[npt.ArrayLike], None]) -> None:
+        self._append = append
+        self._rows: dict[bytes, int] = {}
+        self.offsets = [0]
+
+    def row(self, text: bytes) -> int:
+        """Return the index of a text, writing it if it is new."""
+        digest = hashlib.blake2b(text, digest_size=16).digest()
+        if digest not in self._rows:
+            self._rows[digest] = len(self._rows)
+            self._append(np.frombuffer(text, dtype=np.uint8))
+            self.offsets.append(self.offsets[-1] + len(text))
+        return self._rows[digest]
+
+
+def _read_split(
+    path: Path, texts: _Texts, advance: Callable[[int], None]
+) -> dict[str, npt.NDArray[np.integer]]:
+    """Read one file. Returns `rows` and `bytes` (num_pairs, 2) and `targets` (num_pairs,)."""
+    rows, num_bytes, targets = [], [], []
+    for pair in aan.read_pairs(path, advance):
+        rows.append([texts.row(text) for text in pair.texts])
+        num_bytes.append(pair.num_bytes)
+        targets.append(pair.target)
+    return {
+        "rows": np.array(rows, dtype=np.int32),
+        "bytes": np.array(num_bytes, dtype=np.int32),
+        "targets": np.array(targets, dtype=np.uint16),
+    }
