@@ -2,6 +2,7 @@
 
 from lit_probattn.tasks.base import Batch, Task
 from lit_probattn.tasks.finite import NonFiniteError
+from lit_probattn.tasks.pair_classifier import PairClassifier
 from lit_probattn.tasks.sequence_classifier import SequenceClassifier
 
-__all__ = ["Batch", "NonFiniteError", "SequenceClassifier", "Task"]
+__all__ = ["Batch", "NonFiniteError", "PairClassifier", "SequenceClassifier", "Task"]

@@ -26,6 +26,7 @@ class Batch(TypedDict):
 
     `inputs` (B, N) token ids, `key_mask` (B, N) True where the token is real, `target` (B,),
     `sample_ids` (B,) index in the split; -1 marks a row that only fills up an evaluation batch.
+    Pairs of texts have `inputs` and `key_mask` (B, 2, N).
     """
 
     inputs: Tensor

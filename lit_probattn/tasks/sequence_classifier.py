@@ -1,6 +1,7 @@
 """One label per sequence: ListOps, Text and other sequence classification tasks."""
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,9 @@ class SequenceClassifier(Task):
         training_options: the arguments of `lit_probattn.tasks.Task`.
     """
 
+    # The model; a task with other inputs names another one with the same arguments.
+    model_class: ClassVar[Callable[..., nn.Module]] = Classifier
+
     def __init__(
         self,
         attention: AttentionFactory,
@@ -60,7 +64,7 @@ class SequenceClassifier(Task):
             # A Python object in a checkpoint would need code to load: name it again on loading.
             self.hparams.pop("attention")
         self.num_classes = num_classes
-        self.model: nn.Module = Classifier(
+        self.model: nn.Module = self.model_class(
             attention,
             vocab_size=vocab_size,
             num_classes=num_classes,
