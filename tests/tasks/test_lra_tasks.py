@@ -1,0 +1,115 @@
+"""Retrieval, Image and Pathfinder train from the command line, on small files; recipes."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_probattn.cli import main
+from tests.datamodules.lra_files import write_cifar, write_pairs, write_pathfinder
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def options(folder: Path, task: str, attention: str, *more: str) -> list[str]:
+    files = (f"tasks/{task}", f"attention/{attention}", "trainer/cpu_debug")
+    return [
+        "fit",
+        *(part for name in files for part in ("--config", str(CONFIGS / f"{name}.yaml"))),
+        *("--data.init_args.data_dir", str(folder), "--run.root", str(folder / "runs")),
+        *("--trainer.enable_progress_bar", "false", *more),
+    ]
+
+
+def train_losses(folder: Path) -> list[float]:
+    (path,) = folder.glob("runs/*/0/metrics.csv")
+    with path.open() as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "attention", "steps", "more"),
+    [
+        ("lra_retrieval_tiny", write_pairs, "softmax", 100, ()),
+        ("lra_retrieval_tiny", write_pairs, "mgk_soft_e", 100, ()),
+        ("lra_image_tiny", write_cifar, "linear", 40, ()),
+        (
+            "lra_pathfinder32_tiny",
+            write_pathfinder,
+            "linear",
+            20,
+            ("--data.init_args.source", "released", "--data.init_args.difficulty", "hard"),
+        ),
+    ],
+)
+def test_fit_lowers_the_loss_on_files_of_the_release(tmp_path, task, write, attention, steps, more):
+    write(tmp_path)
+    learn = ("--trainer.max_steps", str(steps), "--model.init_args.schedule_steps", str(steps))
+    fast = ("--model.init_args.lr", "0.01", "--model.init_args.attention.init_args.num_heads", "2")
+    assert main(options(tmp_path, task, attention, *learn, *fast, *more)) == 0
+    losses = train_losses(tmp_path)
+    assert len(losses) == steps
+    first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
+    print(f"{task} {attention}: {first:.3f} -> {last:.3f}")
+    assert last < 0.8 * first
+
+
+@pytest.mark.parametrize("task", ["lra_pathfinder32_tiny", "lra_pathfinderx_tiny"])
+def test_tiny_pathfinder_needs_no_files(tmp_path, task):
+    fewer = ("--data.init_args.num_images", "10", "--trainer.fast_dev_run", "1")
+    assert main(options(tmp_path, task, "linear", *fewer)) == 0
+
+
+def recipe(task: str) -> dict[str, int]:
+    config = yaml.safe_load((CONFIGS / "tasks" / f"{task}.yaml").read_text())
+    return {
+        "batch": config["data"]["init_args"]["batch_size"],
+        "steps": config["trainer"]["max_steps"],
+        "schedule": config["model"]["init_args"]["schedule_steps"],
+        "warmup": config["model"]["init_args"]["warmup_steps"],
+        "eval": config["trainer"]["val_check_interval"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "steps", "warmup", "evaluate"),
+    [
+        ("lra_retrieval", 24, 30000, 8000, 300),
+        ("lra_image", 256, 35000, 175, 175),
+        ("lra_pathfinder32", 256, 62400, 312, 312),
+        ("lra_pathfinderx", 256, 62400, 312, 312),
+    ],
+)
+def test_recipes_are_the_published_table(task, batch, steps, warmup, evaluate):
+    """mgk.md d.3 and h-26."""
+    expected = {"batch": batch, "steps": steps, "schedule": steps, "warmup": warmup}
+    assert recipe(task) == expected | {"eval": evaluate}
+
+
+def test_the_other_retrieval_recipe_is_two_flags(capsys):
+    """The flags that the file's comment names give the recipe of the base code."""
+    text = (CONFIGS / "tasks" / "lra_retrieval.yaml").read_text()
+    flags = ["--data.init_args.batch_size", "32", "--model.init_args.warmup_steps", "800"]
+    comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line[0] == "#")
+    assert " ".join(flags) in comment
+    task, attention = CONFIGS / "tasks/lra_retrieval.yaml", CONFIGS / "attention/mgk.yaml"
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", str(task), "--config", str(attention), *flags, "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["data"]["init_args"]["batch_size"] == 32
+    assert config["model"]["init_args"]["warmup_steps"] == 800
+    assert config["model"]["init_args"]["schedule_steps"] == config["trainer"]["max_steps"] == 30000
+
+
+def test_missing_difficulty_is_one_line(tmp_path, capsys):
+    task = yaml.safe_load((CONFIGS / "tasks" / "lra_pathfinder32.yaml").read_text())
+    del task["data"]["init_args"]["difficulty"]
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    files = (tmp_path / "task.yaml", CONFIGS / "attention" / "softmax.yaml")
+    assert main(["fit", *(part for f in files for part in ("--config", str(f)))]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "difficulty" in error
+    assert "\n" not in error
