@@ -271,7 +271,7 @@ class LinearFiSHAttention(Attention):
         """Return the cost of the O(N) form without a causal mask (specification b.5).
 
         kv_global, multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two
-        layers) + NHEE_v + NHE + HGE. The paper gives no formula; `paper_flops` counts these parts
+        layers) + NHEE_v + NHE + GHE. The paper gives no formula; `paper_flops` counts these parts
         by the convention of its appendix D.
         """
         sizes: dict[str, Any] = {
