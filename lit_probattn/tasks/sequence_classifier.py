@@ -15,68 +15,25 @@ from lit_probattn.models import Classifier
 from lit_probattn.tasks.base import Batch, Task
 
 
-class SequenceClassifier(Task):
-    """Transformer encoder, pooling and a classifier head, trained with cross-entropy.
+class LabelTask(Task):
+    """What tasks with one label per sample share: cross-entropy, metrics, predictions.
 
-    Logged beside what every task logs: `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`.
-    Both metrics are ratios of sums over samples, so they are the same for any number of ranks.
-
-    Source: MGK, ICML 2022, model and training set-up on the Long Range Arena.
-    Departs from the source: whole validation and test sets are scored, each sample once.
+    A subclass sets `self.model`, which maps inputs to logits. Logged beside what every task logs:
+    `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`. Both metrics are ratios of sums over
+    samples, so they are the same for any number of ranks.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
-        vocab_size: number of token ids.
         num_classes: number of labels.
-        max_seq_len: N, the padded length.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: width of the hidden layer in each block and in the head.
-        dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
-            attention's own argument.
-        pooling: how (B, N, C) becomes (B, C); see `lit_probattn.heads`.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
         training_options: the arguments of `lit_probattn.tasks.Task`.
     """
 
-    # The model; a task with other inputs names another one with the same arguments.
-    model_class: ClassVar[Callable[..., nn.Module]] = Classifier
-
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        vocab_size: int,
-        num_classes: int,
-        max_seq_len: int,
-        embed_dim: int = 64,
-        head_dim: int = 32,
-        num_layers: int = 2,
-        mlp_dim: int = 128,
-        dropout: float = 0.1,
-        pooling: Pooling = "mean",
-        activation_checkpointing: bool = False,
-        **training_options: Any,
-    ) -> None:
+    def __init__(self, num_classes: int, **training_options: Any) -> None:
         super().__init__(**training_options)
-        self.save_hyperparameters(logger=False)
+        self.save_hyperparameters(logger=False)  # the subclass's arguments too
         if callable(self.hparams.get("attention")):
             # A Python object in a checkpoint would need code to load: name it again on loading.
             self.hparams.pop("attention")
         self.num_classes = num_classes
-        self.model: nn.Module = self.model_class(
-            attention,
-            vocab_size=vocab_size,
-            num_classes=num_classes,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            pooling=pooling,
-            activation_checkpointing=activation_checkpointing,
-        )
         self.eval_loss = MeanMetric()
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
@@ -130,4 +87,62 @@ class SequenceClassifier(Task):
             on_step=False,
             on_epoch=True,
             prog_bar=split == "val",
+        )
+
+
+class SequenceClassifier(LabelTask):
+    """Transformer encoder, pooling and a classifier head, trained with cross-entropy.
+
+    Logged: see `LabelTask`.
+
+    Source: MGK, ICML 2022, model and training set-up on the Long Range Arena.
+    Departs from the source: whole validation and test sets are scored, each sample once.
+
+    Args:
+        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        vocab_size: number of token ids.
+        num_classes: number of labels.
+        max_seq_len: N, the padded length.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: width of the hidden layer in each block and in the head.
+        dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
+            attention's own argument.
+        pooling: how (B, N, C) becomes (B, C); see `lit_probattn.heads`.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
+        training_options: the arguments of `lit_probattn.tasks.Task`.
+    """
+
+    # The model; a task with other inputs names another one with the same arguments.
+    model_class: ClassVar[Callable[..., nn.Module]] = Classifier
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        vocab_size: int,
+        num_classes: int,
+        max_seq_len: int,
+        embed_dim: int = 64,
+        head_dim: int = 32,
+        num_layers: int = 2,
+        mlp_dim: int = 128,
+        dropout: float = 0.1,
+        pooling: Pooling = "mean",
+        activation_checkpointing: bool = False,
+        **training_options: Any,
+    ) -> None:
+        super().__init__(num_classes, **training_options)
+        self.model: nn.Module = self.model_class(
+            attention,
+            vocab_size=vocab_size,
+            num_classes=num_classes,
+            max_seq_len=max_seq_len,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            pooling=pooling,
+            activation_checkpointing=activation_checkpointing,
         )
