@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -16,6 +17,26 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if num_ranks() > 1:
         dist.all_reduce(values, op=dist.ReduceOp.SUM)
     return values
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Sum over the ranks; every rank's part gets the sum of all ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return sum_over_ranks(values.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return sum_over_ranks(gradients[0].contiguous().clone())
+
+
+def sum_with_gradients(values: Tensor) -> Tensor:
+    """Sum a tensor over the ranks; gradients flow back to the parts of all ranks."""
+    if num_ranks() == 1:
+        return values
+    total: Tensor = _SumOverRanks.apply(values)
+    return total
 
 
 def gather_objects(item: Any) -> list[Any]:

@@ -1,0 +1,141 @@
+"""One label per multivariate series: the UEA archive."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer, RAdam
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.series import AttentionInit, Positions, SeriesTransformer
+from lit_probattn.series_norm import Norm, NormPositions, SeriesBatchNorm
+from lit_probattn.tasks.collectives import sum_with_gradients
+from lit_probattn.tasks.sequence_classifier import LabelTask
+from lit_probattn.transformer import Activation
+
+
+class SeriesClassifier(LabelTask):
+    """Encoder of series with a flattened head, trained with cross-entropy and RAdam.
+
+    Batches have float `inputs` (B, N, num_features). Batch norm sees the real steps of a step's
+    whole batch, on all ranks; it cannot see those of several accumulation steps at once, so
+    accumulation is refused with it. Logged: see `LabelTask`.
+
+    Source: FiSH, NeurIPS 2022, table 6 (UEA), with the recipes of mvts and Flowformer; see
+    `lit_probattn.series`.
+    Departs from the source: batch norm leaves padded steps out (`norm_positions=all` counts them);
+    incomplete batches at the end of an epoch are dropped.
+
+    Args:
+        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        num_features: dimensions of a series.
+        num_classes: number of labels.
+        max_seq_len: N, the longest series.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: inner width of the blocks' MLPs.
+        dropout: dropout of embedding, both branches of a block, and head. Attention dropout is the
+            attention's own argument.
+        norm: `batch` (mvts) or `layer` (Flowformer).
+        norm_positions: steps that count in batch norm: `real`, or `all` as in the source, which
+            needs `pad_to=max` of the data.
+        final_norm: a layer norm after the last block (Flowformer).
+        positions: `learnable` or `fixed` positions.
+        attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
+            nn.Linear (`default`).
+        activation: activation of the MLPs.
+        optimizer: `radam`, or `adamw`.
+        training_options: the arguments of `lit_probattn.tasks.Task`.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        num_features: int,
+        num_classes: int,
+        max_seq_len: int,
+        embed_dim: int = 64,
+        head_dim: int = 8,
+        num_layers: int = 3,
+        mlp_dim: int = 256,
+        dropout: float = 0.1,
+        norm: Norm = "batch",
+        norm_positions: NormPositions = "real",
+        final_norm: bool = False,
+        positions: Positions = "learnable",
+        attention_init: AttentionInit = "xavier",
+        activation: Activation = "gelu",
+        optimizer: Literal["radam", "adamw"] = "radam",
+        **training_options: Any,
+    ) -> None:
+        super().__init__(num_classes, **training_options)
+        self.optimizer_name = optimizer
+        self.model: nn.Module = SeriesTransformer(
+            attention,
+            num_features=num_features,
+            num_classes=num_classes,
+            max_seq_len=max_seq_len,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            norm=norm,
+            norm_positions=norm_positions,
+            final_norm=final_norm,
+            positions=positions,
+            attention_init=attention_init,
+            activation=activation,
+        )
+
+    def setup(self, stage: str) -> None:
+        """Connect batch norm to the other ranks.
+
+        Raises:
+            ValueError: batch norm with gradient accumulation; or see `Task.setup`.
+        """
+        super().setup(stage)
+        norms = self._batch_norms()
+        accumulation = self.trainer.accumulate_grad_batches
+        if stage == "fit" and norms and accumulation > 1:
+            raise ValueError(
+                f"batch norm needs all samples of a step in one pass, but "
+                f"trainer.accumulate_grad_batches is {accumulation}: set it to 1, use more ranks, "
+                f"or norm=layer"
+            )
+        for norm in norms:
+            norm.sum_over_ranks = sum_with_gradients
+
+    def configure_optimizers(self) -> Optimizer:
+        """RAdam as in the source, with steps of plain momentum while its variance is undefined."""
+        if self.optimizer_name == "adamw":
+            return super().configure_optimizers()
+        return RAdam(
+            self.parameters(),
+            lr=self.lr,
+            betas=(self.betas[0], self.betas[1]),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+    def _batch_norms(self) -> list[SeriesBatchNorm]:
+        return [module for module in self.modules() if isinstance(module, SeriesBatchNorm)]
+
+    def _describe_my_window(self) -> str | None:
+        with self._alone():
+            return super()._describe_my_window()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Batch norm of this rank only: a rank that repeats a batch must not wait for others."""
+        norms = self._batch_norms()
+        reductions = [norm.sum_over_ranks for norm in norms]
+        for norm in norms:
+            norm.sum_over_ranks = lambda values: values
+        try:
+            yield
+        finally:
+            for norm, reduction in zip(norms, reductions, strict=True):
+                norm.sum_over_ranks = reduction
