@@ -93,7 +93,7 @@ class RunCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's settings; hand sizes of the data and the seed to the model."""
         parser.add_class_arguments(RunSettings, "run")
-        for size in ("vocab_size", "num_classes", "max_seq_len"):
+        for size in ("vocab_size", "num_features", "num_classes", "max_seq_len"):
             parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
@@ -227,6 +227,7 @@ class RunCLI(LightningCLI):
             **values,
             "checkpoint": str(plan.checkpoint),
             "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
+            **getattr(self.datamodule, "provenance", {}),
         }
         path = plan.folder / f"{command}-{plan.checkpoint.stem}.json"
         replace_text(path, json.dumps(report, indent=2) + "\n")
