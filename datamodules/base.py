@@ -123,6 +123,11 @@ class DataModule(pl.LightningDataModule):
         raise NotImplementedError
 
     @property
+    def shuffles(self) -> bool:
+        """Whether each epoch of training has an order of its own."""
+        return True
+
+    @property
     def select_on_test(self) -> bool:
         """Whether the validation split is the test split, so that selection is on test data."""
         return False
@@ -144,6 +149,10 @@ class DataModule(pl.LightningDataModule):
     def collate(self) -> Callable[[list[Any]], Batch]:
         """Return the function that makes a batch of samples; it must be picklable."""
         return PadCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
+
+    def collate_of(self, name: str) -> Callable[[list[Any]], Batch]:
+        """Return the function that makes an evaluation batch of one split."""
+        return self.collate()
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits, once."""
@@ -181,6 +190,7 @@ class DataModule(pl.LightningDataModule):
             world_size,
             self._accumulation(),
             self._processed,
+            self.shuffles,
         )
         if self.trainer is not None and self.trainer.max_steps == -1:
             raise DataError(
@@ -209,15 +219,20 @@ class DataModule(pl.LightningDataModule):
         if rows is None:
             rows = -(-self.batch_size // (world_size * self._accumulation()))
         order = EvaluationOrder(len(split), rows, rank, world_size)
-        return EvaluationLoader(self._loader(split, order), order)
+        return EvaluationLoader(self._loader(split, order, self.collate_of(name)), order)
 
-    def _loader(self, split: Split, order: TrainingOrder | EvaluationOrder) -> DataLoader[Any]:
+    def _loader(
+        self,
+        split: Split,
+        order: TrainingOrder | EvaluationOrder,
+        collate: Callable[[list[Any]], Batch] | None = None,
+    ) -> DataLoader[Any]:
         dataset: Dataset[Any] = split  # type: ignore[assignment]
         return DataLoader(
             dataset,
             batch_sampler=order,
             num_workers=self.num_workers,
-            collate_fn=self.collate(),
+            collate_fn=self.collate() if collate is None else collate,
             persistent_workers=self.num_workers > 0,
             pin_memory=self._on_cuda(),
             # A generator of its own: making an iterator must not advance the global one.

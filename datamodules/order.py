@@ -97,6 +97,7 @@ class TrainingOrder:
         rank, world_size: This process among all.
         accumulation: Micro-steps per optimiser step.
         start: Returns the micro-step to begin with; asked each time the iteration begins.
+        shuffle: Whether epochs are permuted; without it each goes through the samples in order.
 
     Raises:
         DataError: The sizes do not fit; the message gives them.
@@ -111,6 +112,7 @@ class TrainingOrder:
         world_size: int = 1,
         accumulation: int = 1,
         start: Callable[[], int] = lambda: 0,
+        shuffle: bool = True,
     ) -> None:
         if batch_size > num_samples:
             raise DataError(
@@ -119,7 +121,7 @@ class TrainingOrder:
             )
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
-        self.start = start
+        self.start, self.shuffle = start, shuffle
         self.micro_batch_size = micro_batch_size(batch_size, world_size, accumulation)
         self.steps_per_epoch = num_samples // batch_size
 
@@ -129,10 +131,15 @@ class TrainingOrder:
             step, part = divmod(micro_step, self.accumulation)
             epoch, index = divmod(step, self.steps_per_epoch)
             if epoch != current:
-                current, order = epoch, permutation(self.num_samples, self.seed, epoch)
+                current, order = epoch, self._order(epoch)
             first = index * self.batch_size
             first += (part * self.world_size + self.rank) * self.micro_batch_size
             yield order[first : first + self.micro_batch_size].tolist()
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        return permutation(self.num_samples, self.seed, epoch)
 
 
 class EvaluationOrder:

@@ -26,7 +26,9 @@ def describe(data: DataModule) -> Iterator[str]:
         yield "note: validation uses the test split, so selection is on test data"
     yield from (f"note: {note}" for note in data.notes)
     yield f"steps per epoch: {data.steps_per_epoch} at batch_size {data.batch_size}"
-    for split_name, split in data.splits.items():
+    if hasattr(data, "size_lines"):
+        yield from data.size_lines()
+    for split_name, split in ({} if hasattr(data, "size_lines") else data.splits).items():
         lengths, counts = split.lengths, np.bincount(split.targets, minlength=data.num_classes)
         quantiles = np.percentile(lengths, (0, 50, 90, 100)).astype(int)
         num_cut = getattr(split, "num_cut", None)
@@ -50,6 +52,8 @@ def describe(data: DataModule) -> Iterator[str]:
 
 def compare(data: DataModule) -> Iterator[tuple[str, bool]]:
     """Yield a line for each published size, and whether ours is equal."""
+    if hasattr(data, "compare_sizes"):
+        yield from data.compare_sizes()
     for name, expected in data.published.items():
         targets = np.concatenate([data.split(part).targets for part in name.split("+")])
         counts = np.bincount(targets, minlength=data.num_classes)
