@@ -11,18 +11,24 @@ from torch import Tensor
 from lit_probattn.tasks.collectives import gather_objects
 
 
-def predictions_frame(batches: list[dict[str, Tensor]]) -> pd.DataFrame:
+def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows of `predict_step` outputs, ordered by sample.
 
     Returns:
-        Columns `sample_id`, `target`, `prediction` (int64) and `probability_0` … (float32), one per
-        class.
+        A column for each output: numbers, texts, or a list of numbers per row; `probabilities`
+        become `probability_0` … (float32), one column per class.
     """
     frames = []
     for batch in batches:
-        columns = {k: batch[k].cpu().numpy() for k in ("sample_id", "target", "prediction")}
-        probabilities = batch["probabilities"].float().cpu().numpy()
-        columns |= {f"probability_{c}": probabilities[:, c] for c in range(probabilities.shape[1])}
+        columns: dict[str, Any] = {}
+        for name, values in batch.items():
+            if name == "probabilities":
+                table = values.float().cpu().numpy()
+                columns |= {f"probability_{c}": table[:, c] for c in range(table.shape[1])}
+            elif isinstance(values, Tensor):
+                columns[name] = values.cpu().numpy() if values.dim() == 1 else values.tolist()
+            else:
+                columns[name] = values
         frames.append(pd.DataFrame(columns))
     table = pd.concat(frames, ignore_index=True)
     return table.sort_values("sample_id", kind="stable", ignore_index=True)
@@ -37,7 +43,7 @@ class PredictionWriter(Callback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._batches: list[dict[str, Tensor]] = []
+        self._batches: list[dict[str, Any]] = []
 
     def on_predict_batch_end(
         self,
@@ -49,7 +55,9 @@ class PredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep one batch, on the CPU."""
-        self._batches.append({name: tensor.cpu() for name, tensor in outputs.items()})
+        self._batches.append(
+            {name: v.cpu() if isinstance(v, Tensor) else v for name, v in outputs.items()}
+        )
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the ranks' rows and write the file."""

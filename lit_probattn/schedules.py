@@ -7,12 +7,15 @@ Steps count from 0: `step` is the number of optimiser steps already taken.
 import math
 from typing import Literal, NamedTuple
 
-ScheduleName = Literal["one_cycle", "cosine", "constant"]
+ScheduleName = Literal["one_cycle", "cosine", "cosine_global", "inverse_sqrt", "constant"]
+# Schedules without an end.
+OPEN_ENDED = ("inverse_sqrt", "constant")
 
 START_DIVISOR = 25.0
 FINAL_DIVISOR = 1e4
 BETA1_HIGH = 0.95
 BETA1_LOW = 0.85
+INVERSE_SQRT_START = 1e-7
 
 
 class ScheduleValues(NamedTuple):
@@ -30,7 +33,7 @@ def check_schedule(name: ScheduleName, *, total_steps: int, warmup_steps: int) -
     """
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
-    if name != "constant" and not warmup_steps < total_steps:
+    if name not in OPEN_ENDED and not warmup_steps < total_steps:
         raise ValueError(
             f"schedule {name!r} needs warmup_steps below its length, got warmup_steps "
             f"{warmup_steps} and schedule_steps {total_steps}: lower warmup_steps, raise "
@@ -52,17 +55,20 @@ def schedule_values(
     Args:
         name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with
             beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `cosine` rises linearly and falls to
-            0 along a cosine; `constant` rises linearly and stays.
+            0 along a cosine that begins there; `cosine_global` does so along a cosine that begins
+            at step 0 (MGK's language models); `inverse_sqrt` rises linearly from 1e-7 and falls as
+            1/√step (fairseq); `constant` rises linearly and stays.
         step: optimiser steps taken so far, from 0 to total_steps - 1.
         peak_lr: the largest learning rate.
-        total_steps: length of the schedule. Unused by `constant`.
-        warmup_steps: steps of the rise; the last of them is at the peak.
+        total_steps: length of the schedule. Unused by `constant` and `inverse_sqrt`.
+        warmup_steps: steps of the rise; the last of them is at the peak (with `inverse_sqrt`, the
+            step after it).
         cycle_momentum: whether `one_cycle` sets beta1.
 
     Raises:
         ValueError: the step lies outside the schedule.
     """
-    if step < 0 or (name != "constant" and step >= total_steps):
+    if step < 0 or (name not in OPEN_ENDED and step >= total_steps):
         raise ValueError(f"step must lie in 0..{total_steps - 1} (schedule {name!r}), got {step}")
     if name == "one_cycle":
         height = _triangle(step, total_steps, warmup_steps)
@@ -71,12 +77,23 @@ def schedule_values(
         lr = peak_lr * (low + (1 - low) * height)
         beta1 = BETA1_HIGH + (BETA1_LOW - BETA1_HIGH) * height
         return ScheduleValues(lr, beta1 if cycle_momentum else None)
+    if name == "inverse_sqrt":
+        return ScheduleValues(_inverse_sqrt(step, peak_lr, warmup_steps), None)
     if step < warmup_steps:
         return ScheduleValues(peak_lr * (step + 1) / warmup_steps, None)
     if name == "constant":
         return ScheduleValues(peak_lr, None)
+    if name == "cosine_global":
+        return ScheduleValues(peak_lr * 0.5 * (1 + math.cos(math.pi * step / total_steps)), None)
     progress = (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps)
     return ScheduleValues(peak_lr * 0.5 * (1 + math.cos(math.pi * progress)), None)
+
+
+def _inverse_sqrt(step: int, peak_lr: float, warmup_steps: int) -> float:
+    """Linear from the start to the peak at step warmup_steps, then peak · √(warmup / step)."""
+    if step < warmup_steps:
+        return INVERSE_SQRT_START + (peak_lr - INVERSE_SQRT_START) * step / warmup_steps
+    return peak_lr * math.sqrt(max(warmup_steps, 1) / max(step, 1))
 
 
 def _triangle(step: int, total_steps: int, warmup_steps: int) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.randomness import RandomKey, mix_integers
-from lit_probattn.schedules import ScheduleName, check_schedule, schedule_values
+from lit_probattn.schedules import OPEN_ENDED, ScheduleName, check_schedule, schedule_values
 from lit_probattn.tasks.collectives import gather_objects, num_ranks, sum_over_ranks
 from lit_probattn.tasks.finite import (
     NonFiniteError,
@@ -109,7 +109,7 @@ class Task(pl.LightningModule):
             )
         length = self._schedule_length()
         check_schedule(self.schedule, total_steps=length, warmup_steps=self.warmup_steps)
-        if self.schedule != "constant" and max_steps > length:
+        if self.schedule not in OPEN_ENDED and max_steps > length:
             raise ValueError(
                 f"trainer.max_steps {max_steps} goes beyond schedule_steps {length}: set "
                 f"--model.init_args.schedule_steps {max_steps} too, or use schedule 'constant'"

@@ -1,0 +1,159 @@
+"""Output layers over large vocabularies, tied to the token table: losses without all logits.
+
+Logits exist for some tokens at a time and are computed again in backward, so that memory does not
+grow with tokens × words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+# Logits that exist at a time: 256 MiB in float32.
+MAX_LOGITS = 1 << 26
+
+
+@torch.compiler.disable
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, max_logits: int
+) -> Tensor:
+    """Return −log softmax(hidden · weightᵀ + bias)[target] of every row, (n,) float32.
+
+    Args:
+        hidden: (n, C).
+        weight: (V, C).
+        bias: (V,) or None.
+        target: class of each row, (n,) int64.
+        max_logits: largest number of logits that exist at a time; at least one row is done.
+    """
+
+    def part(rows: Tensor, classes: Tensor) -> Tensor:
+        logits = F.linear(rows, weight, bias)
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(exact, classes, reduction="none")
+
+    rows = max(1, max_logits // weight.shape[0])
+    if hidden.shape[0] <= rows:
+        return part(hidden, target)
+    losses = []
+    for h, t in zip(hidden.split(rows), target.split(rows), strict=True):
+        if torch.is_grad_enabled():
+            loss: Tensor = checkpoint(part, h, t, use_reentrant=False, preserve_rng_state=False)
+            losses.append(loss)
+        else:
+            losses.append(part(h, t))
+    return torch.cat(losses)
+
+
+class FullSoftmax(nn.Module):
+    """Softmax over all words, with the token table as weights.
+
+    Args:
+        vocab_size: number of words.
+        embed_dim: C; unused, for the same arguments as `AdaptiveSoftmax`.
+        bias: one bias per word.
+        max_logits: see `chunked_cross_entropy`.
+    """
+
+    def __init__(
+        self, vocab_size: int, embed_dim: int, *, bias: bool = True, max_logits: int = MAX_LOGITS
+    ) -> None:
+        super().__init__()
+        self.max_logits = max_logits
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+
+    def forward(self, hidden: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """Return the losses of words `target` (n,) given `hidden` (n, C); (n,) float32."""
+        return chunked_cross_entropy(hidden, table, self.bias, target, self.max_logits)
+
+    def log_probs(self, hidden: Tensor, table: Tensor) -> Tensor:
+        """Return the log-probabilities of all words, (…, V) float32, given `hidden` (…, C)."""
+        return _log_softmax(F.linear(hidden, table, self.bias))
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Softmax over frequent words and clusters of rarer ones, then within the cluster.
+
+    Source: Grave et al., 2017, in the form of MGK, ICML 2022, appendix A.1.2 and its code: clusters
+    keep the full width (div_val 1), the token table gives the weights of all words, every word has
+    a bias, and the entry of cluster i = 1, 2, … in the first softmax is the i-th from the end.
+
+    Args:
+        vocab_size: V, words by decreasing frequency.
+        embed_dim: C.
+        cutoffs: where clusters begin; those not below V drop out. Without any it is `FullSoftmax`.
+        bias: one bias per word.
+        max_logits: see `chunked_cross_entropy`.
+
+    Raises:
+        ValueError: cutoffs do not increase.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        cutoffs: Sequence[int],
+        *,
+        bias: bool = True,
+        max_logits: int = MAX_LOGITS,
+    ) -> None:
+        super().__init__()
+        bounds = [0, *cutoffs]
+        if any(a >= b for a, b in pairwise(bounds)):
+            raise ValueError(f"cutoffs must be positive and increase, received {list(cutoffs)}")
+        self.max_logits = max_logits
+        self.bounds = [*(bound for bound in bounds if bound < vocab_size), vocab_size]
+        num_clusters = len(self.bounds) - 2
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.cluster_weight = nn.Parameter(torch.zeros(num_clusters, embed_dim))
+        self.cluster_bias = nn.Parameter(torch.zeros(num_clusters))
+
+    @property
+    def _clusters(self) -> list[tuple[int, int, int]]:
+        """Entry in the first softmax, first word and end of each cluster."""
+        bounds, count = self.bounds, len(self.bounds) - 2
+        return [(bounds[1] + count - i, bounds[i], bounds[i + 1]) for i in range(1, count + 1)]
+
+    def _head(self, table: Tensor) -> tuple[Tensor, Tensor | None]:
+        first = self.bounds[1]
+        weight = torch.cat([table[:first], self.cluster_weight.to(table.dtype)])
+        words = self.cluster_bias.new_zeros(first) if self.bias is None else self.bias[:first]
+        return weight, torch.cat([words, self.cluster_bias])
+
+    def _words(self, table: Tensor, low: int, high: int) -> tuple[Tensor, Tensor | None]:
+        return table[low:high], None if self.bias is None else self.bias[low:high]
+
+    @torch.compiler.disable
+    def forward(self, hidden: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """Return the losses of words `target` (n,) given `hidden` (n, C); (n,) float32."""
+        entry = target.clone()
+        for place, low, high in self._clusters:
+            entry[(target >= low) & (target < high)] = place
+        losses = chunked_cross_entropy(hidden, *self._head(table), entry, self.max_logits)
+        for _, low, high in self._clusters:
+            rows = ((target >= low) & (target < high)).nonzero()[:, 0]
+            words = self._words(table, low, high)
+            classes = target[rows] - low
+            more = chunked_cross_entropy(hidden[rows], *words, classes, self.max_logits)
+            losses = losses.index_add(0, rows, more.to(losses.dtype))
+        return losses
+
+    def log_probs(self, hidden: Tensor, table: Tensor) -> Tensor:
+        """Return the log-probabilities of all words, (…, V) float32, given `hidden` (…, C)."""
+        head = _log_softmax(F.linear(hidden, *self._head(table)))
+        parts = [head[..., : self.bounds[1]]]
+        for place, low, high in self._clusters:
+            within = _log_softmax(F.linear(hidden, *self._words(table, low, high)))
+            parts.append(within + head[..., place, None])
+        return torch.cat(parts, -1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    return exact.log_softmax(-1)

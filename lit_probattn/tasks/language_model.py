@@ -1,0 +1,252 @@
+"""The next token: WikiText-103 and other running text."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_probattn.adaptive_softmax import MAX_LOGITS
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.decoding import Sampling, generate
+from lit_probattn.language_model import Initialisation, LanguageModel, Output
+from lit_probattn.positions import Positions
+from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.collectives import sum_over_ranks
+from lit_probattn.transformer import Activation
+
+
+class LanguageModeling(Task):
+    """Causal language model, trained on the mean loss of the tokens of a batch.
+
+    Logged beside what every task logs: `val/ppl_<form>` and `test/ppl_<form>`, where the form,
+    which the batches name, says how tokens were scored: `segments` (independent segments, the quick
+    form), `sliding` (a window that moves by one token, the papers') or `stride<n>`; and
+    `<split>/tokens_<form>`, the tokens that were scored. A perplexity is exp(sum of losses /
+    tokens) over all ranks, each token once, in float64.
+
+    `predict` continues prompts token by token, from each layer's cache or recurrent state.
+
+    Source: MGK, ICML 2022, appendix A.1.2 (specification e.3, e.4).
+
+    Args:
+        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        vocab_size: number of token ids.
+        max_seq_len: longest segment.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: width of the hidden layer in each block.
+        dropout: dropout of embeddings, of both branches of a block and of the final output.
+        norm_first: pre-norm instead of post-norm blocks.
+        activation: activation of the MLPs.
+        positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
+        output: adaptive or full softmax, tied to the token table.
+        cutoffs: where clusters of the adaptive softmax begin.
+        output_bias: one bias per word.
+        attention_bias: whether attention's projections have biases, whatever the attention's own
+            argument says; None leaves it to that.
+        attention_dropout: dropout of attention weights, in the same way.
+        init: initialisation, see `LanguageModel`.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
+        max_logits: largest number of logits that exist at a time in the loss.
+        max_new_tokens: tokens that `predict` adds to a prompt.
+        temperature: how `predict` draws them; 0 takes the likeliest.
+        top_k: draw among the k likeliest only.
+        top_p: draw among the fewest tokens whose probabilities sum to at least p.
+        training_options: the arguments of `lit_probattn.tasks.Task`.
+    """
+
+    model: LanguageModel
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        vocab_size: int,
+        max_seq_len: int,
+        embed_dim: int = 128,
+        head_dim: int = 16,
+        num_layers: int = 16,
+        mlp_dim: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Activation = "relu",
+        positions: Positions = "reversed",
+        output: Output = "adaptive",
+        cutoffs: Sequence[int] = (20000, 40000, 200000),
+        output_bias: bool = True,
+        attention_bias: bool | None = False,
+        attention_dropout: float | None = 0.0,
+        init: Initialisation = "normal",
+        activation_checkpointing: bool = False,
+        max_logits: int = MAX_LOGITS,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        **training_options: Any,
+    ) -> None:
+        super().__init__(**training_options)
+        self.save_hyperparameters(logger=False)
+        if callable(self.hparams.get("attention")):
+            # A Python object in a checkpoint would need code to load: name it again on loading.
+            self.hparams.pop("attention")
+        self.max_new_tokens = max_new_tokens
+        self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
+        self.model = LanguageModel(
+            attention,
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            norm_first=norm_first,
+            activation=activation,
+            positions=positions,
+            output=output,
+            cutoffs=cutoffs,
+            output_bias=output_bias,
+            attention_bias=attention_bias,
+            attention_dropout=attention_dropout,
+            init=init,
+            activation_checkpointing=activation_checkpointing,
+            max_logits=max_logits,
+        )
+        self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens)
+        self._generated: list[tuple[int, float]] = []  # tokens and seconds of each batch
+
+    # ---- losses ------------------------------------------------------------------------------
+
+    def token_losses(self, batch: Batch) -> Tensor:
+        """Loss of every scored token, in the order of the batch. Shape (num_scored,), float32."""
+        hidden = self.model(batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch))
+        return self.model.token_losses(hidden, batch["target"])
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Mean loss over the tokens of a batch. Shape ()."""
+        return self.token_losses(batch).mean()
+
+    # ---- evaluation --------------------------------------------------------------------------
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one batch of the validation split."""
+        self._score(batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one batch of the test split."""
+        self._score(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the perplexity."""
+        self._log_scores("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the perplexity."""
+        self._log_scores("test")
+
+    def _score(self, batch: Batch) -> None:
+        """Add the real rows of a batch; fill-up rows count for nothing."""
+        real = batch["sample_ids"] >= 0
+        form = str(batch.get("form", "segments"))
+        sums = self._scores.setdefault(form, torch.zeros(2, dtype=torch.float64))
+        if bool(real.any()):
+            rows: Any = {
+                name: value[real] if isinstance(value, Tensor) else value
+                for name, value in batch.items()
+            }
+            losses = self.token_losses(rows).double()
+            sums += torch.stack([losses.sum(), losses.new_tensor(len(losses))]).to(sums)
+
+    def _log_scores(self, split: str) -> None:
+        for form, sums in self._scores.items():
+            total, count = sum_over_ranks(sums.to(self.device)).tolist()
+            perplexity = torch.tensor(total / count if count else float("nan")).double().exp()
+            self.log(f"{split}/ppl_{form}", perplexity, prog_bar=split == "val")
+            self.log(f"{split}/tokens_{form}", float(count))
+        self._scores = {}
+
+    # ---- prediction --------------------------------------------------------------------------
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """Continue the prompts of a batch; print them.
+
+        Returns:
+            `sample_id` (R,), `prompt` (R, P), `continuation` (R, T) token ids of the R real rows,
+            and with a DataModule that can decode, `prompt_text` and `continuation_text`.
+        """
+        real = batch["sample_ids"] >= 0
+        prompt, mask, ids = (batch[k][real] for k in ("inputs", "key_mask", "sample_ids"))
+        tokens = prompt.new_zeros(0, self.max_new_tokens)
+        if len(prompt):
+            made = generate(
+                self.model,
+                prompt,
+                max_new_tokens=self.max_new_tokens,
+                prompt_mask=None if bool(mask.all()) else mask,
+                sampling=self.sampling,
+                sample_ids=ids,
+            )
+            tokens = made.tokens
+            self._generated.append((len(tokens) * (tokens.shape[1] - 1), made.decode_seconds))
+        result = {"sample_id": ids, "prompt": prompt, "continuation": tokens}
+        decode = getattr(getattr(self.trainer, "datamodule", None), "decode", None)
+        if decode is None:
+            return result
+        prompts = [decode(row[keep].tolist()) for row, keep in zip(prompt, mask[real], strict=True)]
+        texts = [decode(row.tolist()) for row in tokens]
+        for number, before, after in zip(ids.tolist(), prompts, texts, strict=True):
+            self._say(f"[{number}] {before} ⟶ {after}")
+        return {**result, "prompt_text": prompts, "continuation_text": texts}
+
+    def on_predict_epoch_end(self) -> None:
+        """Print the speed of the steps after the prompts, of all ranks together."""
+        tokens = sum(count for count, _ in self._generated)
+        seconds = sum(duration for _, duration in self._generated)
+        rate = torch.tensor(tokens / seconds if seconds else 0.0, device=self.device)
+        total = sum_over_ranks(torch.stack([rate, rate.new_tensor(float(tokens))]))
+        self._generated = []
+        self._say(f"{total[1]:.0f} tokens generated, {total[0]:.1f} tokens per second")
+
+    def _say(self, line: str) -> None:
+        if self.trainer.is_global_zero:
+            print(line, flush=True)
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep which vocabulary the ids belong to."""
+        super().on_save_checkpoint(checkpoint)
+        vocabulary = self._vocabulary()
+        if vocabulary is not None:
+            checkpoint["vocabulary"] = vocabulary
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the state.
+
+        Raises:
+            ValueError: the checkpoint was trained with another vocabulary than the data has.
+        """
+        theirs, ours = checkpoint.get("vocabulary"), self._vocabulary()
+        if theirs is not None and ours is not None and theirs != ours:
+            raise ValueError(
+                f"the checkpoint was trained with another vocabulary: {_describe(theirs)}; the "
+                f"data has {_describe(ours)}. Use the text it was trained on, or its vocabulary: "
+                "--data.init_args.vocab_file FILE"
+            )
+        super().on_load_checkpoint(checkpoint)
+
+    def _vocabulary(self) -> dict[str, Any] | None:
+        """Size and hash of the vocabulary of the DataModule in use, if it has one."""
+        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        vocabulary = getattr(data, "vocabulary", None)
+        if vocabulary is None:
+            return None
+        digest = hashlib.sha256(vocabulary.text.encode()).hexdigest()
+        return {"size": len(vocabulary), "sha256": digest}
+
+
+def _describe(vocabulary: dict[str, Any]) -> str:
+    return f"{vocabulary['size']} words, sha256 {vocabulary['sha256'][:12]}…"
