@@ -111,7 +111,8 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from profiling.kernels import load_kernels, run_kernels
+    from profiling.kernels import run_kernels
+    from profiling.kernels_config import load_kernels
 
     config = load_kernels(options.config)
     text, passed = run_kernels(config, Path.cwd())

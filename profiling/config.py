@@ -116,7 +116,7 @@ class TimingConfig(Strict):
 
 
 class Published(Strict):
-    """A published number and where ours is found.
+    """A number to compare with, published or counted by hand, and where ours is found.
 
     Args:
         what: what it is, for the table.
@@ -124,7 +124,7 @@ class Published(Strict):
         source: where it was published.
         metric: a column of the rows, in the unit of `scale`.
         variant: which variant.
-        is_ratio: the ratio to the baseline instead of the value.
+        is_ratio: the ratio to the baseline instead of the value; predicted if not measured.
         scale: our value is divided by this.
         where: columns that pick the point.
     """
@@ -148,8 +148,10 @@ class Published(Strict):
             rows = rows[(rows["source"] == "measured") & (rows["status"] == "ok")]
         for column, value in self.where.items():
             rows = rows[rows[column] == value]
-        column = "ratio_measured" if self.is_ratio else self.metric
-        values = rows[column].dropna()
+        values = rows[self.metric] if not self.is_ratio else rows["ratio_measured"]
+        if self.is_ratio and values.dropna().empty:
+            values = rows["ratio_predicted"]
+        values = values.dropna()
         return float(values.iloc[0]) / self.scale if len(values) else None
 
 
@@ -159,11 +161,13 @@ class Figure(Strict):
     Args:
         title: heading.
         paper: what the paper says, one sentence each.
+        notes: what explains a difference, one sentence each.
         published: published numbers beside ours.
     """
 
     title: str
     paper: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
     published: list[Published] = Field(default_factory=list)
 
 

@@ -28,8 +28,13 @@ from profiling.exact import (
     scope_costs,
     stated_backend,
 )
-from profiling.models import TiedAdaptiveSoftmax
 from profiling.rows import Scope, Source, Status
+from profiling.structure import (
+    attention_layers,
+    count_parameters,
+    require_identical,
+    table_parameters,
+)
 
 # Measured and closed form may differ by this much, relatively.
 TOLERANCE = 1e-6
@@ -51,27 +56,6 @@ class CostEntry:
     backend_note: str | None = None
     status: Status = "ok"
     reason: str | None = None
-
-
-def attention_layers(model: nn.Module) -> list[Attention]:
-    """Return the attention layers of a model, in order."""
-    return [m for m in model.modules() if isinstance(m, Attention)]
-
-
-def require_identical(blocks: nn.ModuleList) -> None:
-    """Check that all blocks of a stack have the same structure and parameter shapes.
-
-    Raises:
-        ValueError: they differ, so that counting one of them would not do.
-    """
-
-    def signature(block: nn.Module) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
-        return repr(block), [(n, tuple(p.shape)) for n, p in block.named_parameters()]
-
-    first = signature(blocks[0])
-    for index, block in enumerate(blocks):
-        if signature(block) != first:
-            raise ValueError(f"block {index} differs from block 0: expected identical blocks")
 
 
 class AttentionOnlyView(nn.Module):
@@ -158,7 +142,7 @@ def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
         for module in attention_layers(model):
             module.dropout = 0.0  # no products in it, and tracing cannot follow its generator
         measured = _measure(setting, model, "meta", fvcore_macs)
-        parameters, tables = _parameters(model, setting.shape is None), _table_parameters(model)
+        parameters, tables = count_parameters(model, setting.shape is None), table_parameters(model)
         probe = _probe(setting, layer)
         note = None if setting.train else _backend_note(layer, probe, setting.backend, False)
     with setting.device() as device:
@@ -244,25 +228,6 @@ def _measure(
     result["layers"] = step.times(len(blocks))
     result["model"] = counts[0].plus(step.times(len(blocks) - 1))
     return result
-
-
-def _parameters(model: nn.Module, attention_only: bool) -> dict[Scope, int]:
-    layers = attention_layers(model)
-    counts: dict[Scope, int] = {"attention": sum(_numel(layer) for layer in layers)}
-    if not attention_only:
-        counts["layers"] = _numel(cast(Any, model.encoder).blocks)
-        counts["model"] = _numel(model)
-    return counts
-
-
-def _table_parameters(model: nn.Module) -> int:
-    """Count token and position tables, and an output layer that is tied to them."""
-    tables = (nn.Embedding, TiedAdaptiveSoftmax)
-    return sum(_numel(m) for m in model.modules() if isinstance(m, tables))
-
-
-def _numel(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
 
 
 def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:

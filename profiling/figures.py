@@ -13,6 +13,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from profiling.ratios import METRICS
@@ -134,23 +135,18 @@ def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
     figure, axes = _panels(len(groups))
     variants = list(dict.fromkeys(long["variant"]))
     palette = dict(zip(variants, sns.color_palette("deep", len(variants)), strict=True))
+    sizes = dict(zip(variants, range(3 + len(variants), 3, -1), strict=True))
     for axis, ((metric, scope, mode, panel), part) in zip(axes, groups, strict=True):
         _, divisor, unit = METRICS[metric]
-        for variant in variants:
+        for variant in dict.fromkeys(part["variant"]):
             line = part[part["variant"] == variant].sort_values(x)
             curve = line[line["source"] != "measured"]
             dots = line[line["source"] == "measured"]
-            if not curve.empty:
-                axis.plot(curve[x], curve["value"] / divisor, color=palette[variant], lw=1.2)
+            color = palette[variant]
+            axis.plot(curve[x], curve["value"] / divisor, color=color, lw=1.2)
             style = {"ls": "none"} if not curve.empty else {"ls": "--", "lw": 0.8}
-            axis.plot(
-                *(dots[x], dots["value"] / divisor),
-                "o",
-                ms=4,
-                color=palette[variant],
-                label=variant,
-                **style,
-            )
+            height = dots["value"] / divisor
+            axis.plot(dots[x], height, "o", ms=sizes[variant], color=color, **style)
         _length_axis(axis, x, sorted(long[x].unique()))
         what = _title(metric, scope) + ("" if "parameters" in metric else f", {mode}")
         axis.set_title(f"{what}\n{panel}".strip(), fontsize=9)
@@ -159,7 +155,10 @@ def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
             axis.set_yscale("log")
         else:
             axis.set_ylim(bottom=0)
-    axes[0].legend(fontsize=7, frameon=False)
+    handles = [
+        Line2D([], [], marker="o", ms=sizes[v], color=palette[v], lw=1.2, label=v) for v in variants
+    ]
+    figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right upper")
     sns.despine(figure)
     return _save(figure, path, note)
 

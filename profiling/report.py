@@ -174,6 +174,7 @@ def _compose(
         parts += ["## The paper says / we measure", ""]
         parts += [f"- The paper: {sentence}" for sentence in figure.paper]
         parts += [f"- We measure: {sentence}" for sentence in trends(ratios)]
+        parts += [f"- Note: {sentence}" for sentence in figure.notes]
         parts += ["", *published_table(figure.published, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]

@@ -93,6 +93,8 @@ def _value_figure(frame: pd.DataFrame, axis: str, folder: Path, note: str) -> li
     labels = [c for c in ("backend", "dtype", "batch_size") if long[c].nunique() > 1]
     panels = [", ".join(map(str, v)) for v in long[labels].values] if labels else ""
     long = long.assign(panel=panels)
+    long.loc[long["metric"].str.contains("parameters"), "panel"] = ""
+    long = long.drop_duplicates(["metric", "mode", "panel", "variant", "source", axis])
     if long.empty:
         return []
     value_lines(long, axis, folder / "values.png", note)

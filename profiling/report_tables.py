@@ -31,8 +31,9 @@ def _cell(value: Any) -> str:
 
 
 def _settings(table: pd.DataFrame) -> list[str]:
-    """Return the setting columns that vary."""
-    return [c for c in SETTING if c != "scope" and table[c].nunique(dropna=False) > 1]
+    """Return the setting columns that vary; the head of a report names the devices."""
+    columns = [c for c in SETTING if c not in ("scope", "device_name")]
+    return [c for c in columns if table[c].nunique(dropna=False) > 1]
 
 
 def extremes_table(ratios: pd.DataFrame) -> list[str]:
@@ -105,7 +106,8 @@ def _trend(metric: str, variant: str, scope: str, group: pd.DataFrame) -> str:
     low, high = group["ratio_measured"].min(), group["ratio_measured"].max()
     text = f"{METRICS[metric][0]}, {scope}: {variant} / {group['baseline'].iloc[0]} = {low:.3f}"
     text += f" to {high:.3f}" if f"{low:.3f}" != f"{high:.3f}" else ""
-    for axis, other in (("seq_len", "embed_dim"), ("embed_dim", "seq_len")):
+    axes = (("seq_len", "embed_dim"), ("embed_dim", "seq_len"), ("grid_heads", "seq_len"))
+    for axis, other in axes:
         if group[axis].nunique() < 2 or (metric == "num_parameters" and axis == "seq_len"):
             continue
         kinds: dict[str, list[int]] = {}
@@ -166,15 +168,15 @@ def published_table(
     published: Sequence[Published], frame: pd.DataFrame, ratios: pd.DataFrame
 ) -> list[str]:
     """Set published numbers beside ours."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for item in published:
         ours = item.find(frame, ratios)
         rows.append(
             {
                 "what": item.what,
-                "published": item.value,
+                "expected": item.value,
                 "ours": None if ours is None else float(f"{ours:.4g}"),
-                "ours / published": None if ours is None else f"{ours / item.value:.3f}",
+                "ours / expected": None if ours is None else f"{ours / item.value:.3f}",
                 "source": item.source,
             }
         )

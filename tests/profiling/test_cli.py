@@ -10,7 +10,7 @@ import yaml
 from profiling.builders import read_yaml
 from profiling.cli import main
 from profiling.config import load_sweep
-from profiling.kernels import load_kernels
+from profiling.kernels_config import load_kernels
 from profiling.plan import make_plan
 from tests.profiling.helpers import sweep
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from profiling.config import SweepConfig
-from profiling.cost import attention_layers, require_identical
 from profiling.counters import torch_macs
 from profiling.explain import explain
 from profiling.formulas import mgk_parameters, smgk_parameters, softmax_parameters
 from profiling.models import LanguageModel, PairModel, SequenceModel
 from profiling.plan import make_plan
 from profiling.points import build_model, make_inputs, measure_point
+from profiling.structure import attention_layers, require_identical
 
 ROOT = Path(__file__).parents[2]
 SOFTMAX = "lit_probattn.attention.SoftmaxAttention"

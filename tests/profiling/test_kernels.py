@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from profiling.builders import ConfigError
-from profiling.kernels import KernelsConfig, load_kernels, run_kernels
+from profiling.kernels import run_kernels
+from profiling.kernels_config import KernelsConfig, load_kernels
 from profiling.memory import cpu_peak_bytes
 from profiling.timing import quantile, summarise, time_sides
 from tests.profiling.helpers import MGK
