@@ -26,10 +26,10 @@ from lit_probattn.attention import recorded_choices
 from lit_probattn.models import Classifier
 from lit_probattn.randomness import RandomKey
 from profiling.builders import attention_entry, attention_factory, read_yaml
-from profiling.structure import attention_layers
 from profiling.counters import torch_flops
 from profiling.environment import device_name, git_revision, versions
 from profiling.memory import peak_bytes
+from profiling.structure import attention_layers
 from profiling.timing import quantile, summarise, time_sides
 
 TASK = "configs/tasks/lra_listops_quickstart.yaml"
