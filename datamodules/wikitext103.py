@@ -121,8 +121,6 @@ class WikiText103(CachedDataModule):
     def vocabulary(self) -> Tokens:
         """Words and ids; the text is tokenised if it has not been."""
         if self._vocabulary is None:
-            if self.trainer is None:
-                self.prepare_data()
             text = self._cache().array("vocabulary").tobytes().decode()
             self._vocabulary = self._choice.read(text)
         return self._vocabulary
@@ -143,6 +141,11 @@ class WikiText103(CachedDataModule):
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
         return {"corpus": self.corpus, **self._choice.settings()}
+
+    def must_name(self) -> dict[str, Any]:
+        """Settings that identify the cache, as far as they are not the defaults."""
+        given = {"corpus": self.corpus, **vars(self._choice)}
+        return {k: v for k, v in given.items() if v is not None and v != "wikitext-103"}
 
     def sources(self) -> list[Path]:
         """The files of the release, if they are there; of those with one name, the last."""
@@ -175,6 +178,8 @@ class WikiText103(CachedDataModule):
     def _cache(self) -> Cache:
         """The cache, opened and verified once."""
         if self._opened is None:
+            if self.trainer is None:
+                self.prepare_data()
             self._opened = self.open()
         return self._opened
 
@@ -182,8 +187,6 @@ class WikiText103(CachedDataModule):
 
     def load_splits(self) -> dict[str, Split]:
         """Open the cache; without a trainer, build it first if needed."""
-        if self.trainer is None:
-            self.prepare_data()
         splits = self.splits_of(self._cache())
         if self.trainer is None or self.trainer.is_global_zero:
             for problem in self.counts.problems():
