@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from datamodules.lra.retrieval import Retrieval
     from datamodules.lra.text import Text
     from datamodules.synthetic import Synthetic
+    from datamodules.uea import UEA
+    from datamodules.wikitext103 import WikiText103
 
-__all__ = ["REGISTRY", "Image", "ListOps", "Pathfinder", "Retrieval", "Synthetic", "Text"]
+__all__ = [
+    "REGISTRY",
+    "UEA",
+    "Image",
+    "ListOps",
+    "Pathfinder",
+    "Retrieval",
+    "Synthetic",
+    "Text",
+    "WikiText103",
+]
 
 # Name on the command line -> module and class.
 REGISTRY = {
@@ -27,6 +39,8 @@ REGISTRY = {
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),
     "text": ("datamodules.lra.text", "Text"),
+    "uea": ("datamodules.uea", "UEA"),
+    "wikitext103": ("datamodules.wikitext103", "WikiText103"),
 }
 
 

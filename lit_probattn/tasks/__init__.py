@@ -2,7 +2,17 @@
 
 from lit_probattn.tasks.base import Batch, Task
 from lit_probattn.tasks.finite import NonFiniteError
+from lit_probattn.tasks.language_model import LanguageModeling
 from lit_probattn.tasks.pair_classifier import PairClassifier
 from lit_probattn.tasks.sequence_classifier import SequenceClassifier
+from lit_probattn.tasks.series_classifier import SeriesClassifier
 
-__all__ = ["Batch", "NonFiniteError", "PairClassifier", "SequenceClassifier", "Task"]
+__all__ = [
+    "Batch",
+    "LanguageModeling",
+    "NonFiniteError",
+    "PairClassifier",
+    "SequenceClassifier",
+    "SeriesClassifier",
+    "Task",
+]
