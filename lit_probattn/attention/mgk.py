@@ -18,6 +18,8 @@ from lit_probattn.attention.softmax import split_precision
 from lit_probattn.attention.steps import (
     compute_dtype,
     first_maximum,
+    grouped_scores,
+    log_sum_exp,
     repeat_heads,
     squared_distance,
 )
@@ -93,7 +95,7 @@ def mgk_scores(
         score=score,
         include_log_det=include_log_det,
     )
-    return first_maximum(components, 2) if hard else components.logsumexp(2)
+    return first_maximum(components.unbind(2)) if hard else components.logsumexp(2)
 
 
 def mgk_reference(
@@ -269,17 +271,8 @@ def mgk_blockwise(
     )
 
     def scores(_: Block, rows: Tensor, *cols: Tensor) -> Tensor:
-        result: Tensor | None = None
-        for component in cols:
-            new = rows @ repeat_heads(component, heads).mT
-            if result is None:
-                result = new
-            elif hard:
-                result = torch.where(new > result, new, result)
-            else:
-                result = torch.logaddexp(result, new)
-        assert result is not None
-        return result
+        components = [grouped_scores(rows, component) for component in cols]
+        return first_maximum(components) if hard else log_sum_exp(components)
 
     keys = key.unbind(2)
     per_key: list[Axis] = ["col" for _ in keys]

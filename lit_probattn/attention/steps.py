@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,9 +84,33 @@ def squared_distance(query: Tensor, key: Tensor) -> Tensor:
     return (squares - 2.0 * query @ key.mT).clamp_min(0.0)
 
 
-def first_maximum(scores: Tensor, dim: int) -> Tensor:
-    """Return the maximum over `dim`; the gradient goes to the first largest entry only."""
-    largest, *rest = scores.unbind(dim)
+def first_maximum(scores: Sequence[Tensor]) -> Tensor:
+    """Return the elementwise maximum; the gradient goes to the first largest entry only."""
+    largest, *rest = scores
     for candidate in rest:
         largest = torch.where(candidate > largest, candidate, largest)
     return largest
+
+
+def log_sum_exp(scores: Sequence[Tensor]) -> Tensor:
+    """Return log Σ_r exp(scores_r) elementwise; three passes per term in backward."""
+    if len(scores) == 1:
+        return scores[0]
+    total: Tensor = _LogSumExp.apply(*scores)
+    return total
+
+
+class _LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *scores: Tensor) -> Tensor:
+        total = torch.logaddexp(scores[0], scores[1])
+        for term in scores[2:]:
+            total = torch.logaddexp(total, term)
+        ctx.save_for_backward(total, *scores)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        total, *scores = ctx.saved_tensors
+        return tuple(torch.sub(term, total).exp_().mul_(grad) for term in scores)
