@@ -1,0 +1,285 @@
+"""The language-modelling task: sliding windows, order, resume, ranks, prediction, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.attention import (
+    FiSHAttention,
+    LinearAttention,
+    MGKAttention,
+    SoftmaxAttention,
+)
+from lit_probattn.cli import main
+from lit_probattn.schedules import check_schedule, schedule_values
+from lit_probattn.tasks import LanguageModeling
+from tests.datamodules import made_text
+from tests.runs import (
+    ROOT,
+    error_of,
+    fingerprint,
+    in_child,
+    in_ranks,
+    kill_me,
+    metrics,
+    only_version,
+    run,
+    write_attention,
+)
+from tests.tasks.tiny import trainer
+
+CONFIGS = ROOT / "configs"
+VARIANTS = {
+    "softmax": lambda c, e, **more: SoftmaxAttention(c, e, 3, **more),
+    "mgk": lambda c, e, **more: MGKAttention(c, e, 2, **more),
+    "linear": lambda c, e, **more: LinearAttention(c, e, 3, **more),
+    "gfish": lambda c, e, **more: FiSHAttention(c, e, 3, num_global_heads=2, mixer="mlp", **more),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made_text.write(tmp_path_factory.mktemp("text"))
+
+
+def task(attention="softmax", **options) -> LanguageModeling:
+    """Small, with weights that are larger than at the start, so that all of them matter."""
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 12, "head_dim": 5, "num_layers": 2, "mlp_dim": 9, "dropout": 0.1}
+    given = {"vocab_size": 41, "max_seq_len": 7, "cutoffs": [9, 20], "schedule": "constant"}
+    module = LanguageModeling(VARIANTS[attention], **{**given, **sizes, **options})
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+# ---- evaluation --------------------------------------------------------------------------------
+
+
+def direct_loop(module: LanguageModeling, stream: torch.Tensor, window: int) -> list[float]:
+    """Loss of every token after the first, one window at a time, as the papers evaluate."""
+    module.eval()
+    losses: list[float] = []
+    with torch.no_grad():
+        for start in range(len(stream) - window):
+            piece = stream[start : start + window][None]
+            log_probs = module.model.log_probs(module.model(piece))[0]
+            follows = stream[start + 1 : start + window + 1]
+            of_window = -log_probs.gather(1, follows[:, None])[:, 0]
+            losses += of_window.tolist() if start == 0 else of_window[-1:].tolist()
+    return losses
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_batched_windows_equal_the_direct_loop_token_by_token(folder, variant):
+    module, data = task(variant), made_text.data(folder, eval_batch_size=11)
+    data.setup()
+    stream = torch.from_numpy(data.open().array("test_tokens").astype("int64"))
+    expected = direct_loop(module, stream, 7)
+    assert len(expected) == len(stream) - 1
+    with torch.no_grad():
+        module.trainer = trainer()
+        found = torch.cat([module.token_losses(real(b)) for b in data.test_dataloader()]).tolist()
+    assert found == pytest.approx(expected, abs=2e-6, rel=2e-6)
+
+
+def real(batch):
+    """The rows of a batch that do not only fill up."""
+    keep = batch["sample_ids"] >= 0
+    return {k: v[keep] if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+@pytest.mark.parametrize("rows", [1, 10, 64])
+def test_perplexity_counts_each_token_once(folder, rows):
+    module = task()
+    (values,) = trainer().test(module, made_text.data(folder, eval_batch_size=rows), verbose=False)
+    stream = _stream(made_text.data(folder))
+    expected = direct_loop(module, stream, 7)
+    assert values["test/tokens_sliding"] == len(stream) - 1
+    mean = sum(expected) / len(expected)
+    assert values["test/ppl_sliding"] == pytest.approx(math.exp(mean), rel=1e-5)
+
+
+def _stream(data):
+    data.setup()
+    return torch.from_numpy(data.open().array("test_tokens").astype("int64"))
+
+
+def test_the_form_is_named_and_segments_are_independent(folder):
+    module = task()
+    options = {"val_stride": 3, "test_stride": None, "eval_batch_size": 4}
+    run_ = trainer()
+    (test,) = run_.test(module, made_text.data(folder, **options), verbose=False)
+    (val,) = run_.validate(module, made_text.data(folder, **options), verbose=False)
+    assert set(test) == {"test/ppl_segments", "test/tokens_segments"}
+    assert set(val) == {"val/ppl_stride3", "val/tokens_stride3"}
+    stream = _stream(made_text.data(folder))
+    losses: list[float] = []
+    module.eval()
+    with torch.no_grad():
+        for start in range(0, len(stream) - 1, 7):
+            piece = stream[start : start + 8]
+            log_probs = module.model.log_probs(module.model(piece[None, :-1]))[0]
+            losses += (-log_probs.gather(1, piece[1:, None])[:, 0]).tolist()
+    assert test["test/ppl_segments"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert test["test/tokens_segments"] == len(losses) == len(stream) - 1
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def test_loss_is_the_mean_over_tokens(folder):
+    module = task(dropout=0.0)
+    data = made_text.data(folder)
+    data.setup()
+    batch = next(iter(data.train_dataloader()))
+    module.trainer = trainer()
+    log_probs = module.model.log_probs(module.model(batch["inputs"]))
+    picked = -log_probs.gather(-1, batch["target"][..., None])
+    torch.testing.assert_close(module.batch_loss(batch), picked.mean())
+
+
+def test_accumulation_changes_nothing_but_the_order_of_sums(folder):
+    losses = []
+    for parts in (1, 2, 4):
+        runner = trainer(1, accumulate_grad_batches=parts)
+        runner.fit(task(dropout=0.0), made_text.data(folder))
+        losses.append(float(runner.callback_metrics["train/loss"]))
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-6)
+
+
+def test_it_learns_with_clipping_and_half_precision(folder):
+    for precision in ("32-true", "bf16-mixed"):
+        runner = trainer(60, gradient_clip_val=0.25, precision=precision)
+        module = task("mgk", lr=1e-2)
+        runner.fit(module, made_text.data(folder))
+        (values,) = runner.test(module, made_text.data(folder), verbose=False)
+        assert values["test/ppl_sliding"] < 20 < 41, precision
+
+
+def test_schedule_of_the_papers():
+    def at(step):
+        return schedule_values(
+            "cosine_global", step, peak_lr=2.5e-4, total_steps=500000, warmup_steps=2000
+        ).lr
+
+    assert [at(0), at(999), at(1999)] == pytest.approx([2.5e-4 / 2000, 1.25e-4, 2.5e-4])
+    for step in (2000, 250000, 499999):
+        expected = 2.5e-4 * (1 + math.cos(math.pi * step / 500000)) / 2
+        assert at(step) == pytest.approx(expected, rel=1e-9)
+
+
+def test_inverse_square_root_has_no_end():
+    def at(step):
+        return schedule_values(
+            "inverse_sqrt", step, peak_lr=5e-4, total_steps=-1, warmup_steps=4000
+        ).lr
+
+    assert [at(0), at(2000), at(4000)] == pytest.approx([1e-7, 2.5005e-4, 5e-4])
+    assert at(16000) == pytest.approx(2.5e-4)
+    check_schedule("inverse_sqrt", total_steps=10, warmup_steps=4000)
+    with pytest.raises(ValueError, match="warmup_steps 10"):
+        check_schedule("cosine_global", total_steps=10, warmup_steps=10)
+
+
+# ---- the command line --------------------------------------------------------------------------
+
+
+def command(name, place, text, *more, tiny="small", attention=None):
+    files = [
+        *("--config", str(CONFIGS / "tasks" / f"wikitext103_{tiny}_tiny.yaml")),
+        *("--config", attention or write_attention(place)),
+    ]
+    where = [
+        *("--data.init_args.data_dir", str(text), "--run.root", str(place / "runs")),
+        *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
+        *("--trainer.log_every_n_steps", "1"),
+    ]
+    if "--trainer.devices" not in more:
+        where += ["--trainer.devices", "1"]
+    return [name, *files, *where, *more]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, folder):
+    place = tmp_path_factory.mktemp("trained")
+    run(command("fit", place, folder))
+    return place
+
+
+def test_a_killed_run_resumes_exactly(tmp_path, trained, folder, monkeypatch):
+    train = LanguageModeling.training_step
+
+    def step(self, batch, batch_idx):
+        if batch_idx == 11:
+            kill_me()
+        return train(self, batch, batch_idx)
+
+    def killed() -> int:
+        monkeypatch.setattr(LanguageModeling, "training_step", step)
+        return main(command("fit", tmp_path, folder))
+
+    assert in_child(killed) == -9
+    run(command("fit", tmp_path, folder, "--ckpt_path", "last"))
+    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(trained))
+    assert metrics(only_version(tmp_path)) == metrics(only_version(trained))
+
+
+def test_two_processes_score_like_one(trained, folder, capsys):
+    options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
+    report = only_version(trained) / "test-step-00000016.json"
+    run(command("test", trained, folder, *options))
+    one = json.loads(report.read_text())
+    report.unlink()
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+    assert in_ranks(lambda: main(command("test", trained, folder, *options, *two))) == [0, 0]
+    found = json.loads(report.read_text())
+    assert found["test/tokens_sliding"] == one["test/tokens_sliding"] > 0
+    assert found["test/ppl_sliding"] == pytest.approx(one["test/ppl_sliding"], rel=1e-6)
+
+
+def test_predict_writes_text_and_speed(trained, folder, capsys):
+    run(command("predict", trained, folder, "--ckpt_path", "last"))
+    out = capsys.readouterr().out
+    assert "14 tokens generated" in out
+    assert "tokens per second" in out
+    table = pd.read_parquet(only_version(trained) / "predictions-step-00000016.parquet")
+    assert table["sample_id"].tolist() == [0, 1]
+    assert [len(row) for row in table["continuation"]] == [8, 8]
+    decode = made_text.data(folder).decode
+    for row in table.itertuples():
+        assert row.prompt_text == decode(row.prompt)
+        assert row.continuation_text == decode(row.continuation)
+        assert row.continuation_text in out
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path, capsys):
+    other = made_text.write(tmp_path / "other", train="a <unk> b c\n" * 20)
+    message = error_of(command("test", trained, other, "--ckpt_path", "last"), capsys)
+    assert "the checkpoint was trained with another vocabulary: " in message
+    assert "the data has 5 words, sha256" in message
+    assert "--data.init_args.vocab_file FILE" in message
+
+
+def test_the_vocabulary_of_the_checkpoint_can_be_given(trained, folder, tmp_path, capsys):
+    other = made_text.write(tmp_path / "other", train="w1 <unk> zebra\n" * 20)
+    words = tmp_path / "words.txt"
+    words.write_text(made_text.data(folder).vocabulary.text)
+    options = ("--ckpt_path", "last", "--data.init_args.vocab_file", str(words))
+    assert main(command("test", trained, other, *options)) == 0
+
+
+@pytest.mark.parametrize("tiny", ["medium", "value_aware"])
+def test_one_step_of_the_other_models(tmp_path, folder, tiny):
+    run(command("fit", tmp_path, folder, "--trainer.fast_dev_run", "1", tiny=tiny))
+
+
+def test_missing_text_is_one_line(tmp_path, capsys):
+    message = error_of(command("fit", tmp_path, tmp_path / "none"), capsys)
+    assert "no text of other in" in message
+    assert "wiki.train.tokens" in message
