@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from datamodules.imagenet import ImageNet
     from datamodules.lra.image import Image
     from datamodules.lra.listops import ListOps
     from datamodules.lra.pathfinder import Pathfinder
@@ -23,6 +24,7 @@ __all__ = [
     "REGISTRY",
     "UEA",
     "Image",
+    "ImageNet",
     "ListOps",
     "Pathfinder",
     "Retrieval",
@@ -34,6 +36,7 @@ __all__ = [
 # Name on the command line -> module and class.
 REGISTRY = {
     "image": ("datamodules.lra.image", "Image"),
+    "imagenet": ("datamodules.imagenet", "ImageNet"),
     "listops": ("datamodules.lra.listops", "ListOps"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
