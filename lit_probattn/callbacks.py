@@ -197,7 +197,8 @@ class RunRecord(Callback):
             return
         self._done = True
         backends = recorded_choices()
-        num_parameters = sum(parameter.numel() for parameter in pl_module.parameters())
+        model = getattr(pl_module, "model", pl_module)  # without averages of its weights
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
         add_to_last_start(
             self.folder,
             backends=backends,

@@ -11,7 +11,8 @@ from lit_probattn.cli import main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TASKS = sorted(CONFIGS.glob("tasks/*.yaml"))
-TINY = [path for path in TASKS if path.stem.endswith("_tiny")]
+CALLED_TINY = ("imagenet_swin_tiny",)  # full tasks; the word is part of the model's name
+TINY = [p for p in TASKS if p.stem.endswith("_tiny") and p.stem not in CALLED_TINY]
 ATTENTION = sorted(CONFIGS.glob("attention/**/*.yaml"))
 TRAINERS = sorted(CONFIGS.glob("trainer/*.yaml"))
 
@@ -63,6 +64,6 @@ def test_attention_file_sets_the_attention_only_and_trains(attention, tmp_path):
 
 @pytest.mark.parametrize("task", TINY, ids=name)
 def test_every_full_task_has_a_tiny_variant_of_the_same_classes(task):
-    full = task.with_name(task.name.replace("_tiny", ""))
+    full = task.with_stem(task.stem.removesuffix("_tiny"))
     tiny_config, full_config = (yaml.safe_load(p.read_text()) for p in (task, full))
     assert tiny_config["model"]["class_path"] == full_config["model"]["class_path"]

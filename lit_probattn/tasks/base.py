@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.randomness import RandomKey, mix_integers
-from lit_probattn.schedules import OPEN_ENDED, ScheduleName, check_schedule, schedule_values
+from lit_probattn.schedules import (
+    OPEN_ENDED,
+    ScheduleName,
+    ScheduleValues,
+    check_schedule,
+    schedule_values,
+)
 from lit_probattn.tasks.collectives import gather_objects, num_ranks, sum_over_ranks
 from lit_probattn.tasks.finite import (
     NonFiniteError,
@@ -184,8 +190,9 @@ class Task(pl.LightningModule):
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         return scaled and self._overflows_in_a_row < MAX_OVERFLOWS_IN_A_ROW
 
-    def _apply_schedule(self, optimizer: Optimizer) -> None:
-        values = schedule_values(
+    def scheduled(self) -> ScheduleValues:
+        """Learning rate and beta1 of the coming optimiser step."""
+        return schedule_values(
             self.schedule,
             self.trainer.global_step,
             peak_lr=self.lr,
@@ -193,6 +200,9 @@ class Task(pl.LightningModule):
             warmup_steps=self.warmup_steps,
             cycle_momentum=self.cycle_momentum,
         )
+
+    def _apply_schedule(self, optimizer: Optimizer) -> None:
+        values = self.scheduled()
         beta1 = self.betas[0] if values.beta1 is None else values.beta1
         for group in optimizer.param_groups:
             group["lr"], group["betas"] = values.lr, (beta1, self.betas[1])

@@ -80,6 +80,7 @@ class LabelTask(Task):
         self.eval_loss.update(torch.where(real, losses, 0.0), weight=real.float())
         if bool(real.any()):
             self.eval_accuracy.update(logits[real], batch["target"][real])
+        self._evaluate_more(logits[real], batch["target"][real], split)
         self.log(f"{split}/loss", self.eval_loss, on_step=False, on_epoch=True)
         self.log(
             f"{split}/accuracy",
@@ -88,6 +89,9 @@ class LabelTask(Task):
             on_epoch=True,
             prog_bar=split == "val",
         )
+
+    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Literal["val", "test"]) -> None:
+        """Hook for further metrics, on the R real rows of a batch; R may be 0."""
 
 
 class SequenceClassifier(LabelTask):

@@ -1,0 +1,234 @@
+"""One label per picture: ImageNet with timm's Swin and ViT models."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torchmetrics.classification import MulticlassAccuracy
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.images import ImageModel, load_timm_state_dict
+from lit_probattn.images.replace import WeightInit
+from lit_probattn.schedules import ScheduleValues
+from lit_probattn.tasks.base import Batch
+from lit_probattn.tasks.sequence_classifier import LabelTask
+
+TOP_K = 5
+
+
+class ImageClassifier(LabelTask):
+    """A Swin or ViT of timm with replaced attention, trained with smoothed cross-entropy and AdamW.
+
+    Batches have float `inputs` (B, 3, S, S), and `mix_target`, `mix_weight` where pictures are
+    mixed: the loss is that of the mixed labels. Weight decay leaves out vectors, biases and tables
+    of positions. Logged beside what `LabelTask` logs: `val/accuracy_top5`, `test/accuracy_top5`,
+    exact sums over samples too.
+
+    Source: FiSH, NeurIPS 2022, table 5 and its image code (Swin, DeiT).
+    Departs from the source: nothing.
+
+    Args:
+        attention: called once per replaced layer as `attention(embed_dim, head_dim, num_heads=H)`.
+        num_classes: number of labels.
+        model_name: timm's name of the model.
+        image_size: side of the pictures in pixels.
+        replace: False trains timm's own model.
+        stages: stages of a Swin model whose attention is replaced, from 0. None means all.
+        blocks: blocks by number, in place of `stages`.
+        global_heads: global heads for each of `stages`.
+        head_ratio: the same as local heads per global head.
+        attention_weights: new layers start `fresh`, or as a `copy` of those they replace.
+        initial_weights: file with a state dict of the timm model to start from (torch.save or
+            safetensors). Replaced layers take its positions; with attention_weights=copy also its
+            projections.
+        model_options: further arguments of the model in timm.
+        drop_path: largest probability of leaving out a branch of a block.
+        label_smoothing: share of a label that is spread over all classes.
+        start_lr: learning rate of the first step of the warm-up. None means that of the schedule.
+        final_lr: learning rate at the end of the cosine.
+        ema_decay: decay of a moving average of the weights, which is then what is evaluated. None
+            for none.
+        ema_warmup: let the decay grow from 0 (timm's `use_warmup`).
+        channels_last: memory layout of pictures and convolutions.
+        activation_checkpointing: recompute the blocks in backward.
+        training_options: the arguments of `lit_probattn.tasks.Task`.
+
+    Raises:
+        ValueError: the model or a choice of layers does not exist, the weights are those of another
+            model, or a rate is out of range.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        num_classes: int,
+        model_name: str = "swin_tiny_patch4_window7_224",
+        image_size: int = 224,
+        replace: bool = True,
+        stages: list[int] | None = None,
+        blocks: list[int] | None = None,
+        global_heads: int | list[int] | None = None,
+        head_ratio: float | None = None,
+        attention_weights: WeightInit = "fresh",
+        initial_weights: str | None = None,
+        model_options: dict[str, Any] | None = None,
+        drop_path: float = 0.2,
+        label_smoothing: float = 0.1,
+        start_lr: float | None = None,
+        final_lr: float = 0.0,
+        ema_decay: float | None = None,
+        ema_warmup: bool = False,
+        channels_last: bool = False,
+        activation_checkpointing: bool = False,
+        **training_options: Any,
+    ) -> None:
+        super().__init__(num_classes, **training_options)
+        if not 0.0 <= label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing must be in [0, 1), received {label_smoothing}")
+        if not 0.0 <= final_lr <= self.lr or not 0.0 <= (start_lr or 0.0) <= self.lr:
+            raise ValueError(
+                f"start_lr and final_lr must be between 0 and lr={self.lr}, received {start_lr} "
+                f"and {final_lr}"
+            )
+        if final_lr and not self.schedule.startswith("cosine"):
+            raise ValueError(f"final_lr is for cosine schedules, received {self.schedule!r}")
+        self.label_smoothing = label_smoothing
+        self.start_lr, self.final_lr = start_lr, final_lr
+        self.model: nn.Module = ImageModel(
+            attention,
+            name=model_name,
+            num_classes=num_classes,
+            image_size=image_size,
+            replace=replace,
+            stages=stages,
+            blocks=blocks,
+            global_heads=global_heads,
+            head_ratio=head_ratio,
+            init=attention_weights,
+            drop_path=drop_path,
+            activation_checkpointing=activation_checkpointing,
+            channels_last=channels_last,
+            options=model_options,
+        )
+        if initial_weights is not None:
+            copy = attention_weights == "copy"
+            load_timm_state_dict(self.net, read_weights(initial_weights), projections=copy)
+        self.ema: ModelEmaV3 | None = None
+        if ema_decay is not None:
+            self.ema = ModelEmaV3(self.model, decay=ema_decay, use_warmup=ema_warmup)
+            self.ema.requires_grad_(False)
+        self.eval_top5 = MulticlassAccuracy(
+            num_classes, average="micro", top_k=min(TOP_K, num_classes)
+        )
+
+    @property
+    def net(self) -> nn.Module:
+        """The model of timm."""
+        return cast(nn.Module, self.model.net)
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Mean smoothed cross-entropy over the batch, of mixed labels where pictures are mixed."""
+        mixed = cast(Mapping[str, Tensor], batch)
+        logits = self(batch)
+
+        def losses(target: Tensor) -> Tensor:
+            smoothing = self.label_smoothing if self.training else 0.0
+            return F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
+
+        own = losses(batch["target"])
+        if "mix_target" not in mixed:
+            return own.mean()
+        return torch.lerp(own, losses(mixed["mix_target"]), mixed["mix_weight"]).mean()
+
+    # ---- optimiser -----------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Optimizer:
+        """AdamW; weight decay leaves out vectors, biases and tables of positions."""
+        skipped = cast(ImageModel, self.model).no_weight_decay()
+        named = list(self.model.named_parameters())
+        groups: list[dict[str, Any]] = [
+            {"params": [p for name, p in named if name not in skipped]},
+            {"params": [p for name, p in named if name in skipped], "weight_decay": 0.0},
+        ]
+        return AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.lr,
+            betas=(self.betas[0], self.betas[1]),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+    def scheduled(self) -> ScheduleValues:
+        """The schedule between `start_lr`, `lr` and `final_lr`.
+
+        Warm-up step t of T has start + (lr - start) t / T, as timm's, if `start_lr` is given; the
+        cosine is stretched to end at `final_lr`.
+        """
+        values, step = super().scheduled(), self.trainer.global_step
+        if step < self.warmup_steps:
+            if self.start_lr is None:
+                return values
+            share = step / self.warmup_steps
+            return values._replace(lr=self.start_lr + (self.lr - self.start_lr) * share)
+        return values._replace(lr=self.final_lr + (1 - self.final_lr / self.lr) * values.lr)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the optimiser, then the moving average; a step that was skipped is not averaged."""
+        super().optimizer_step(*args, **kwargs)
+        if self.ema is not None and self._overflows_in_a_row == 0:
+            self.ema.update(self.model, step=self.trainer.global_step)
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def _evaluate(self, batch: Batch, split: Literal["val", "test"]) -> None:
+        with self._averaged():
+            super()._evaluate(batch, split)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Predictions; see `LabelTask.predict_step`."""
+        with self._averaged():
+            return super().predict_step(batch, batch_idx)
+
+    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Literal["val", "test"]) -> None:
+        if len(target):
+            self.eval_top5.update(logits, target)
+        self.log(f"{split}/accuracy_top5", self.eval_top5, on_step=False, on_epoch=True)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Let the moving average stand in for the model, if there is one."""
+        if self.ema is None:
+            yield
+            return
+        trained = self.model
+        self.model = cast(nn.Module, self.ema.module)
+        try:
+            yield
+        finally:
+            self.model = trained
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Read a state dict: safetensors, or a file of torch.save with or without an outer `model`.
+
+    Raises:
+        ValueError: there is no such file, or it holds no state dict.
+    """
+    try:
+        if path.endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"initial_weights {path} cannot be read: {error}") from error
+    for outer in ("model", "state_dict"):
+        loaded = loaded.get(outer, loaded) if isinstance(loaded, dict) else loaded
+    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise ValueError(f"initial_weights {path} holds no state dict")
+    return loaded
