@@ -79,7 +79,7 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 def open_picture(path: Path) -> Image.Image:
-    """Read a picture as RGB: grey, CMYK, palette and transparent ones are converted.
+    """Read a picture as RGB: grey (8 or 16 bits), CMYK, palette and transparent ones too.
 
     Raises:
         PictureError: The file is missing, empty, cut off, or no picture; the message names it.
@@ -91,6 +91,10 @@ def open_picture(path: Path) -> Image.Image:
                 # Without this, what lies under transparent pixels would show.
                 white = Image.new("RGBA", picture.size, "white")
                 return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+            if picture.mode.startswith("I"):
+                # 16 bits: a plain conversion clips everything above 255 to white.
+                grey = np.asarray(picture).clip(0, 0xFFFF).astype(np.uint16) >> 8
+                return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
             return picture.convert("RGB")
     except UnidentifiedImageError as error:
         reason = "it is empty" if path.stat().st_size == 0 else "it is not a picture"
