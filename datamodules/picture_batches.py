@@ -136,6 +136,9 @@ class PictureLoader:
         try:
             yield from self.loader
         except PictureError as error:
+            if self._iterator is not None:
+                self._iterator._shutdown_workers()  # left to itself, it waits five seconds
+                self._iterator = None
             # A loader process sends its traceback along; the last line is the message.
             text = str(error).strip().splitlines()[-1]
             text = text.removeprefix(f"{PictureError.__module__}.{PictureError.__name__}: ")
