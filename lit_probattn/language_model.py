@@ -170,25 +170,32 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: there are more tokens than `max_seq_len`.
         """
-        if inputs.shape[1] > self.max_seq_len:
-            raise ValueError(
-                f"cannot read a segment of {inputs.shape[1]} tokens: max_seq_len is "
-                f"{self.max_seq_len}"
-            )
-        x = self.tokens(inputs) * self.embed_dim**0.5  # (B, N, C)
-        if self.positions is not None:
-            lengths: Tensor | int = self.max_seq_len
-            if positions is None:
-                positions = torch.arange(inputs.shape[1], device=inputs.device)
-                lengths = inputs.shape[1] if key_mask is None else key_mask.sum(1, keepdim=True)
-            x = x + self.positions(positions, lengths).to(x.dtype)
         x = self.encoder(
-            self.dropout(x),
+            self.embed(inputs, key_mask, positions),  # (B, N, C)
             key_mask=None if caches is None else key_mask,
             is_causal=True,
             rng=rng,
             caches=caches,
         )
+        result: Tensor = self.dropout(x)
+        return result
+
+    def embed(
+        self, inputs: Tensor, key_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Return what the first block reads, (B, N, C); arguments as in `forward`."""
+        length = inputs.shape[1]
+        if length > self.max_seq_len:
+            raise ValueError(
+                f"cannot read a segment of {length} tokens: max_seq_len is {self.max_seq_len}"
+            )
+        x = self.tokens(inputs) * self.embed_dim**0.5
+        if self.positions is not None:
+            lengths: Tensor | int = self.max_seq_len
+            if positions is None:
+                positions = torch.arange(length, device=inputs.device)
+                lengths = length if key_mask is None else key_mask.sum(1, keepdim=True)
+            x = x + self.positions(positions, lengths).to(x.dtype)
         result: Tensor = self.dropout(x)
         return result
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from lit_probattn import language_model
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.embeddings import TokenEmbedding
 from lit_probattn.heads import PooledClassifier, pool
@@ -43,44 +43,11 @@ class AttentionOnly(nn.Module):
         return out
 
 
-class TiedAdaptiveSoftmax(nn.Module):
-    """Adaptive softmax without dimension reduction, tied to the token table.
-
-    Source: the language model of MGK, ICML 2022 (appendix A.1.2): cutoffs 20000, 40000, 200000,
-    per-word biases, one row and bias per cluster. The head covers the first words and the
-    clusters; `forward` evaluates every word of every cluster, so that the cost does not depend
-    on the targets.
-
-    Args:
-        embed_dim: C.
-        vocab_size: number of words.
-        cutoffs: last words of the clusters but the last one; those beyond the vocabulary drop out.
-    """
-
-    def __init__(self, embed_dim: int, vocab_size: int, cutoffs: tuple[int, ...]) -> None:
-        super().__init__()
-        self.bounds = [0, *(c for c in cutoffs if c < vocab_size), vocab_size]
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
-        num_clusters = len(self.bounds) - 2
-        self.cluster_weight = nn.Parameter(torch.zeros(num_clusters, embed_dim))
-        self.cluster_bias = nn.Parameter(torch.zeros(num_clusters))
-
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        """Return log-probabilities of all words, (B, N, vocab_size), from x (B, N, C)."""
-        first = self.bounds[1]
-        head_weight = torch.cat([table[:first], self.cluster_weight])
-        head_bias = torch.cat([self.bias[:first], self.cluster_bias])
-        head = F.linear(x, head_weight, head_bias).log_softmax(-1)
-        parts = [head[..., :first]]
-        for index, low in enumerate(self.bounds[1:-1]):
-            high = self.bounds[index + 2]
-            words = F.linear(x, table[low:high], self.bias[low:high]).log_softmax(-1)
-            parts.append(words + head[..., first + index, None])
-        return torch.cat(parts, -1)
-
-
 class LanguageModel(nn.Module):
-    """The decoder of the WikiText-103 experiments, as far as cost is concerned.
+    """The decoder of the WikiText-103 experiments, called with token ids alone.
+
+    All words of all clusters are evaluated, so that the cost does not depend on the targets.
+    Whether attention has biases and dropout is left to `attention`.
 
     Source: MGK, ICML 2022, appendix A.1.2: post-norm blocks, causal attention without biases,
     ReLU feed-forward, embedding scaled by √C, fixed sinusoids, tied adaptive softmax.
@@ -117,28 +84,27 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.is_causal, self.include_output_layer = is_causal, include_output_layer
-        self.tokens = nn.Embedding(vocab_size, embed_dim)
-        self.register_buffer("positions", torch.zeros(max_seq_len, embed_dim), persistent=False)
-        self.dropout = nn.Dropout(dropout)
-        self.encoder = Transformer(
+        self.model = language_model.LanguageModel(
             attention,
-            embed_dim,
-            head_dim,
-            num_layers,
-            mlp_dim,
-            dropout,
-            norm_first=False,
-            activation="relu",
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            cutoffs=cutoffs,
+            attention_bias=None,
+            attention_dropout=None,
         )
-        self.output = TiedAdaptiveSoftmax(embed_dim, vocab_size, cutoffs)
+        self.encoder = self.model.encoder
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return log-probabilities (B, N, vocab_size) of tokens (B, N)."""
-        positions: Tensor = self.get_buffer("positions")[: inputs.shape[1]]
-        x = self.tokens(inputs) * self.tokens.embedding_dim**0.5 + positions  # (B, N, C)
-        x = self.encoder(self.dropout(x), is_causal=self.is_causal, rng=RandomKey(0))
-        x = self.dropout(x)
-        return self.output(x, self.tokens.weight) if self.include_output_layer else x
+        x = self.model.embed(inputs)  # (B, N, C)
+        x = self.encoder(x, is_causal=self.is_causal, rng=RandomKey(0))
+        x = self.model.dropout(x)
+        return self.model.log_probs(x) if self.include_output_layer else x
 
 
 class SequenceModel(nn.Module):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datamodules import WikiText103
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
@@ -89,7 +90,9 @@ def unigram(folder: Path) -> None:
         print(f"{name}: unigram perplexity {np.exp(mean):.2f}")
 
 
-def model(variant: str, output: Output, batch_size: int, windows: int, rows: int) -> None:
+def model(
+    variant: str, output: Output, batch_size: int, parts: int, windows: int, rows: int
+) -> None:
     """Print time and peak memory of a training step and of sliding windows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     variants = {
@@ -100,20 +103,11 @@ def model(variant: str, output: Output, batch_size: int, windows: int, rows: int
         variants[variant], vocab_size=_VOCABULARY, max_seq_len=256, output=output
     ).to(device)
     print(f"{variant}, {output} softmax: {sum(p.numel() for p in small.parameters()):,} parameters")
-    adam = torch.optim.AdamW(small.parameters(), lr=2.5e-4, weight_decay=0.0)
     weights = 1.0 / torch.arange(10, _VOCABULARY + 10)
     stream = torch.multinomial(weights, max(batch_size * 257, windows + 257), replacement=True)
     stream = stream.to(device)
-    for number in range(2):  # the first step makes the optimiser's state
-        tokens = stream[: batch_size * 257].view(batch_size, 257)
-        start = _start(device)
-        hidden = small(tokens[:, :-1], rng=RandomKey(0, number))
-        loss = small.token_losses(hidden, tokens[:, 1:]).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(small.parameters(), 0.25)
-        adam.step()
-        adam.zero_grad()
-        print(f"training step {number}, batch {batch_size} x 256: {_stop(device, start)}")
+    if parts:
+        _step(small, stream[: batch_size * 257].view(parts, batch_size // parts, 257))
     small.eval()
     start = _start(device)
     with torch.inference_mode():
@@ -123,6 +117,19 @@ def model(variant: str, output: Output, batch_size: int, windows: int, rows: int
             target[:, :-1] = -100
             small.token_losses(small(tokens[:, :-1]), target)
     print(f"{windows} sliding windows, {rows} at a time: {_stop(device, start)}")
+
+
+def _step(small: LanguageModel, parts: Tensor) -> None:
+    """Take one optimiser step over micro-batches, (parts, rows, 257) tokens; print its cost."""
+    adam = torch.optim.AdamW(small.parameters(), lr=2.5e-4, weight_decay=0.0)
+    start = _start(parts.device)
+    for tokens in parts:
+        hidden = small(tokens[:, :-1], rng=RandomKey(0))
+        (small.token_losses(hidden, tokens[:, 1:]).mean() / len(parts)).backward()
+    torch.nn.utils.clip_grad_norm_(small.parameters(), 0.25)
+    adam.step()
+    cost = _stop(parts.device, start)
+    print(f"one step, {parts[..., 0].numel()} x 256 tokens in {len(parts)} parts: {cost}")
 
 
 def _start(device: torch.device) -> float:
@@ -160,6 +167,9 @@ def main() -> None:
     command.add_argument("--variant", choices=("softmax", "mgk"), default="softmax")
     command.add_argument("--output", choices=("adaptive", "full"), default="adaptive")
     command.add_argument("--batch_size", type=int, default=96)
+    command.add_argument(
+        "--parts", type=int, default=1, help="micro-batches of the step; 0: no step"
+    )
     command.add_argument("--windows", type=int, default=1000)
     command.add_argument("--rows", type=int, default=50, help="windows in one forward pass")
     given = parser.parse_args()
@@ -170,7 +180,7 @@ def main() -> None:
     elif given.command == "unigram":
         unigram(given.folder)
     else:
-        model(given.variant, given.output, given.batch_size, given.windows, given.rows)
+        model(given.variant, given.output, given.batch_size, given.parts, given.windows, given.rows)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from torch import nn
 
+from lit_probattn.adaptive_softmax import AdaptiveSoftmax
 from lit_probattn.attention import Attention
-from profiling.models import TiedAdaptiveSoftmax
 from profiling.rows import Scope
 
 
@@ -44,7 +44,7 @@ def count_parameters(model: nn.Module, attention_only: bool) -> dict[Scope, int]
 
 def table_parameters(model: nn.Module) -> int:
     """Count token and position tables, and an output layer that is tied to them."""
-    tables = (nn.Embedding, TiedAdaptiveSoftmax)
+    tables = (nn.Embedding, AdaptiveSoftmax)
     return sum(_numel(m) for m in model.modules() if isinstance(m, tables))
 
 
