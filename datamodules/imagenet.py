@@ -42,7 +42,7 @@ class ImageNet(DataModule):
 
     Args:
         image_size: S. Evaluation resizes the shorter side to S / 0.875 and takes the centre.
-        augmentation: `recipe`; or `none`, a centre crop in training too.
+        augmentation: `recipe`; or `none`: training pictures are prepared as those of evaluation.
         auto_augment: timm's name of a policy; None for none. As in timm, colour jitter is off where
             there is one.
         color_jitter: Strength of brightness, contrast and saturation jitter.
@@ -97,15 +97,16 @@ class ImageNet(DataModule):
         self.mixing: Mixing | None = None
         if (mixup or cutmix) and mix_probability:
             self.mixing = Mixing(mixup, cutmix, mix_probability, mix_switch, self.seed)
-        self._augmentation: dict[str, Any] = dict(
-            no_aug=augmentation == "none",
-            auto_augment=auto_augment,
-            color_jitter=color_jitter,
-            re_prob=erase,
-            re_mode="pixel",
-            scale=tuple(crop_scale),
-            hflip=flip,
-        )
+        self._augmentation: dict[str, Any] | None = None
+        if augmentation == "recipe":
+            self._augmentation = dict(
+                auto_augment=auto_augment,
+                color_jitter=color_jitter,
+                re_prob=erase,
+                re_mode="pixel",
+                scale=tuple(crop_scale),
+                hflip=flip,
+            )
         self._files: dict[str, PictureFiles] = {}
 
     # ---- sizes, which depend on the folders ----------------------------------------------------
@@ -202,9 +203,11 @@ class ImageNet(DataModule):
         """Open the splits."""
         train, val = self._folders["train"], self._folders["val"]
         evaluate = create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
-        augment = create_transform(
-            self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
-        )
+        augment = evaluate
+        if self._augmentation is not None:
+            augment = create_transform(
+                self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
+            )
         held_out = self._held_out(train)
         test = PictureSplit(val, evaluate, self.image_size)
         if held_out.any():

@@ -181,7 +181,8 @@ class ImageClassifier(LabelTask):
         """Step the optimiser, then the moving average; a step that was skipped is not averaged."""
         super().optimizer_step(*args, **kwargs)
         if self.ema is not None and self._overflows_in_a_row == 0:
-            self.ema.update(self.model, step=self.trainer.global_step)
+            # Lightning counts the step after this; timm counts from 1 and copies the first.
+            self.ema.update(self.model, step=self.trainer.global_step + 1)
 
     # ---- evaluation ----------------------------------------------------------------------------
 

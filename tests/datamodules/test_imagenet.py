@@ -52,6 +52,13 @@ def test_evaluation_is_the_centre_of_the_resized_picture(root: Path):
     torch.testing.assert_close(split[3].picture, expected, rtol=0, atol=1e-5)
 
 
+def test_training_without_augmentation_sees_what_evaluation_sees(root: Path):
+    data = imagenet(root, augmentation="none")
+    source = data.split("val").files.path(2)
+    shutil.copy(source, data.split("train").files.path(7))
+    assert torch.equal(data.split("train")[7].picture, data.split("val")[2].picture)
+
+
 def test_fill_up_rows_read_no_file(root: Path):
     split = imagenet(root).split("val")
     shutil.rmtree(root / "val")

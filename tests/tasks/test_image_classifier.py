@@ -1,0 +1,272 @@
+"""The image task: loss of mixed labels, metrics, decay, averages, runs of the tiny recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+
+from datamodules import ImageNet
+from lit_probattn.attention import FiSHAttention, SoftmaxAttention
+from lit_probattn.cli import main
+from lit_probattn.tasks import ImageClassifier
+from tests.datamodules.picture_files import write_pictures
+from tests.runs import in_ranks, newest_state, only_version, write_attention
+from tests.tasks.tiny import trainer
+
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "configs/tasks/imagenet_swin_tiny_tiny.yaml")
+CLASSES = tuple(f"n{number:02d}" for number in range(7))
+SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """Seven classes with 3 training and 3 validation pictures each."""
+    return write_pictures(tmp_path_factory.mktemp("imagenet"), 3, 3, CLASSES)
+
+
+def fish(*sizes, **options):
+    return FiSHAttention(*sizes, mixer="mlp", noise="none", **options)
+
+
+def task(attention=fish, **options) -> ImageClassifier:
+    torch.manual_seed(0)
+    settings = {
+        **{"num_classes": 7, "image_size": 32, "model_options": SWIN, "schedule": "constant"},
+        **{"drop_path": 0.0, "stages": [1], "lr": 1e-3, "weight_decay": 0.05},
+    }
+    return ImageClassifier(attention, **{**settings, **options})
+
+
+def data(root: Path, **options) -> ImageNet:
+    settings = {"image_size": 32, "batch_size": 6, "cache_dir": str(root / "cache")}
+    return ImageNet(data_dir=str(root), **{**settings, **options})
+
+
+def batch(rows: int = 4) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    return {
+        "inputs": torch.randn(rows, 3, 32, 32),
+        "key_mask": torch.ones(rows, 1, dtype=torch.bool),
+        "target": torch.arange(rows) % 7,
+        "sample_ids": torch.arange(rows),
+    }
+
+
+def test_loss_of_mixed_labels_is_that_of_timms_soft_targets():
+    from timm.data.mixup import mixup_target
+    from timm.loss import SoftTargetCrossEntropy
+
+    module = task().train()
+    module.random_key = lambda batch: None
+    given = batch()
+    given["mix_target"] = given["target"].flip(0)  # timm's partners
+    given["mix_weight"] = torch.full((4,), 0.3)
+    soft = mixup_target(given["target"], 7, lam=0.7, smoothing=0.1)
+    expected = SoftTargetCrossEntropy()(module(given), soft)
+    torch.testing.assert_close(module.batch_loss(given), expected)
+
+
+def test_weight_decay_leaves_out_vectors_and_positions():
+    module = task()
+    decayed, spared = module.configure_optimizers().param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.05, 0.0)
+    names = {id(p): name for name, p in module.model.named_parameters()}
+    assert len(names) == len(decayed["params"]) + len(spared["params"])
+    spared = {names[id(p)] for p in spared["params"]}
+    kept = set(names.values()) - spared
+    assert "net.layers.1.blocks.0.attn.relative_position_bias_table" in spared
+    assert "net.layers.1.blocks.0.attn.attention.mixing.weights.0" in kept
+    assert {n for n in names.values() if n.endswith("bias") or ".norm" in n} <= spared
+    assert all(module.model.get_parameter(name).ndim >= 2 for name in kept)
+
+
+def test_schedule_is_timms(root):
+    """Warm-up laid over a cosine from start to end, as in timm's scheduler by updates."""
+    from timm.scheduler import CosineLRScheduler
+
+    rates = {"lr": 1e-3, "start_lr": 1e-6, "final_lr": 1e-5, "warmup_steps": 3}
+    module = task(schedule="cosine_global", schedule_steps=8, **rates)
+    seen = []
+    apply = module._apply_schedule
+
+    def record(optimizer):
+        apply(optimizer)
+        seen.append([group["lr"] for group in optimizer.param_groups])
+
+    module._apply_schedule = record
+    trainer(8).fit(module, data(root))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    expected = CosineLRScheduler(
+        optimizer, 8, lr_min=1e-5, warmup_t=3, warmup_lr_init=1e-6, t_in_epochs=False
+    )
+    for step, (first, second) in enumerate(seen):
+        assert first == second == pytest.approx(expected._get_lr(step)[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("rows", [5, 21])
+def test_metrics_count_every_picture_once(root, rows):
+    """21 pictures in batches of 5: the last one is filled up."""
+    module, pictures = task(), data(root, eval_batch_size=rows)
+    torch.nn.init.normal_(module.net.head.fc.weight)
+    (values,) = trainer().test(module, pictures, verbose=False)
+    module.eval()
+    split = pictures.split("test")
+    samples = [split[index] for index in range(21)]
+    with torch.no_grad():
+        logits = module.model(torch.stack([s.picture for s in samples]))
+    target = torch.tensor([s.target for s in samples])
+    order = logits.argsort(descending=True)
+    ranks = (order == target[:, None]).int().argmax(1)
+    assert values["test/accuracy"] == pytest.approx(float((ranks < 1).double().mean()))
+    assert values["test/accuracy_top5"] == pytest.approx(float((ranks < 5).double().mean()))
+    assert values["test/loss"] == pytest.approx(float(F.cross_entropy(logits, target)), rel=1e-4)
+
+
+def test_moving_average_is_evaluated_and_kept_apart(root):
+    module = task(ema_decay=0.5)
+    start = {name: p.clone() for name, p in module.model.named_parameters()}
+    history = []
+    step = module.optimizer_step
+
+    def recorded(*args, **kwargs):
+        step(*args, **kwargs)
+        history.append({name: p.detach().clone() for name, p in module.model.named_parameters()})
+
+    module.optimizer_step = recorded
+    run = trainer(3)
+    run.fit(module, data(root))
+    name = "net.layers.1.blocks.0.attn.attention.value_proj.weight"
+    average = history[0][name]  # timm copies the weights of the first step
+    for weights in history[1:]:
+        average = (average + weights[name]) / 2
+    found = dict(module.ema.module.named_parameters())
+    torch.testing.assert_close(found[name], average)
+    assert not torch.equal(history[-1][name], start[name])
+    assert all(p.grad is None for p in module.ema.parameters())
+    trained = {name: p.clone() for name, p in module.model.named_parameters()}
+    (values,) = run.validate(module, data(root), verbose=False)
+    with torch.no_grad():
+        for name, parameter in module.model.named_parameters():
+            assert torch.equal(parameter, trained[name])
+            parameter.zero_()
+    (again,) = run.validate(module, data(root), verbose=False)
+    assert again == values
+
+
+def test_it_learns_the_pictures(root):
+    module = task(label_smoothing=0.0, lr=2e-2, weight_decay=0.0, warmup_steps=5)
+    run = trainer(40)
+    plain = {"augmentation": "none", "mixup": 0.0, "cutmix": 0.0, "batch_size": 21}
+    run.fit(module, data(root, **plain))
+    assert float(run.callback_metrics["train/loss"]) < 0.2 < torch.tensor(7.0).log()
+
+
+def test_channels_last_changes_the_layout_only():
+    logits = []
+    for channels_last in (False, True):
+        module = task(channels_last=channels_last).eval()
+        logits.append(module.model(batch()["inputs"]))
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        assert module.net.patch_embed.proj.weight.is_contiguous(memory_format=layout)
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_starts_from_a_file_of_timm(tmp_path, suffix):
+    from safetensors.torch import save_file
+
+    options = {**SWIN, "img_size": 32, "num_classes": 7}
+    theirs = timm.create_model("swin_tiny_patch4_window7_224", **options).eval()
+    path = tmp_path / f"weights.{suffix}"
+    if suffix == "pth":
+        torch.save({"model": theirs.state_dict()}, path)
+    else:
+        save_file(theirs.state_dict(), path)
+    chosen = {"attention_weights": "copy", "initial_weights": str(path), "stages": None}
+    module = task(SoftmaxAttention, **chosen).eval()
+    pictures = batch()["inputs"]
+    torch.testing.assert_close(module.model(pictures), theirs(pictures), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="the state dict belongs to another model"):
+        task(SoftmaxAttention, **{**chosen, "num_classes": 5})
+    path.write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=r"weights.* cannot be read"):
+        task(SoftmaxAttention, **chosen)
+
+
+def test_wrong_settings_are_refused():
+    for options, message in (
+        ({"label_smoothing": 1.0}, "label_smoothing must be in"),
+        ({"final_lr": 1.0}, "must be between 0 and lr=0.001"),
+        ({"final_lr": 1e-5}, "final_lr is for cosine schedules"),
+        ({"model_name": "swin_tinny"}, "timm has no model 'swin_tinny'"),
+        ({"stages": [5]}, "stages must be different numbers from 0 to 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            task(**options)
+
+
+# ---- the command line --------------------------------------------------------------------------
+
+
+def command(name: str, folder: Path, root: Path, *more: str) -> list[str]:
+    attention = write_attention(folder, "FiSHAttention", mixer="mlp", noise="none", dropout=0.2)
+    devices = () if "--trainer.devices" in more else ("--trainer.devices", "1")
+    return [
+        *(name, "--config", CONFIG, "--config", attention, "--trainer.accelerator", "cpu"),
+        *("--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(root)),
+        *("--data.init_args.cache_dir", str(root / "cache")),
+        *("--trainer.enable_progress_bar", "false", *devices, *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def one_process(root, tmp_path_factory) -> Path:
+    """A run of the tiny recipe: augmented, mixed, averaged."""
+    folder = tmp_path_factory.mktemp("run")
+    assert main(command("fit", folder, root, "--trainer.max_steps", "8")) == 0
+    return folder
+
+
+def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_process):
+    values, tables = [], []
+    for more in ((), ("--trainer.devices", "2", "--trainer.strategy", "ddp")):
+        for name in ("validate", "predict"):
+            work = command(name, one_process, root, "--ckpt_path", "last", *more)
+            assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
+        folder = only_version(one_process)
+        values.append(json.loads((folder / "validate-step-00000008.json").read_text()))
+        tables.append(pd.read_parquet(folder / "predictions-step-00000008.parquet"))
+    for name in ("val/accuracy", "val/accuracy_top5"):
+        assert values[1][name] == values[0][name]
+        assert values[0][name] * 21 == pytest.approx(round(values[0][name] * 21), abs=1e-5)
+    assert values[0]["selected_on_test"]
+    assert tables[0]["sample_id"].tolist() == list(range(21))
+    pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)
+
+
+def test_a_resumed_run_is_the_whole_run(root, one_process, tmp_path):
+    assert main(command("fit", tmp_path, root, "--trainer.max_steps", "4")) == 0
+    more = ("--trainer.max_steps", "8", "--ckpt_path", "last")
+    assert main(command("fit", tmp_path, root, *more)) == 0
+    whole, resumed = newest_state(only_version(one_process)), newest_state(only_version(tmp_path))
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(resumed["state_dict"][name], value), name
+    assert any(name.startswith("ema.module") for name in whole["state_dict"])
+    assert resumed["ImageNet"]["classes"] == list(CLASSES)
+
+
+def test_a_damaged_picture_stops_a_run_with_one_line(root, tmp_path, capsys):
+    broken = write_pictures(tmp_path / "broken", 3, 1, CLASSES)
+    path = broken / "train" / "n03" / "n03_1.JPEG"
+    path.write_bytes(path.read_bytes()[:300])
+    assert main(command("fit", tmp_path, broken, "--data.init_args.num_workers", "1")) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: {path}: the picture cannot be read")
