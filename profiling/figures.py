@@ -25,7 +25,7 @@ MAX_BYTES = 300_000
 def _panels(
     count: int, width: float = 4.2, height: float = 3.4, share: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    columns = min(3, count)
+    columns = 2 if count == 4 else min(3, count)
     rows = -(-count // columns)
     figure, axes = plt.subplots(
         rows,
@@ -154,7 +154,7 @@ def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
         if metric in ("time_median_s", "peak_memory_bytes"):
             axis.set_yscale("log")
         else:
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, part["value"].max() / divisor * 1.08)
     handles = [
         Line2D([], [], marker="o", ms=sizes[v], color=palette[v], lw=1.2, label=v) for v in variants
     ]
