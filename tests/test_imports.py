@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # Commands of lit_probattn that bring the three packages together.
-COMMANDS = ("quickstart.py", "doctor.py", "convert.py", "reproduce.py", "reproduce/")
+COMMANDS = (
+    *("quickstart.py", "doctor.py", "convert.py", "reproduce.py", "reproduce/"),
+    "uea_benchmark/",
+)
 # Single-device code: knows no rank, no strategy.
 SINGLE_DEVICE = ("attention/", "kernels/", "transformer.py", "embeddings.py", "heads.py")
 
