@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; nothing was kept", file=sys.stderr)
+        print("interrupted; no cache was made", file=sys.stderr)
         return 130
 
 

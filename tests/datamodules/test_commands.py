@@ -120,6 +120,6 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; nothing was kept" in error
+    assert "interrupted; no cache was made" in error
     assert "Traceback" not in error
     assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
