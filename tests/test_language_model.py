@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.decoding import generate
 from lit_probattn.language_model import IGNORE, LanguageModel
 from lit_probattn.positions import Sinusoid
 from lit_probattn.randomness import RandomKey
@@ -259,6 +260,16 @@ def test_decoding_from_caches_equals_the_full_pass(attention, positions):
             for i in range(4, LENGTH)
         ]
     torch.testing.assert_close(torch.stack(steps, 1), whole[:, 3:], rtol=1e-4, atol=1e-5)
+
+
+def test_prompts_of_unequal_length_continue_as_each_alone():
+    model = small(mgk())
+    prompt, mask = tokens(2, 5), torch.ones(2, 5, dtype=torch.bool)
+    mask[1, :3] = False
+    both = generate(model, prompt, max_new_tokens=6, prompt_mask=mask).tokens
+    for row, first in ((0, 0), (1, 3)):
+        alone = generate(model, prompt[row : row + 1, first:], max_new_tokens=6).tokens
+        assert both[row].tolist() == alone[0].tolist()
 
 
 def test_only_scored_tokens_reach_the_output():

@@ -230,6 +230,21 @@ def test_a_killed_run_resumes_exactly(tmp_path, trained, folder, monkeypatch):
     assert metrics(only_version(tmp_path)) == metrics(only_version(trained))
 
 
+def test_two_processes_train_like_one(tmp_path, folder):
+    options = ("--model.init_args.dropout", "0.0", "--trainer.max_steps", "6")
+    two = (*options, "--trainer.devices", "2", "--trainer.strategy", "ddp")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    run(command("fit", tmp_path / "one", folder, *options))
+    assert in_ranks(lambda: main(command("fit", tmp_path / "two", folder, *two))) == [0, 0]
+    one, other = (metrics(only_version(tmp_path / name)) for name in ("one", "two"))
+    for row, same in zip(one, other, strict=True):
+        for name in ("train/loss", "val/ppl_segments", "val/tokens_segments"):
+            assert bool(row[name]) == bool(same[name])
+            if row[name]:
+                assert float(same[name]) == pytest.approx(float(row[name]), rel=2e-5), name
+
+
 def test_two_processes_score_like_one(trained, folder, capsys):
     options = ("--ckpt_path", "last", "--data.init_args.eval_batch_size", "5")
     report = only_version(trained) / "test-step-00000016.json"
