@@ -18,7 +18,7 @@ from datamodules.errors import DataError, require_at_least
 from datamodules.imagenet_files import PictureFiles, find_root, read_train, read_val
 from datamodules.order import EvaluationOrder, TrainingOrder, permutation
 from datamodules.picture_batches import Mixing, PictureCollate, PictureLoader, RequestOrder
-from datamodules.pictures import PictureError, PictureSplit, open_picture
+from datamodules.pictures import PictureError, PictureSplit, keep_no_bits, open_picture
 
 __all__ = ["ImageNet"]
 
@@ -203,11 +203,12 @@ class ImageNet(DataModule):
         """Open the splits."""
         train, val = self._folders["train"], self._folders["val"]
         evaluate = create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
-        augment = evaluate
+        augment: Any = evaluate
         if self._augmentation is not None:
             augment = create_transform(
                 self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
             )
+            augment = keep_no_bits(augment)
         held_out = self._held_out(train)
         test = PictureSplit(val, evaluate, self.image_size)
         if held_out.any():

@@ -23,7 +23,15 @@ from datamodules.errors import DataError
 from datamodules.imagenet_files import PictureFiles
 from datamodules.order import FILL, hashes
 
-__all__ = ["PictureError", "PictureSplit", "Request", "Sample", "open_picture", "seeded"]
+__all__ = [
+    "PictureError",
+    "PictureSplit",
+    "Request",
+    "Sample",
+    "keep_no_bits",
+    "open_picture",
+    "seeded",
+]
 
 _AUGMENT = 0x1AF  # keeps these draws apart from those of the order and of mixing
 
@@ -108,6 +116,36 @@ def _damaged(path: Path, reason: str) -> str:
         f"{path}: the picture cannot be read: {reason}. Put a sound copy in its place, or remove "
         "the file; `python -m datamodules check imagenet --verify true` lists all such files"
     )
+
+
+def keep_no_bits(transform: Any) -> Any:
+    """Let the posterize operations of a transform of timm keep 0 bits, which gives black.
+
+    Magnitudes are drawn with noise, so timm asks for 0 bits now and then. Pillow made a black
+    picture of it up to version 12; since then it is an error.
+    """
+    for step in getattr(transform, "transforms", ()):
+        operations = getattr(step, "ops", None) or [o for p in _policy(step) for o in p]
+        for operation in operations:
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _Posterize(operation.aug_fn)
+    return transform
+
+
+def _policy(step: Any) -> list[Any]:
+    return list(getattr(step, "policy", ()))
+
+
+class _Posterize:
+    """Keep some bits of each colour; none is black."""
+
+    def __init__(self, function: Callable[..., Image.Image]) -> None:
+        self.function = function
+
+    def __call__(self, picture: Image.Image, bits: int, **options: Any) -> Image.Image:
+        if bits < 1:
+            return Image.new(picture.mode, picture.size)
+        return self.function(picture, bits, **options)
 
 
 class PictureSplit:

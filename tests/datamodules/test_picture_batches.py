@@ -37,6 +37,22 @@ def test_augmentation_is_a_function_of_seed_epoch_and_sample(root: Path):
         assert not torch.equal(other.picture, first)
 
 
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "original", "v0r"])
+def test_posterize_to_no_bits_is_black(root: Path, policy: str):
+    """Recent Pillow refuses what timm asks for when a drawn magnitude reaches its end."""
+    from PIL import Image
+
+    transform = imagenet(root, auto_augment=policy).split("train").transform
+    (augment,) = (step for step in transform.transforms if "Augment" in type(step).__name__)
+    operations = getattr(augment, "ops", None) or [o for p in augment.policy for o in p]
+    found = [o.aug_fn for o in operations if o.name.startswith("Posterize")]
+    assert found
+    white = Image.new("RGB", (4, 4), "white")
+    for function in found:
+        assert function(white, 0).getextrema() == ((0, 0),) * 3
+        assert function(white, 4).getextrema() == ((240, 240),) * 3
+
+
 def test_drawing_leaves_the_global_generators_alone(root: Path):
     train = imagenet(root).split("train")
     before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
