@@ -71,6 +71,20 @@ def test_two_processes_train_like_one(one_process, two_processes):
     assert_same_training(one_process, two_processes)
 
 
+ACCUMULATED = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "16")
+
+
+def test_accumulation_trains_like_one_batch(one_process, tmp_path):
+    """Losses and M-step priors: one step of two micro-batches is one step of the whole batch."""
+    run(command(tmp_path, *ACCUMULATED))
+    assert_same_training(one_process, tmp_path)
+
+
+def test_two_processes_with_accumulation_train_like_one(one_process, tmp_path):
+    assert in_ranks(lambda: main(command(tmp_path, *TWO, *ACCUMULATED))) == [0, 0]
+    assert_same_training(one_process, tmp_path)
+
+
 def test_two_processes_started_by_the_command_line(one_process, tmp_path):
     """The strategy `ddp`, which starts the second process with the same command."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
