@@ -81,15 +81,16 @@ def test_table_file_holds_the_published_table():
 
 
 def test_dry_run_predicts_and_names_what_is_missing(options, capsys):
-    assert main([*options, "--dry-run", "--commands", "--archives", "Heartbeat", "ERing"]) == 1
+    more = ["--dry-run", "--commands", "--epochs", "2000", "--archives", "Libras", "ERing"]
+    assert main([*options, *more]) == 1
     printed = capsys.readouterr().out
-    (row,) = [line for line in printed.splitlines() if line.startswith("| Heartbeat")]
+    (row,) = [line for line in printed.splitlines() if line.startswith("| Libras")]
     columns = [part.strip() for part in row.strip("| ").split("|")]
-    assert columns[1:6] == ["softmax_2", "mvts", "405 x 61", "64", "2"]
+    assert columns[1:6] == ["softmax_2", "mvts", "45 x 2", "64", "4000"]
     assert float(columns[7]) > 0
     assert float(columns[8].replace(",", "")) > 1  # MiB
     assert columns[9:] == ["2", "missing"]
-    for name in ("Heartbeat", "ERing"):
+    for name in ("Libras", "ERing"):
         assert f"missing: {name}: no {name}_TRAIN.ts and {name}_TEST.ts in" in printed
     assert printed.count("python -m lit_probattn fit --config configs/tasks/uea_tiny.yaml") == 2
 

@@ -19,7 +19,7 @@ from lit_probattn.run_record import replace_text
 from lit_probattn.uea_benchmark.recipes import Recipe, Table, Variant
 from profiling.environment import device_name, git_revision, versions
 
-SelectOn = Literal["val", "test"]
+Selection = Literal["val", "test"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Place:
     data_dir: str | None
     cache_dir: str | None
     source: Literal["released", "bundled"]
-    select_on: SelectOn
+    select_on: Selection
     runs: Path
     out: Path
     accelerator: str

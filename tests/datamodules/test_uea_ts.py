@@ -82,7 +82,7 @@ BAD = {
     "labels that aeon takes for one": (GOOD.replace("Up Down", "up UP"), 8, "lists a label twice"),
     "regression": (GOOD.replace("@classLabel", "@targetLabel true\n@classLabel"), 8, "regression"),
     "time stamps": (GOOD.replace("@timeStamps false", "@timeStamps true"), 3, "time stamps"),
-    "typo in a tag": (GOOD.replace("@missing", "@misssing"), 4, "did you mean @missing"),
+    "typo in a tag": (GOOD.replace("@missing", "@missinq"), 4, "did you mean @missing"),
     "no boolean": (GOOD.replace("@missing false", "@missing no"), 4, "must be true or false"),
     "no number of dimensions": (GOOD.replace("@dimensions 2", "@dimensions two"), 6, "positive"),
     "tag twice": (GOOD.replace("@missing false", "@missing false\n@missing true"), 5, "twice"),

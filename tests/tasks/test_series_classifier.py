@@ -21,7 +21,7 @@ from lit_probattn.series import (
     sine_positions,
 )
 from lit_probattn.tasks import SeriesClassifier
-from tests.runs import in_ranks, metrics, newest_state, only_version
+from tests.runs import fingerprint, in_ranks, metrics, newest_state, only_version
 from tests.tasks.tiny import trainer
 
 ROOT = Path(__file__).parents[2]
@@ -254,6 +254,12 @@ def test_two_processes_train_like_one(trained, tmp_path):
     assert len(averages) == 4
     for name in averages:
         torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-5)
+
+
+def test_resumed_run_has_the_weights_and_averages_of_an_uninterrupted_one(trained, tmp_path):
+    assert main(command("fit", tmp_path, "--trainer.max_steps", "2")) == 0
+    assert main(command("fit", tmp_path, "--ckpt_path", "last")) == 0
+    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(trained))
 
 
 def test_loss_that_is_not_finite_on_one_rank_stops_both(tmp_path, monkeypatch, capfd):
