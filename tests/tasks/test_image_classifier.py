@@ -168,6 +168,23 @@ def test_it_learns_the_pictures(root):
     assert float(run.callback_metrics["train/loss"]) < 0.2 < torch.tensor(7.0).log()
 
 
+VIT = {"patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3}
+VIT_TASK = {"model_name": "vit_tiny_patch16_224", "model_options": VIT, "stages": None}
+
+
+@pytest.mark.parametrize("options", [{}, {**VIT_TASK, "blocks": [0, 2]}], ids=["swin", "vit"])
+def test_mixed_precision_trains_like_single(root, options):
+    """Four steps of the recipe with recomputation; bfloat16 has three digits."""
+    losses = []
+    for precision in ("32-true", "bf16-mixed"):
+        module = task(drop_path=0.1, head_ratio=2.0, activation_checkpointing=True, **options)
+        run = trainer(4, precision=precision, gradient_clip_val=5.0)
+        run.fit(module, data(root))
+        losses.append(float(run.callback_metrics["train/loss"]))
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
 def test_channels_last_changes_the_layout_only():
     logits = []
     for channels_last in (False, True):
