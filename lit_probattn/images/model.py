@@ -28,6 +28,7 @@ class ImageModel(nn.Module):
         global_heads: global heads per stage.
         head_ratio: local heads per global head.
         init: weights of the new layers.
+        allow_padding: accept windows that do not divide the picture.
         drop_path: largest probability of leaving out a branch; grows linearly with the depth.
         activation_checkpointing: recompute blocks in backward.
         channels_last: keep pictures and convolutions in the layout (B, S, S, channels).
@@ -51,6 +52,7 @@ class ImageModel(nn.Module):
         global_heads: int | Sequence[int] | Mapping[int, int] | None = None,
         head_ratio: float | None = None,
         init: WeightInit = "fresh",
+        allow_padding: bool = False,
         drop_path: float = 0.0,
         activation_checkpointing: bool = False,
         channels_last: bool = False,
@@ -80,6 +82,7 @@ class ImageModel(nn.Module):
                 global_heads=global_heads,
                 head_ratio=head_ratio,
                 init=init,
+                allow_padding=allow_padding,
             )
         self._slot = key_slot(net)
         if activation_checkpointing:

@@ -42,6 +42,7 @@ class ImageClassifier(LabelTask):
         blocks: blocks by number, in place of `stages`.
         global_heads: global heads for each of `stages`.
         head_ratio: the same as local heads per global head.
+        allow_padding: accept windows that do not divide the picture, padded as in timm.
         attention_weights: new layers start `fresh`, or as a `copy` of those they replace.
         initial_weights: file with a state dict of the timm model to start from (torch.save or
             safetensors). Replaced layers take its positions; with attention_weights=copy also its
@@ -75,6 +76,7 @@ class ImageClassifier(LabelTask):
         global_heads: int | list[int] | None = None,
         head_ratio: float | None = None,
         attention_weights: WeightInit = "fresh",
+        allow_padding: bool = False,
         initial_weights: str | None = None,
         model_options: dict[str, Any] | None = None,
         drop_path: float = 0.2,
@@ -110,6 +112,7 @@ class ImageClassifier(LabelTask):
             global_heads=global_heads,
             head_ratio=head_ratio,
             init=attention_weights,
+            allow_padding=allow_padding,
             drop_path=drop_path,
             activation_checkpointing=activation_checkpointing,
             channels_last=channels_last,

@@ -223,10 +223,13 @@ def test_wrong_settings_are_refused():
         ({"final_lr": 1.0}, "must be between 0 and lr=0.001"),
         ({"final_lr": 1e-5}, "final_lr is for cosine schedules"),
         ({"model_name": "swin_tinny"}, "timm has no model 'swin_tinny'"),
+        ({"model_options": {**SWIN, "window_size": 5}}, "allow_padding=True"),
         ({"stages": [5]}, "stages must be different numbers from 0 to 1"),
     ):
         with pytest.raises(ValueError, match=message):
             task(**options)
+    padded = task(model_options={**SWIN, "window_size": 5}, allow_padding=True)
+    assert padded.model(batch()["inputs"]).shape == (4, 7)
 
 
 # ---- the command line --------------------------------------------------------------------------
