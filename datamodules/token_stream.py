@@ -3,8 +3,8 @@
 A job folder holds, for each split, the ids so far (int32, one after the other) and, in state.json,
 how far the text was read. The state is written after the ids are on the disk, so what it claims is
 there; ids beyond it, left by an interruption, are cut off. Only counting words, which comes first,
-begins again if it was interrupted itself. A job of other files, or of another
-vocabulary, is begun anew.
+begins again if it was interrupted itself. A job of other files, or of another vocabulary, is begun
+anew.
 """
 
 from __future__ import annotations
