@@ -209,7 +209,8 @@ def make_step(point: Point, device: torch.device) -> tuple[Step, Resident]:
             with torch.no_grad():
                 model(inputs)
             return
-        model(inputs).float().sum().backward()
+        out = model(inputs)
+        out.backward(torch.ones_like(out))  # dense, as a loss's gradient is
         model.zero_grad(set_to_none=True)
 
     return step, (model, inputs)
