@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 quickstart: install
-	OMP_NUM_THREADS=2 $(BIN)/python -m lit_probattn.quickstart
+	$(BIN)/python -m lit_probattn.quickstart
 
 lint: install
 	$(BIN)/ruff check .
