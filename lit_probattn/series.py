@@ -21,6 +21,7 @@ from lit_probattn.transformer import MLP, Activation
 Positions = Literal["learnable", "fixed"]
 AttentionInit = Literal["xavier", "default"]
 
+
 class SeriesEmbedding(nn.Module):
     """Linear map of every step times √C, plus positions, then dropout.
 
