@@ -128,6 +128,8 @@ def test_cells_run_once_and_the_table_has_mean_and_deviation(
         assert "seed 0: failed: a finished cell was run again" in capsys.readouterr().err
     assert main(bundled(options, "--part", "1/2")) == 0
     assert json.loads(files[0].read_text())["test_accuracy_percent"] == values[0]
+    assert "| at least 0." in (tmp_path / "out" / "report.md").read_text()
+    assert "at least" not in printed
 
 
 def test_selection_on_test_is_another_cell_and_flagged(options, tmp_path, capsys):
