@@ -134,7 +134,7 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
     missing = [t for t in config.parity_tests if not (root / t.split("::")[0]).exists()]
     if missing:
         return False, f"parity tests not found: {', '.join(missing)}"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", *config.parity_tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", *config.parity_tests]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
