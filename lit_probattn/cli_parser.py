@@ -52,11 +52,13 @@ class Instantiator(_InstantiatorFn):
         Raises:
             ConstructionError: the constructor raised any exception.
         """
+        # A size that the data do not have (features of tokens) is no hyper-parameter of the model.
+        links = {key: size for key, size in applied_instantiation_links.items() if size is not None}
         try:
             return super().__call__(
                 class_type,
                 *args,
-                applied_instantiation_links=applied_instantiation_links,
+                applied_instantiation_links=links,
                 **kwargs,
             )
         except Exception as error:
