@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
         prefix = "error" if rank == "0" else f"error on rank {rank}"
-        print(f"{prefix}: {explained[0]}", file=sys.stderr)
+        sys.stderr.write(f"{prefix}: {explained[0]}\n")  # one write: ranks share the terminal
         return explained[1]
     return 0
 
