@@ -1,0 +1,6 @@
+"""Studies of trained models: `python -m lit_probattn.analysis STUDY …`.
+
+A study reads a checkpoint and data, and writes `<study>.csv`, `<study>.png` and `<study>.md`.
+`registry.STUDIES` lists them; `trained.open_trained` rebuilds model and data; `recording.record`
+shows a study what every attention layer of a model sees.
+"""

@@ -1,0 +1,76 @@
+"""Studies of trained models: each writes a table (CSV), a picture (PNG) and a paragraph (Markdown).
+
+    python -m lit_probattn.analysis STUDY --checkpoint runs/NAME/0/checkpoints/best-00000600.ckpt \\
+        --out reports/NAME
+
+Data and model come from the run's config.yaml, which lies beside the checkpoints (or --config).
+`python -m lit_probattn.analysis STUDY --help` lists the flags of one study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_probattn.analysis.registry import STUDIES, Study
+from lit_probattn.cli_errors import explain, nearest
+
+PROGRAM = "python -m lit_probattn.analysis"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a study; returns the exit status: 2 for what a user got wrong, with one line."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    names = {study.name: study for study in STUDIES}
+    if arguments[0] not in names:
+        print(
+            f"error: unknown study {arguments[0]!r}{nearest(arguments[0], names)}", file=sys.stderr
+        )
+        return 2
+    return run_study(names[arguments[0]], list(arguments[1:]))
+
+
+def overview() -> str:
+    """Help of the whole command."""
+    width = max((len(study.name) for study in STUDIES), default=0)
+    lines = [f"  {study.name:{width}}  {study.summary}" for study in STUDIES]
+    return "\n".join([f"usage: {PROGRAM} STUDY [flags]", "", str(__doc__).strip(), "", *lines])
+
+
+def run_study(study: Study, arguments: list[str]) -> int:
+    """Parse the flags of a study and run it."""
+    module = study.load()
+    parser = argparse.ArgumentParser(
+        prog=f"{PROGRAM} {study.name}",
+        description=module.__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    options.command = command_line([study.name, *arguments])
+    try:
+        module.run(options)
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        print(f"error: {explained[0]}", file=sys.stderr)
+        return explained[1]
+    return 0
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command as one would type it; absolute paths are cut to their last part."""
+    shown = [Path(a).name if Path(a).is_absolute() else a for a in arguments]
+    return f"{PROGRAM} {shlex.join(shown)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
