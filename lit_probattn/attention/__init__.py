@@ -9,6 +9,7 @@ from lit_probattn.attention.linear_fish_layer import LinearFiSHAttention
 from lit_probattn.attention.linear_state import LinearState
 from lit_probattn.attention.mgk_layer import MGKAttention
 from lit_probattn.attention.mlk import MLKAttention
+from lit_probattn.attention.polynomial import PolynomialAttention
 from lit_probattn.attention.softmax import SoftmaxAttention
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LinearState",
     "MGKAttention",
     "MLKAttention",
+    "PolynomialAttention",
     "SoftmaxAttention",
     "recorded_choices",
 ]

@@ -1,0 +1,91 @@
+"""The polynomial kernel against loops, its backends, its cache and its limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_probattn.attention import KVCache, PolynomialAttention
+from lit_probattn.attention.polynomial import polynomial_scores
+from tests.attention.oracles import combine
+from tests.helpers import largest_difference, run_with_gradients
+
+B, N, C, E, H = 2, 13, 11, 5, 3
+
+
+def oracle(query, key, value, *, masks, dropout, degree):
+    """The kernel as products of differences: (Σ_e q_e k_e)^degree, entry by entry."""
+    groups = query.shape[1] // key.shape[1]
+    density = torch.zeros(*query.shape[:3], key.shape[2], dtype=query.dtype)
+    for h in range(query.shape[1]):
+        product = (query[:, h, :, None] * key[:, h // groups, None]).sum(-1)
+        density[:, h] = product**degree
+    return combine(density, value, masks, dropout)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("masks", ["none", "causal", "key", "pairs"])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_layer_equals_the_sums(backend, masks, degree):
+    def layer():
+        torch.manual_seed(3)
+        return PolynomialAttention(C, E, H, degree=degree).double()
+
+    ours, theirs = layer(), layer()
+    ours.backend = backend
+    theirs.backends = {"reference": oracle}
+    theirs.backend = "reference"
+    x = torch.randn(B, N, C, dtype=torch.float64)
+    call = {"is_causal": masks == "causal"}
+    if masks == "key":
+        call["key_mask"] = torch.rand(B, N) > 0.3
+    if masks == "pairs":
+        call["attn_mask"] = torch.rand(N, N) > 0.5
+    found = run_with_gradients(ours, [x], lambda t: ours(t[0], **call))
+    expected = run_with_gradients(theirs, [x], lambda t: theirs(t[0], **call))
+    out, grad = largest_difference(found, expected)
+    assert out < 1e-9  # the floor of 1e-12 beside squares of order 1e-3 and more
+    assert grad < 1e-6
+
+
+def test_rows_without_products_are_uniform():
+    query, key = torch.zeros(1, 1, 2, E), torch.randn(1, 1, N, E)
+    weights = polynomial_scores(query, key, degree=2).softmax(-1)
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / N))
+
+
+def test_a_temperature_cancels_and_high_degrees_pick_the_largest_product():
+    query, key = torch.randn(1, 1, 3, E).double(), torch.randn(1, 1, N, E).double()
+    weights = polynomial_scores(query, key, degree=2).softmax(-1)
+    scaled = polynomial_scores(7 * query, key, degree=2).softmax(-1)
+    torch.testing.assert_close(weights, scaled, atol=1e-9, rtol=0)
+    sharp = polynomial_scores(query, key, degree=400).softmax(-1)
+    largest = (query @ key.mT).abs().argmax(-1)
+    assert torch.equal(sharp.argmax(-1), largest)
+    assert float(sharp.amax(-1).min()) > 0.9
+
+
+def test_cache_equals_the_full_pass():
+    layer = PolynomialAttention(C, E, H, num_kv_heads=1).double().eval()
+    x, cache, parts = torch.randn(B, N, C, dtype=torch.float64), KVCache(), []
+    with torch.no_grad():
+        for start in range(0, N, 3):
+            parts.append(layer(x[:, start : start + 3], is_causal=True, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, 1), layer(x, is_causal=True), atol=1e-12, rtol=0)
+
+
+def test_cost_is_softmax_plus_the_power():
+    layer = PolynomialAttention(C, E, H)
+    layer.backend = "reference"
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.randn(1, N, C))
+    cost = layer.cost(N)
+    assert counter.get_total_flops() == 2 * cost.macs
+    assert cost.num_parameters == sum(p.numel() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3])
+def test_odd_degrees_are_refused(degree):
+    with pytest.raises(ValueError, match=f"degree must be even and at least 2.*received {degree}"):
+        PolynomialAttention(C, E, H, degree=degree)
