@@ -318,11 +318,30 @@ class Attention(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Return the maps (B, H, N, L) by the reference, without dropout; for analysis."""
-        q, k, v, masks = self._prepare(query, key, None, key_mask, attn_mask, is_causal, bias, None)
+        call = {"key_mask": key_mask, "attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        q, k, masks = self.project(query, key, **call)
         with autocast_off(q):
-            q, k = q.to(compute_dtype(q)), self.expand_keys(k).to(compute_dtype(q))
-            scores = self.reference_scores(q, k, **self.score_arguments(v.shape[2]))
+            scores = self.reference_scores(q, k, **self.score_arguments(masks.num_keys))
             return reference_weights(scores, masks, self.row_eps)
+
+    def project(
+        self, query: Tensor, key: Tensor | None = None, **call: Any
+    ) -> tuple[Tensor, Tensor, Masks]:
+        """Return queries, the keys that scores see, and the masks of a call; for analysis.
+
+        Args:
+            query: (B, N, C).
+            key: (B, L, C_k). None means self-attention.
+            call: key_mask, attn_mask, is_causal and bias as in `forward`.
+
+        Returns:
+            query (B, H_q, N, E) and key (B, H_kv, …, L, E) in at least float32, and the masks.
+        """
+        key_mask, attn_mask, bias = (call.get(name) for name in ("key_mask", "attn_mask", "bias"))
+        is_causal = bool(call.get("is_causal", False))
+        q, k, _, masks = self._prepare(query, key, None, key_mask, attn_mask, is_causal, bias, None)
+        with autocast_off(q):
+            return q.to(compute_dtype(q)), self.expand_keys(k).to(compute_dtype(q)), masks
 
     def _prepare(
         self,
