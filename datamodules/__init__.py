@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datamodules.lra.pathfinder import Pathfinder
     from datamodules.lra.retrieval import Retrieval
     from datamodules.lra.text import Text
+    from datamodules.masked_text import MaskedText
     from datamodules.synthetic import Synthetic
     from datamodules.uea import UEA
     from datamodules.wikitext103 import WikiText103
@@ -26,6 +27,7 @@ __all__ = [
     "Image",
     "ImageNet",
     "ListOps",
+    "MaskedText",
     "Pathfinder",
     "Retrieval",
     "Synthetic",
@@ -38,6 +40,7 @@ REGISTRY = {
     "image": ("datamodules.lra.image", "Image"),
     "imagenet": ("datamodules.imagenet", "ImageNet"),
     "listops": ("datamodules.lra.listops", "ListOps"),
+    "masked_text": ("datamodules.masked_text", "MaskedText"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),

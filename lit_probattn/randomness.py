@@ -24,7 +24,7 @@ _MASK_64 = 0xFFFFFFFFFFFFFFFF
 _NUM_ROUNDS = 10
 _CHUNK_COUNTERS = 1 << 16  # counters in flight: keeps the int64 temporaries inside the cache
 
-STREAM_DROPOUT, STREAM_NOISE, STREAM_FEATURES = 1, 2, 3
+STREAM_DROPOUT, STREAM_NOISE, STREAM_FEATURES, STREAM_MASKING = 1, 2, 3, 4
 
 
 @torch.compiler.disable

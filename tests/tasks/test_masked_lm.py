@@ -1,0 +1,228 @@
+"""The masked language model: what is hidden, the losses, learning, repetition, positions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.attention import LinearAttention, SoftmaxAttention
+from lit_probattn.language_model import IGNORE
+from lit_probattn.masked_language_model import (
+    MaskedLanguageModel,
+    PeriodicPositions,
+    mask_tokens,
+)
+from lit_probattn.randomness import RandomKey
+from lit_probattn.tasks import MaskedLanguageModeling
+from tests.datamodules import made_text
+from tests.runs import ROOT, fingerprint, only_version, run, write_attention
+
+VOCAB = 103  # 100 words, begin, end, mask
+
+
+def softmax(c, e, **more):
+    return SoftmaxAttention(c, e, 3, **more)
+
+
+def tokens(rows=400, length=101):
+    inputs = torch.randint(100, (rows, length), generator=torch.Generator().manual_seed(1))
+    inputs[:, 0], inputs[:, -1] = 100, 101
+    target = inputs.clone()
+    target[:, [0, -1]] = IGNORE
+    return inputs, target
+
+
+# ---- what is hidden ----------------------------------------------------------------------------
+
+
+def test_shares_of_hidden_words():
+    """15 % chosen; of these 80 % masked, 10 % random, 10 % kept; five standard deviations."""
+    inputs, target = tokens()
+    hidden, chosen = mask_tokens(inputs, target, RandomKey(3, 7), vocab_size=VOCAB)
+    count, total = int((chosen != IGNORE).sum()), int((target != IGNORE).sum())
+    assert abs(count / total - 0.15) < 5 * (0.15 * 0.85 / total) ** 0.5
+    picked = chosen != IGNORE
+    masked = (hidden == VOCAB - 1)[picked].double().mean()
+    same = (hidden == inputs)[picked].double().mean()
+    # A random word is by chance the word itself once in a hundred times.
+    spread = 5 * (0.25 / count) ** 0.5
+    assert abs(float(masked) - 0.8) < spread
+    assert abs(float(same) - (0.1 + 0.1 / 100)) < spread
+    random = hidden[picked & (hidden != inputs) & (hidden != VOCAB - 1)]
+    assert int(random.max()) < 100
+    assert abs(float(random.double().mean()) - 49.5) < 5 * 28.9 / len(random) ** 0.5
+
+
+def test_what_was_not_chosen_stays_and_special_tokens_are_never_hidden():
+    inputs, target = tokens()
+    hidden, chosen = mask_tokens(inputs, target, RandomKey(3, 7), vocab_size=VOCAB)
+    kept = chosen == IGNORE
+    assert torch.equal(hidden[kept], inputs[kept])
+    assert torch.equal(chosen[~kept], inputs[~kept])
+    assert (chosen[:, [0, -1]] == IGNORE).all()
+
+
+def test_masks_are_functions_of_seed_step_and_sample_only():
+    inputs, target = tokens(6)
+    ids = torch.tensor([4, 9, 2, 30, 7, 1])
+
+    def draw(rows, seed=3, step=7):
+        key = RandomKey(seed, step, ids[rows])
+        return mask_tokens(inputs[rows], target[rows], key, vocab_size=VOCAB)[0]
+
+    whole = draw(slice(None))
+    assert torch.equal(whole, draw(slice(None)))
+    assert torch.equal(whole[[4, 1]], draw(torch.tensor([4, 1])))
+    assert torch.equal(
+        whole[:, :50],
+        mask_tokens(inputs[:, :50], target[:, :50], RandomKey(3, 7, ids), vocab_size=VOCAB)[0],
+    )
+    assert not torch.equal(whole, draw(slice(None), step=8))
+    assert not torch.equal(whole, draw(slice(None), seed=4))
+
+
+# ---- the model ---------------------------------------------------------------------------------
+
+
+def model(**options) -> MaskedLanguageModel:
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 14, "head_dim": 5, "num_layers": 2, "mlp_dim": 17, "max_seq_len": 11}
+    made = MaskedLanguageModel(softmax, **{"vocab_size": VOCAB, **sizes, **options})
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return made.eval()
+
+
+def test_every_position_sees_every_other_and_padding_changes_nothing():
+    m = model()
+    inputs = tokens(2, 11)[0]
+    other = inputs.clone()
+    other[:, -2] = (other[:, -2] + 1) % 100
+    assert ((m(inputs) - m(other)).abs().amax(-1) > 0).all()
+    mask = torch.arange(11) < torch.tensor([[11], [6]])
+    torch.testing.assert_close(m(inputs, key_mask=mask)[1:, :6], m(inputs[1:, :6]))
+
+
+def test_losses_and_predictions_by_definition():
+    m = model(max_logits=150)  # two rows of logits at a time
+    inputs, target = tokens(2, 11)
+    hidden, chosen = mask_tokens(inputs, target, RandomKey(1), vocab_size=VOCAB, probability=0.6)
+    encoded = m(hidden)
+    logits = (encoded @ m.tokens.weight.T + m.output.bias).double()
+    losses, predictions = m.token_losses(encoded, chosen), m.predictions(encoded, chosen)
+    expected, best = [], []
+    for b in range(2):
+        for n in range(11):
+            if chosen[b, n] != IGNORE:
+                row = logits[b, n]
+                expected.append(row.exp().sum().log() - row[chosen[b, n]])
+                best.append(int(row.argmax()))
+    assert len(expected) > 5
+    torch.testing.assert_close(losses.double(), torch.stack(expected), rtol=0, atol=1e-5)
+    assert predictions.tolist() == best
+
+
+def test_size_of_roberta_base():
+    """The published checkpoint has 124,697,433, of which 768 are its single token type."""
+    options = {"vocab_size": 50265, "max_seq_len": 514}
+    with torch.device("meta"):
+        m = MaskedLanguageModel(lambda c, e, **o: SoftmaxAttention(c, e, 12, **o), **options)
+    block = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    head = 768 * 768 + 768 + 2 * 768 + 50265
+    expected = 50265 * 768 + 514 * 768 + 2 * 768 + 12 * block + head
+    assert sum(p.numel() for p in m.parameters()) == expected == 124697433 - 768
+
+
+def test_positions_of_long_inputs_add_two_tables():
+    table = PeriodicPositions(11, 4, period=3)
+    assert (table.offsets.num_embeddings, table.blocks.num_embeddings) == (3, 4)
+    found = table(torch.arange(11))
+    torch.testing.assert_close(found[7], table.offsets.weight[1] + table.blocks.weight[2])
+    assert PeriodicPositions(11, 4).blocks is None
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="max_seq_len is 11"):
+        model()(tokens(1, 12)[0])
+    with pytest.raises(ValueError, match="vocab_size must exceed the 3 special tokens"):
+        model(vocab_size=3)
+    with pytest.raises(ValueError, match=r"mask_probability must be in \(0, 1\), received 1.0"):
+        MaskedLanguageModeling(softmax, 9, 7, mask_probability=1.0)
+
+
+# ---- the task ----------------------------------------------------------------------------------
+
+
+def make_task(attention=softmax, **options) -> MaskedLanguageModeling:
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 12, "head_dim": 5, "num_layers": 1, "mlp_dim": 9}
+    return MaskedLanguageModeling(attention, VOCAB, 11, **{**sizes, **options})
+
+
+def batch(rows=8):
+    inputs, target = tokens(rows, 11)
+    return {
+        "inputs": inputs,
+        "target": target,
+        "key_mask": torch.ones(rows, 11, dtype=torch.bool),
+        "sample_ids": torch.arange(rows),
+        "form": "masked",
+    }
+
+
+@pytest.mark.parametrize(
+    "attention", [softmax, lambda c, e, **o: LinearAttention(c, e, 2, **o)], ids=["softmax", "elu"]
+)
+def test_steps_lower_the_loss(attention):
+    task, data = make_task(attention).eval(), batch()
+    optimiser = torch.optim.Adam(task.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(12):
+        optimiser.zero_grad()
+        loss = task.batch_loss(data)
+        loss.backward()
+        assert all(p.grad is not None for p in task.parameters())
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_error_counts_wrong_words_and_fill_up_rows_count_for_nothing():
+    task, data = make_task().eval(), batch()
+    losses, wrong = task.token_results(data)
+    assert len(losses) == len(wrong) > 3
+    filled = {k: torch.cat([v, v[:2]]) if torch.is_tensor(v) else v for k, v in data.items()}
+    filled["sample_ids"][-2:] = -1
+    with torch.no_grad():
+        task.validation_step(filled, 0)
+    expected = [float(losses.detach().double().sum()), float(wrong.sum()), float(len(losses))]
+    assert task._sums.tolist() == pytest.approx(expected)
+
+
+def test_a_batch_without_hidden_words_has_a_loss():
+    task, data = make_task().eval(), batch()
+    data["target"] = torch.full_like(data["target"], IGNORE)
+    loss = task.batch_loss(data)
+    loss.backward()
+    assert float(loss) == 0.0
+
+
+def test_fit_and_test_from_the_command_line_and_repetition(tmp_path):
+    folder = made_text.write(tmp_path / "text")
+    attention = write_attention(tmp_path)
+
+    def fit(name: str):
+        run(
+            [
+                *("fit", "--config", str(ROOT / "configs/tasks/masked_lm_tiny.yaml")),
+                *("--config", attention, "--run.root", str(tmp_path / name / "runs")),
+                *("--data.init_args.data_dir", str(folder), "--trainer.accelerator", "cpu"),
+                *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
+            ]
+        )
+        return only_version(tmp_path / name)
+
+    first = fit("first")
+    assert fingerprint(first) == fingerprint(fit("second"))
+    header = (first / "metrics.csv").read_text().splitlines()[0]
+    assert {"val/mlm_error", "val/mlm_loss", "val/mlm_tokens"} <= set(header.split(","))
