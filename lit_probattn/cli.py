@@ -10,10 +10,8 @@ Configurations are composed: a task file, then an attention file, then a trainer
 """
 
 import json
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,17 +23,19 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_probattn.callbacks import (
     FinalValidation,
-    RunCheckpoint,
     RunRecord,
     StepNumbers,
     Throughput,
 )
 from lit_probattn.checkpoints import CheckedCheckpointIO
-from lit_probattn.cli_errors import CommandError, ConstructionError, explain
+from lit_probattn.cli_errors import CommandError
+from lit_probattn.cli_exit import DEBUG_VARIABLE, exit_status, quieten
 from lit_probattn.cli_files import config_files, read_config_files, run_folder_of, run_name
 from lit_probattn.cli_parser import Instantiator, RunParser
 from lit_probattn.predictions import PredictionWriter
+from lit_probattn.preemption import StopSignals, job_name
 from lit_probattn.progress import make_progress_bar
+from lit_probattn.run_checkpoint import RunCheckpoint
 from lit_probattn.run_folder import (
     RunSettings,
     find_checkpoint,
@@ -45,8 +45,6 @@ from lit_probattn.run_folder import (
 from lit_probattn.run_logs import RunCSVLogger, RunTensorBoardLogger
 from lit_probattn.run_plan import RunPlan, share_plan
 from lit_probattn.run_record import replace_text, write_record
-
-DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 
 TRAINER_DEFAULTS = {
     "use_distributed_sampler": False,  # the DataModules decide who gets which sample
@@ -180,14 +178,20 @@ class RunCLI(LightningCLI):
                 seed=self._get(self.config, "seed_everything"),
                 arguments=self.arguments,
                 checkpoint=plan.checkpoint,
+                job=job_name(),
             )
             print("\n".join([*plan.notes, f"run folder: {plan.folder}"]), flush=True)
+        signals = StopSignals()
+        if hasattr(self, "checkpoints"):
+            self._add_callback(signals)
         try:
             self.trainer.fit(**kwargs, ckpt_path=plan.checkpoint)
         except BaseException:
             if self.trainer.is_global_zero:
                 plan.discard_if_unused()
             raise
+        finally:
+            signals.restore()
 
     def _report_finished(self, plan: RunPlan) -> None:
         if self.trainer.is_global_zero:
@@ -267,31 +271,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: command line after the program's name. None takes the process's own.
 
     Returns:
-        Exit status: 0, 2 for what a user got wrong, 1 for a loss that is not finite.
+        Exit status; see `lit_probattn.cli_exit`.
     """
     if arguments is None:
         if "--debug" in sys.argv:
             sys.argv.remove("--debug")
             os.environ[DEBUG_VARIABLE] = "1"  # child processes of a distributed run read it
         arguments = sys.argv[1:]
-    _quieten()
-    try:
-        RunCLI(arguments)
-    except (Exception, ConstructionError) as error:
-        explained = None if os.environ.get(DEBUG_VARIABLE) else explain(error)
-        if explained is None:
-            if isinstance(error, ConstructionError):
-                raise error.error from None
-            raise
-        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
-        prefix = "error" if rank == "0" else f"error on rank {rank}"
-        sys.stderr.write(f"{prefix}: {explained[0]}\n")  # one write: ranks share the terminal
-        return explained[1]
-    return 0
-
-
-def _quieten() -> None:
-    """Leave out Lightning's advertisements, and a deprecation inside Lightning."""
-    warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
-        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())
+    quieten()
+    return exit_status(lambda: RunCLI(arguments))

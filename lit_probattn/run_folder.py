@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from lit_probattn.checkpoints import CheckpointError, check_checkpoint, newest_good_checkpoint
+from lit_probattn.preemption import is_restart, job_name
 from lit_probattn.run_plan import RunFolderError, RunPlan
 from lit_probattn.run_record import read_starts
 
@@ -86,17 +87,22 @@ def plan_fit(
         name: name of the run.
         config: the resolved configuration.
         request: `--ckpt_path`: None starts afresh; `last` continues the newest version that has a
-            checkpoint, `auto` does so if there is one; `best` or a path starts a new version from
-            that checkpoint.
+            checkpoint; `auto` continues the newest version of this configuration that has one, and
+            starts afresh without; `best` or a path starts a new version from that checkpoint.
+            When torchrun or SLURM has started the command again, it goes on in its own folder,
+            whatever the request.
 
     Raises:
         RunFolderError: there is nothing to continue, or the version exists already.
         CheckpointError: all checkpoints are damaged.
     """
     root = Path(settings.root)
-    if request is None:
+    begun = _plan_again(settings, name, config) if is_restart() or request == "auto" else None
+    if begun is not None:
+        return begun
+    if request in (None, "auto"):
         return _new_folder(settings, name)
-    if request not in ("last", "auto"):
+    if request != "last":
         checkpoint = find_checkpoint(settings, name, request)
         plan = _new_folder(settings, name)
         plan.checkpoint = checkpoint
@@ -104,8 +110,6 @@ def plan_fit(
         return plan
     source, checkpoint_or_none = _newest(_candidates(settings, name), "step")
     if source is None or checkpoint_or_none is None:
-        if request == "auto":
-            return _new_folder(settings, name)
         raise RunFolderError(
             f"nothing to continue: no checkpoint in {root / name}; leave out --ckpt_path for a "
             "first start, or use --ckpt_path auto, which does either"
@@ -126,6 +130,25 @@ def plan_fit(
         f"starting {plan.folder} from {checkpoint_or_none}"
     )
     return plan
+
+
+def _plan_again(settings: RunSettings, name: str, config: dict[str, Any]) -> RunPlan | None:
+    """Continue what this job has begun; without a job's name, this configuration's newest run.
+
+    A job goes on even before its first checkpoint; then it begins again in the same folder.
+    """
+    job = job_name() if is_restart() else None
+    for folder in _candidates(settings, name):
+        known = (folder / "config.yaml").is_file()
+        if not known or config_differences(read_config(folder), config):
+            continue
+        if job is not None and not any(start.get("job") == job for start in read_starts(folder)):
+            continue
+        checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
+        if checkpoint is not None or job is not None:
+            place = "its beginning" if checkpoint is None else checkpoint.name
+            return RunPlan(folder, checkpoint, notes=[f"continuing {folder} from {place}"])
+    return None
 
 
 def find_checkpoint(
@@ -181,7 +204,7 @@ def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
-    flat = _flatten(config)
+    flat = flatten(config)
     steps = "model.init_args.schedule_steps"
     if flat.get(steps) is None and flat.get("model.init_args.schedule") != "constant":
         flat[steps] = flat.get("trainer.max_steps")  # a schedule as long as the run
@@ -192,12 +215,13 @@ def _comparable(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by dotted key; an empty mapping is a leaf."""
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+        flat |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
     return flat
 
 

@@ -16,7 +16,13 @@ FILE_NAME = "versions.json"
 
 
 def write_record(
-    folder: Path, *, config_text: str, seed: int, arguments: list[str], checkpoint: Path | None
+    folder: Path,
+    *,
+    config_text: str,
+    seed: int,
+    arguments: list[str],
+    checkpoint: Path | None,
+    job: str | None = None,
 ) -> None:
     """Write `config.yaml`, and add one start to `versions.json`.
 
@@ -26,11 +32,13 @@ def write_record(
         seed: the run's seed.
         arguments: command line after `python -m lit_probattn`.
         checkpoint: what this start continues from.
+        job: what a cluster calls the job, the same when it starts it again.
     """
     start = {
         "started": datetime.now(UTC).isoformat(timespec="microseconds"),
         "command": shlex.join(["python", "-m", "lit_probattn", *arguments]),
         "checkpoint": None if checkpoint is None else str(checkpoint),
+        "job": job,
         "seed": seed,
         "python": platform.python_version(),
         "packages": {name: _package_version(name) for name in PACKAGES},

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lit_probattn import checkpoints
-from lit_probattn.callbacks import RunCheckpoint
 from lit_probattn.cli import main
+from lit_probattn.run_checkpoint import RunCheckpoint
 from lit_probattn.tasks import SequenceClassifier
 from tests.runs import (
     arguments,

@@ -23,6 +23,7 @@ from lit_probattn.tasks.finite import (
     first_bad_module,
     largest_gradient,
 )
+from lit_probattn.tasks.stopping import agreed_signal, stop_counts
 
 MAX_OVERFLOWS_IN_A_ROW = 10
 
@@ -90,6 +91,8 @@ class Task(pl.LightningModule):
         self.compile_model = compile
         self._window: list[tuple[int, Batch, Tensor]] = []  # micro-batches since the last step
         self._overflows_in_a_row = 0
+        self.stop_requested = 0  # set from outside: the signal that asks this process to end
+        self.stop_agreed = 0  # set here: the signal that some rank got, as all ranks know
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Mean loss over the rows of a training batch. Shape ()."""
@@ -163,6 +166,8 @@ class Task(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Check that everything is finite, set learning rate and beta1, log the loss.
 
+        The ranks also agree whether one of them was asked to end.
+
         Raises:
             NonFiniteError: on every rank, if a loss or gradient of any rank is not finite. With
                 loss scaling, a gradient overflow lets the scaler skip the step; the tenth in a
@@ -171,9 +176,11 @@ class Task(pl.LightningModule):
         losses = torch.stack([loss.float() for _, _, loss in self._window])
         largest = largest_gradient(self.parameters()).to(losses.device)
         bad = torch.stack([~losses.isfinite().all(), ~largest.isfinite()]).float()
-        loss, bad_losses, bad_gradients = sum_over_ranks(
-            torch.cat([losses.mean()[None], bad])
+        stop = bad.new_tensor(stop_counts(self.stop_requested))
+        loss, bad_losses, bad_gradients, *stops = sum_over_ranks(
+            torch.cat([losses.mean()[None], bad, stop])
         ).tolist()
+        self.stop_agreed = agreed_signal(stops)
         self._overflows_in_a_row = self._overflows_in_a_row + 1 if bad_gradients else 0
         if bad_losses or (bad_gradients and not self._scaler_may_skip()):
             raise NonFiniteError(self._describe_non_finite(bool(bad_losses)))
@@ -209,11 +216,7 @@ class Task(pl.LightningModule):
         self.log_dict({"lr": values.lr, "beta1": beta1})
 
     def _update_priors(self, *, apply: bool) -> None:
-        """Sum the M-step statistics over the ranks and hand them to their layers.
-
-        Args:
-            apply: False after a step that the loss scaler skipped: the statistics are dropped.
-        """
+        """Sum the M-step statistics over the ranks for their layers; drop them unless `apply`."""
         layers: list[Any] = [m for m in self.modules() if hasattr(m, "prior_statistics")]
         every = [(layer, layer.prior_statistics()) for layer in layers]
         collected = [(layer, statistics) for layer, statistics in every if statistics is not None]
