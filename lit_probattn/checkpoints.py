@@ -134,11 +134,20 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"cannot write checkpoint {path}: {error}. Earlier checkpoints are untouched"
+            f"cannot write checkpoint {path}: {_cause(error)}. Earlier checkpoints are untouched; "
+            "free some space, or put runs elsewhere with --run.root"
         ) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The refusal of the disk behind an error of PyTorch's writer, which does not repeat it."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
 
 
 def _umask() -> int:

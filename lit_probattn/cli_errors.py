@@ -1,6 +1,7 @@
 """One readable line for what a user got wrong; a fault of the program keeps its traceback."""
 
 import difflib
+import errno
 import importlib
 import linecache
 import re
@@ -12,7 +13,21 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_probattn.attention import Attention
 from lit_probattn.checkpoints import CheckpointError
+from lit_probattn.out_of_memory import is_out_of_memory, told_out_of_memory
 from lit_probattn.tasks.finite import NonFiniteError
+
+# What a machine can refuse when files are written, and what to do about it.
+_FULL = (
+    "free some space, or put runs (--run.root) and caches (--data.init_args.cache_dir) elsewhere"
+)
+_FORBIDDEN = "check the permissions; runs go to --run.root, caches to --data.init_args.cache_dir"
+_STORAGE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _FORBIDDEN),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+    errno.EIO: "the disk or its network failed; nothing that was complete is lost",
+    errno.ENAMETOOLONG: "choose a shorter --run.name",
+}
 
 OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
 
@@ -177,12 +192,18 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         refused = isinstance(error.error, ValueError) and _is_raised(error.error, packages=())
         if explained is None and not refused:
             return None
-        return f"{_field(error)}: {' '.join(str(error.error).split())}", 2
+        text = explained[0] if explained else " ".join(str(error.error).split())
+        return f"{_field(error)}: {text}", 2
+    if is_out_of_memory(error):
+        return told_out_of_memory(error), 2
     text = " ".join(str(error).split())
     if isinstance(error, NonFiniteError):
         return text, 1
     if isinstance(error, CommandError | CheckpointError | MisconfigurationException):
         return text, 2
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        place = "" if error.filename is None else f": {error.filename}"
+        return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2
     if text.startswith("Error(s) in loading state_dict"):
         return f"the checkpoint does not fit this configuration: {text[:300]}", 2
     if isinstance(error, ValueError | NotImplementedError | FileNotFoundError):

@@ -14,7 +14,7 @@ PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # Commands of lit_probattn that bring the three packages together.
 COMMANDS = (
     *("quickstart.py", "doctor.py", "convert.py", "reproduce.py", "reproduce/"),
-    "uea_benchmark/",
+    *("uea_benchmark/", "out_of_memory.py"),
 )
 # Single-device code: knows no rank, no strategy.
 SINGLE_DEVICE = ("attention/", "kernels/", "transformer.py", "embeddings.py", "heads.py")
