@@ -1,0 +1,138 @@
+"""Sparse approximations that look at all weights: which keys to keep, and with which weights.
+
+Everywhere: `weights` (…, N, L) are attention weights that sum to one over the keys that may be
+seen, `value` (…, L, E), `output` = weights @ value. Hidden keys have weight zero, and `allowed`
+(bool, broadcastable to weights) tells them from keys that just weigh nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Window = Literal["exact_r", "literal"]
+
+
+def keep_largest(weights: Tensor, ranking: Tensor, num_kept: int) -> Tensor:
+    """Keep each row's weights at the `num_kept` highest of `ranking`, divided by their sum.
+
+    Ties go to the lower index. Rows with fewer keys keep all.
+
+    Args:
+        weights: (…, N, L).
+        ranking: (…, N, L); hidden keys -inf.
+        num_kept: r, at least 1.
+    """
+    if num_kept < 1:
+        raise ValueError(f"num_kept must be at least 1, received {num_kept}")
+    if num_kept >= weights.shape[-1]:
+        return weights
+    order = torch.sort(ranking, dim=-1, descending=True, stable=True).indices[..., :num_kept]
+    kept = torch.zeros_like(weights).scatter(-1, order, weights.gather(-1, order))
+    return renormalise(kept)
+
+
+def renormalise(weights: Tensor) -> Tensor:
+    """Divide rows by their sums; rows of zeros stay."""
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1.0)
+
+
+def _hide(ranking: Tensor, allowed: Tensor | None) -> Tensor:
+    return ranking if allowed is None else ranking.masked_fill(~allowed, float("-inf"))
+
+
+def value_oblivious(weights: Tensor, num_kept: int, allowed: Tensor | None = None) -> Tensor:
+    """Return the weights of optimal-v-oblivious-r: the r largest, divided by their sum.
+
+    Source: value-aware attention (Gupta and Berant, 2021), section 3, Eq. (2).
+    The error of the output is not monotone in r.
+    """
+    return keep_largest(weights, _hide(weights, allowed), num_kept)
+
+
+def by_norm(weights: Tensor, value: Tensor, num_kept: int, allowed: Tensor | None = None) -> Tensor:
+    """Return the weights at the r largest α‖v‖, divided by their sum.
+
+    Source: Kobayashi et al., 2020, as the value-aware paper's section 3 cites it.
+    """
+    ranking = weights * value.norm(dim=-1)[..., None, :]
+    return keep_largest(weights, _hide(ranking, allowed), num_kept)
+
+
+def nearest_value(value: Tensor, output: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Return the index of the single value closest to each output, (…, N): optimal-v-aware-1.
+
+    Source: value-aware attention, section 3, Eq. (3): argmin_i ‖v_i‖² − 2 v_i · o.
+    Rows that see nothing give 0.
+    """
+    scores = value.square().sum(-1)[..., None, :] - 2.0 * output @ value.mT
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("inf"))
+    return scores.argmin(-1)
+
+
+def one_hot_weights(index: Tensor, num_keys: int, seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weight one at `index` (…, N) in rows that see something; (…, N, L)."""
+    weights = torch.zeros(*index.shape, num_keys, dtype=dtype, device=index.device)
+    return weights.scatter(-1, index[..., None], seen[..., None].to(dtype))
+
+
+def window_mask(
+    num_queries: int,
+    num_keys: int,
+    num_kept: int,
+    *,
+    is_causal: bool,
+    window: Window = "exact_r",
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return which keys a window of r positions shows, (N, L) bool.
+
+    Source: value-aware attention, section 4: "r/2 positions to its left and right", cut at the
+    ends. `exact_r`: i − ⌊r/2⌋ … i + ⌈r/2⌉ − 1, r keys with i itself; `literal`: i − ⌊r/2⌋ … i +
+    ⌊r/2⌋, r + 1 keys for even r. Causal: i − r + 1 … i.
+
+    Queries are aligned with the last keys, as in a causal mask.
+    """
+    if num_kept < 1:
+        raise ValueError(f"num_kept must be at least 1, received {num_kept}")
+    rows = torch.arange(num_queries, device=device)[:, None] + num_keys - num_queries
+    cols = torch.arange(num_keys, device=device)
+    half = num_kept // 2
+    if is_causal:
+        low, high = num_kept - 1, 0
+    elif window == "exact_r":
+        low, high = half, num_kept - half - 1
+    else:
+        low, high = half, half
+    return (cols >= rows - low) & (cols <= rows + high)
+
+
+def sliding_window(
+    weights: Tensor,
+    num_kept: int,
+    allowed: Tensor | None = None,
+    *,
+    is_causal: bool,
+    window: Window = "exact_r",
+) -> Tensor:
+    """Return the weights inside the window, divided by their sum.
+
+    A row whose window shows nothing uses its own position, if it may see that.
+    """
+    num_queries, num_keys = weights.shape[-2:]
+    inside = window_mask(
+        *(num_queries, num_keys, num_kept),
+        is_causal=is_causal,
+        window=window,
+        device=weights.device,
+    )
+    kept = weights * inside
+    own = torch.eye(num_queries, num_keys, dtype=torch.bool, device=weights.device)
+    own = own.roll(num_keys - num_queries, -1)
+    alone = own if allowed is None else own & allowed
+    empty = kept.sum(-1, keepdim=True) == 0
+    return renormalise(torch.where(empty, alone.to(kept.dtype), kept))

@@ -1,0 +1,100 @@
+"""Random features whose products estimate the exponential kernel, as worded and corrected.
+
+    φ(x) = F^-½ exp(R x − ‖x‖²/2),  x = q or k divided by E^¼;   E φ(q) · φ(k) = exp(q · k / √E)
+
+holds where every row of R is N(0, I). Source: value-aware attention (Gupta and Berant, 2021),
+appendix A.1, after Choromanski et al., 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Rows = Literal["performer", "sqrt_d", "iid", "literal", "bare_qr"]
+
+
+def draw_rows(num_features: int, head_dim: int, rows: Rows, generator: torch.Generator) -> Tensor:
+    """Return R, (F, E) float64.
+
+    Args:
+        num_features: F.
+        head_dim: E.
+        rows: `performer`: rows orthogonal in groups of E, with the lengths of normal vectors: each
+            alone is N(0, I), so the estimate is unbiased. `sqrt_d`: the same of length √E, slightly
+            biased. `iid`: independent normals. `literal`: the orthogonal initialiser of PyTorch as
+            the paper words it, which makes rows of length 1 (columns of length 1 for F > E), so
+            that the estimate is far off. `bare_qr`: `performer` without the signs that make QR's
+            rotations uniform, biased; for comparison.
+        generator: of the draw.
+
+    Raises:
+        ValueError: a size is below 1 or the kind unknown.
+    """
+    if rows not in get_args(Rows):
+        raise ValueError(f"rows must be one of {', '.join(get_args(Rows))}, received {rows!r}")
+    if num_features < 1 or head_dim < 1:
+        raise ValueError(f"sizes must be at least 1, received {num_features} and {head_dim}")
+    shape = (num_features, head_dim)
+    if rows == "iid":
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    if rows == "literal":
+        empty = torch.empty(shape, dtype=torch.float64)
+        return torch.nn.init.orthogonal_(empty, generator=generator)
+    blocks = []
+    for _ in range(-(-num_features // head_dim)):
+        normal = torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64)
+        rotation, triangular = torch.linalg.qr(normal)
+        if rows != "bare_qr":
+            rotation = rotation * triangular.diagonal().sign()
+        blocks.append(rotation.mT)
+    directions = torch.cat(blocks)[:num_features]
+    if rows == "sqrt_d":
+        return directions * head_dim**0.5
+    lengths = torch.randn(shape, generator=generator, dtype=torch.float64).norm(dim=-1)
+    return directions * lengths[:, None]
+
+
+def log_features(x: Tensor, rows: Tensor) -> Tensor:
+    """Return log φ without the factor F^-½, (…, F), for x (…, E), not yet divided by E^¼."""
+    x = x * x.shape[-1] ** -0.25
+    return x @ rows.to(x).mT - x.square().sum(-1, keepdim=True) / 2.0
+
+
+def random_feature_weights(
+    query: Tensor,
+    key: Tensor,
+    rows: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    feature_eps: float = 0.0,
+) -> Tensor:
+    """Return the estimated attention weights, (B, H, N, L).
+
+    Exponents lose the largest of each query, and one common largest of all keys of a head; both
+    cancel in the normalisation. A largest per key would not, nor does `feature_eps`.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H, L, E).
+        rows: R, (F, E).
+        allowed: bool, broadcastable to (B, H, N, L). None means all.
+        feature_eps: added to every feature, as Performer's code does.
+    """
+    rows_q, rows_k = log_features(query, rows), log_features(key, rows)
+    features_q = torch.exp(rows_q - rows_q.amax(-1, keepdim=True)) + feature_eps
+    features_k = torch.exp(rows_k - rows_k.amax((-2, -1), keepdim=True)) + feature_eps
+    products = features_q @ features_k.mT
+    if allowed is not None:
+        products = products.masked_fill(~allowed, 0.0)
+    total = products.sum(-1, keepdim=True)
+    return products / total.masked_fill(total == 0, 1.0)
+
+
+def estimate_ratio(query: Tensor, key: Tensor, rows: Tensor) -> Tensor:
+    """Return (mean of the estimates over features) / exp(q · k / √E) for pairs (…, E); (…)."""
+    exponents = log_features(query, rows) + log_features(key, rows)
+    exact = (query * key).sum(-1, keepdim=True) * query.shape[-1] ** -0.5
+    return torch.exp(exponents - exact).mean(-1)
