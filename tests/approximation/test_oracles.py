@@ -88,7 +88,7 @@ def test_top_r_takes_the_lower_index_of_equal_weights_and_all_where_there_are_fe
 
 
 def test_error_of_top_r_is_not_monotone():
-    """In hundreds of draws of 20 keys of size 8, about 4 in 5 have a larger error for some r + 1."""
+    """Of draws of 20 keys of size 8, about 4 in 5 have a larger error for some r + 1."""
     value, weights = draw(5, 1, 20, 8, skew=1.0, groups=200)
     output = weights @ value
     errors = torch.stack(
