@@ -134,7 +134,7 @@ def test_a_file_where_the_folder_of_runs_should_be(tmp_path, capsys):
         (["--trainer.accelerator", "cuda", "--trainer.devices", "2"], "CUDAAccelerator.*not av"),
         (["--trainer.devices", "0"], "devices"),
     ],
-    ids=["gpu", "cuda", "none"],
+    ids=["no-gpu", "no-cuda", "no-device"],
 )
 def test_a_device_that_is_not_there(tmp_path, capsys, more, expected):
     line = error_of(arguments("fit", tmp_path, *more), capsys)

@@ -163,7 +163,8 @@ class LanguageModeling(Task):
     def _log_scores(self, split: str) -> None:
         for form, sums in self._scores.items():
             total, count = sum_over_ranks(sums.to(self.device)).tolist()
-            perplexity = torch.tensor(total / count if count else float("nan")).double().exp()
+            mean = total / count if count else float("nan")
+            perplexity = torch.tensor(mean, dtype=torch.float64).exp()
             self.log(f"{split}/ppl_{form}", perplexity, prog_bar=split == "val")
             self.log(f"{split}/tokens_{form}", float(count))
         self._scores = {}
