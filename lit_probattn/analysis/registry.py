@@ -43,4 +43,16 @@ class Study:
         return cast(StudyModule, importlib.import_module(self.module))
 
 
-STUDIES: tuple[Study, ...] = ()
+_HERE = "lit_probattn.analysis"
+
+STUDIES: tuple[Study, ...] = (
+    Study("attention_maps", f"{_HERE}.maps", "maps of sequences, a picture per layer and head"),
+    Study("rank", f"{_HERE}.rank", "rank distribution of maps"),
+    Study("head_distance", f"{_HERE}.distance", "distances between the heads of a layer"),
+    Study("spectrum", f"{_HERE}.spectrum", "spectrum of vectorised maps, components for 95 %"),
+    Study("query_likelihood", f"{_HERE}.likelihood", "likelihood of queries under their keys"),
+    Study("priors", f"{_HERE}.priors", "learned priors, variances, mixing weights, noise scales"),
+    Study("keys", f"{_HERE}.keys", "pictures of key weights and keys"),
+    Study("responsibilities", f"{_HERE}.responsibilities", "responsibilities per token, usage"),
+    Study("learning_curves", f"{_HERE}.curves", "learning curves of several runs"),
+)

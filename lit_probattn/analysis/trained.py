@@ -181,6 +181,17 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     return Trained(task.eval().to(device), data, config, options.checkpoint, step, device)
 
 
+def identity(trained: Trained) -> dict[str, Any]:
+    """What tells this checkpoint from any other, for rows of an interrupted study."""
+    stat = trained.checkpoint.stat()
+    return {
+        "checkpoint": trained.checkpoint.name,
+        "step": trained.step,
+        "bytes": stat.st_size,
+        "modified_ns": stat.st_mtime_ns,
+    }
+
+
 def read_config(checkpoint: Path, files: list[Path] | None) -> dict[str, Any]:
     """Return the configuration of a run: `files` merged, or config.yaml of the run folder.
 

@@ -1,0 +1,170 @@
+"""Which component of a mixture answers: responsibilities of tokens, usage of components.
+
+Source: MGK, ICML 2022, Eq. (8); specification of the extensions, 8. With γ_ijr the responsibility
+of component r of key j for query i, and P_ij the attention weight:
+    query_share u_ir  = Σ_j P_ij γ_ijr             which component query i reads
+    key_share   c_jr  = Σ_i P_ij γ_ijr / Σ_i P_ij  by which component key j is read
+    usage       U_r   = mean of u_ir over real queries
+    entropy of u_i in nats, and the mutual information of key and component for query i:
+    I_i = Σ_jr P_ij γ_ijr log(γ_ijr / u_ir).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lit_probattn.analysis.mixtures import posterior
+from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.sampling import Sequence, layer_numbers, sequences
+from lit_probattn.analysis.trained import (
+    AnalysisError,
+    add_data_arguments,
+    add_model_arguments,
+    open_trained,
+)
+from lit_probattn.attention import MGKAttention
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add_model_arguments(parser)
+    add_data_arguments(parser, num_samples=16, max_len=1024)
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to draw; default 64")
+    parser.add_argument("--max_heads", type=int, default=4, help="heads to draw; default 4")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compute and write."""
+    trained = open_trained(options)
+    if not any(isinstance(layer, MGKAttention) for layer in trained.layers.values()):
+        raise AnalysisError(
+            "no layer has components with responsibilities: expected MGKAttention layers"
+        )
+    numbers = layer_numbers(list(trained.layers))
+    usage: list[dict[str, Any]] = []
+    tokens: list[pd.DataFrame] = []
+    shown: dict[int, tuple[Sequence, Tensor]] = {}
+    for batch in sequences(trained, options):
+        for one in batch:
+            if not isinstance(one.call.layer, MGKAttention):
+                continue
+            shares = token_shares(one.call)
+            columns = {"layer": numbers[one.layer], "sample": one.sample_id, "part": one.part}
+            usage += [columns | row for row in usage_rows(shares)]
+            if numbers[one.layer] not in shown:
+                shown[numbers[one.layer]] = (one, shares["query_share"])
+                tokens.append(token_rows(shares).assign(**columns))
+    table = usage_table(pd.DataFrame(usage))
+    results = Results(options.out, "responsibilities", options.command)
+    results.table(table)
+    results.table(pd.concat(tokens), "tokens", digits=4)
+    results.figure(draw(shown, options.tokens, options.max_heads))
+    first = next(iter(shown.values()))[0].sample_id
+    body = (
+        f"Usage of components over {pd.DataFrame(usage)['sample'].nunique()} samples of the "
+        f"{options.split} split: share of the attention that component r carries, entropy over "
+        "components per query, and mutual information of key and component per query, in nats "
+        f"(means over queries and samples). Tokens of sample {first} are in "
+        f"{results.path('csv', 'tokens').name} and in the picture."
+        f"\n\n{markdown_table(table.head(40))}"
+    )
+    results.text("Responsibilities of components", describe(trained), body)
+
+
+@torch.no_grad()
+def token_shares(call: LayerCall) -> dict[str, Tensor]:
+    """Return the shares of a single sequence, on the CPU; see the module.
+
+    Returns:
+        `query_share` (H, K, N), `key_share` (H, K, L), `entropy` and `mutual_information` (H, N),
+        `real` (N,) bool.
+    """
+    weights, shares = posterior(call)
+    real = torch.ones(weights.shape[2], dtype=torch.bool, device=weights.device)
+    if call.key is None and call.key_mask is not None:
+        real = call.key_mask[0]
+    weights = weights[0] * real[None, :, None]  # (H, N, L)
+    joint = weights[:, None] * shares[0]  # (H, K, N, L)
+    query_share = joint.sum(-1)
+    received = weights.sum(1)[:, None]
+    key_share = joint.sum(2) / received.masked_fill(received == 0, 1.0)
+    entropy = -torch.special.xlogy(query_share, query_share).sum(1)
+    inside = torch.special.xlogy(joint, shares[0]).sum((1, 3))
+    found = {
+        "query_share": query_share,
+        "key_share": key_share,
+        "entropy": entropy,
+        "mutual_information": inside + entropy,
+        "real": real,
+    }
+    return {name: values.cpu() for name, values in found.items()}
+
+
+def usage_rows(shares: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Return means over real queries, a dict per head and component."""
+    real = shares["real"]
+    usage = shares["query_share"][..., real].mean(-1)
+    entropy = shares["entropy"][:, real].mean(-1)
+    information = shares["mutual_information"][:, real].mean(-1)
+    return [
+        {
+            "head": head + 1,
+            "component": component + 1,
+            "usage": float(usage[head, component]),
+            "entropy": float(entropy[head]),
+            "mutual_information": float(information[head]),
+        }
+        for head in range(usage.shape[0])
+        for component in range(usage.shape[1])
+    ]
+
+
+def usage_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return means over sequences, a row per layer, head and component."""
+    columns = ["usage", "entropy", "mutual_information"]
+    return rows.groupby(["layer", "head", "component"])[columns].mean().reset_index()
+
+
+def token_rows(shares: dict[str, Tensor]) -> pd.DataFrame:
+    """Return a row per head, component and real position."""
+    places = shares["real"].nonzero()[:, 0]
+    heads, components, _ = shares["query_share"].shape
+    index = pd.MultiIndex.from_product(
+        [range(1, heads + 1), range(1, components + 1), places.tolist()],
+        names=["head", "component", "position"],
+    )
+    columns = {n: shares[n][..., places].flatten().numpy() for n in ("query_share", "key_share")}
+    return pd.DataFrame(columns, index=index).reset_index()
+
+
+def draw(shown: dict[int, tuple[Sequence, Tensor]], tokens: int, max_heads: int) -> Figure:
+    """Draw, per layer and head, the component that each query reads (stacked shares)."""
+    heads = min(max_heads, max(shares.shape[0] for _, shares in shown.values()))
+    figure, axes = panels(len(shown), heads, 2.9, 1.9, sharex=True, sharey=True)
+    for row, (number, (_, shares)) in zip(axes, shown.items(), strict=True):
+        for head, axis in enumerate(row):
+            if head >= len(shares):
+                axis.remove()
+                continue
+            values = shares[head, :, :tokens].double().numpy()
+            places = range(values.shape[1])
+            labels = [f"component {r + 1}" for r in range(len(values))]
+            axis.stackplot(places, values, labels=labels, step="mid", linewidth=0)
+            axis.set(xlim=(0, max(1, values.shape[1] - 1)), ylim=(0, 1))
+            axis.tick_params(labelsize=7)
+            if row is axes[0]:
+                axis.set_title(f"head {head + 1}", fontsize=9)
+            if head == 0:
+                axis.set_ylabel(f"layer {number}", fontsize=9)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
+    figure.supxlabel("query position", fontsize=9)
+    figure.supylabel("share of the attention", fontsize=9)
+    return figure

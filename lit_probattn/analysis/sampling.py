@@ -1,0 +1,121 @@
+"""Which sequences, and which of their maps, a study looks at: random, but the same every time."""
+
+from __future__ import annotations
+
+import argparse
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lit_probattn.analysis.recording import LayerCall, record
+from lit_probattn.analysis.trained import AnalysisError, Trained
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence as one layer saw it.
+
+    Args:
+        sample_id: number of its sample in the split.
+        part: its number within the sample: text of a pair, window of a picture; else 0.
+        call: the layer's call for this sequence alone.
+    """
+
+    sample_id: int
+    part: int
+    call: LayerCall
+
+    @property
+    def layer(self) -> str:
+        """Name of the layer."""
+        return self.call.name
+
+
+@torch.no_grad()
+def sequences(
+    trained: Trained,
+    options: argparse.Namespace,
+    *,
+    parts: int = 1,
+    padded: bool = False,
+    min_len: int = 1,
+) -> Iterator[list[Sequence]]:
+    """Run the model on random samples; yield, batch by batch, what its layers saw.
+
+    Args:
+        trained: model and data.
+        options: flags of `add_data_arguments`.
+        parts: at most this many sequences of each sample and layer, drawn at random.
+        padded: keep padding.
+        min_len: shorter sequences are left out.
+
+    Raises:
+        AnalysisError: the options make no sense, the model has no attention layer of ours, or no
+            sequence is long enough.
+    """
+    check_sampling(trained, options)
+    if padded and hasattr(trained.data, "pad_to"):
+        trained.data.pad_to = "max"
+    batches = trained.batches(
+        options.split,
+        options.num_samples,
+        seed=options.seed,
+        rows=options.batch_size,
+        max_len=options.max_len or None,
+    )
+    found = 0
+    for batch in batches:
+        with record(trained.task.model) as calls:
+            trained.forward(batch)
+        ids = batch["sample_ids"].tolist()
+        chosen = [s for c in calls for s in _pick(c, ids, parts, options.seed, padded)]
+        chosen = [s for s in chosen if s.call.query.shape[1] >= min_len]
+        found += len(chosen)
+        yield chosen
+    if not found:
+        raise AnalysisError(
+            f"no sequence of {options.split} has {min_len} positions: lower the length asked for"
+        )
+
+
+def check_sampling(trained: Trained, options: argparse.Namespace) -> None:
+    """Check the flags of `add_data_arguments`.
+
+    Raises:
+        AnalysisError: a number is too small, or there is nothing to look at.
+    """
+    for name, least in (("num_samples", 1), ("max_len", 0)):
+        if getattr(options, name) < least:
+            raise AnalysisError(f"--{name} must be at least {least}, got {getattr(options, name)}")
+    if options.batch_size is not None and options.batch_size < 1:
+        raise AnalysisError(f"--batch_size must be at least 1, got {options.batch_size}")
+    if not trained.layers:
+        raise AnalysisError("the model has no attention layers of lit_probattn")
+
+
+def _pick(
+    call: LayerCall, sample_ids: list[int], parts: int, seed: int, padded: bool
+) -> Iterator[Sequence]:
+    per_sample = call.num_sequences // len(sample_ids)
+    for row, sample_id in enumerate(sample_ids):
+        if sample_id < 0:
+            continue
+        order = generator(seed, call.name, sample_id).permutation(per_sample)[:parts]
+        for part in sorted(order.tolist()):
+            one = call.one(row * per_sample + part, padded=padded)
+            yield Sequence(sample_id, part, one)
+
+
+def generator(seed: int, *words: Any) -> np.random.Generator:
+    """Random numbers that depend on the seed and the words only."""
+    text = "/".join(str(word) for word in words)
+    return np.random.default_rng([seed, zlib.crc32(text.encode())])
+
+
+def layer_numbers(names: list[str]) -> dict[str, int]:
+    """Number the layers from 1, in the order in which they come."""
+    return {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
