@@ -1,0 +1,1 @@
+"""Published tables, one resumable command each: fits, results beside the published values."""

@@ -1,0 +1,144 @@
+"""Time and memory of a cell before it runs.
+
+Time is either measured or modelled, and the result says which. `measured`: training steps of one
+and of two samples at full length on this machine, a line through their medians, times the steps;
+with the busyness of the moment. `flops`: three times the multiply-adds of a forward pass, by a
+given speed. An evaluated sample counts as a third of a trained one. Memory is that of one training
+step on fake tensors with the paths of a CPU, plus the optimiser's two averages per parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lit_probattn.reproduce.built import (
+    build_data,
+    build_task,
+    counts,
+    make_inputs,
+    set_backends,
+    split_sizes,
+    training_step,
+)
+from lit_probattn.reproduce.cells import Cell
+from lit_probattn.tasks import LanguageModeling
+from profiling.memory import predicted_bytes
+from profiling.timing import summarise, time_sides
+
+_ROUNDS, _MAX_SECONDS = 3, 20.0
+# Batches whose fake steps a line of memory is drawn through.
+_FEW = (1, 2)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a cell will take.
+
+    Args:
+        hours: training, validation and test, on one device.
+        basis: how the time was found.
+        peak_bytes: memory of a training step, None if it could not be predicted.
+        memory_note: what the memory leaves out, or why there is none.
+        num_parameters: parameters.
+        macs: multiply-adds of one sample's forward pass.
+        steps: optimiser steps.
+        batch_size: samples of a step.
+        seq_len: padded length.
+    """
+
+    hours: float
+    basis: str
+    peak_bytes: int | None
+    memory_note: str
+    num_parameters: int
+    macs: int
+    steps: int
+    batch_size: int
+    seq_len: int
+
+
+def predict(cell: Cell, tflops: float | None = None) -> Prediction:
+    """Predict a cell.
+
+    Args:
+        cell: the cell.
+        tflops: speed for the FLOP model; None measures steps.
+    """
+    data, counted = build_data(cell), counts(cell)
+    batch = int(cell.config["data"]["init_args"]["batch_size"])
+    if tflops is None:
+        fixed, per_sample = _measured_step(cell)
+        basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
+    else:
+        fixed, per_sample = 0.0, 3 * 2 * counted["macs"] / (tflops * 1e12)
+        basis = f"FLOP model at {tflops:g} TFLOP/s"
+    training = cell.max_steps * (fixed + batch * per_sample)
+    evaluation = _evaluated_samples(cell, split_sizes(data)) * per_sample / 3
+    peak, note = _memory(cell, batch)
+    return Prediction(
+        hours=(training + evaluation) / 3600,
+        basis=basis,
+        peak_bytes=peak,
+        memory_note=note,
+        num_parameters=counted["parameters"],
+        macs=counted["macs"],
+        steps=cell.max_steps,
+        batch_size=batch,
+        seq_len=data.max_seq_len,
+    )
+
+
+def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
+    """Samples of all validations and of the test; what is not known counts as none."""
+    interval = int(cell.config["trainer"].get("val_check_interval") or cell.max_steps)
+    return (cell.max_steps // interval) * sizes.get("val", 0) + sizes.get("test", 0)
+
+
+def _measured_step(cell: Cell) -> tuple[float, float]:
+    """Return seconds of a step without samples and of every sample, neither below 0."""
+    data = build_data(cell)
+    torch.manual_seed(cell.seed)
+    task = build_task(cell, data).train()
+    steps = {str(n): training_step(task, *make_inputs(task, data, n)) for n in _FEW}
+    times = time_sides(
+        steps,
+        device=torch.device("cpu"),
+        warmup=1,
+        repeats=_ROUNDS,
+        max_seconds=_MAX_SECONDS,
+    )
+    one, two = (summarise(times[str(n)]).median_s for n in _FEW)
+    per_sample = max(two - one, two / 2 if two < one else 0.0)
+    return max(one - per_sample, 0.0), per_sample
+
+
+def _memory(cell: Cell, batch: int) -> tuple[int | None, str]:
+    try:
+        small = [_fake_step(cell, n, batch) for n in _FEW]
+    except Exception as error:  # an operation that fake tensors cannot follow
+        return None, f"not predicted: {' '.join(str(error).split())[:120]}"
+    (first, parameters, note), (second, _, _) = small
+    peak = first + (second - first) * (batch - _FEW[0])
+    return peak + 8 * parameters, note
+
+
+def _fake_step(cell: Cell, samples: int, batch: int) -> tuple[int, int, str]:
+    """Peak bytes of a step of a few samples on the paths of the whole batch, and parameters."""
+    data = build_data(cell)
+    found: dict[str, Any] = {}
+
+    def build() -> tuple[Callable[[], None], list[Any]]:
+        task = build_task(cell, data).train()
+        set_backends(task, batch, data.max_seq_len)
+        inputs = make_inputs(task, data, samples)
+        text = isinstance(task, LanguageModeling)
+        found["note"] = "without the output layer" if text else ""
+        found["parameters"] = sum(p.numel() for p in task.parameters())
+        return training_step(task, *inputs, output=not text), [task, *inputs]
+
+    above, resident = predicted_bytes(build)
+    return above + resident, found["parameters"], found["note"]

@@ -1,0 +1,250 @@
+"""What the files of configs/paper say: tables, rows, tasks, published values."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from profiling.builders import ConfigError, read_yaml
+
+FOLDER = Path("configs/paper")
+NOT_TABLES = ("tasks", "other_tables")
+# The column of a table that is the mean over its tasks.
+AVERAGE = "average"
+
+Kind = Literal["fits", "uea", "sweep", "analysis", "out_of_scope"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is compared.
+
+    Args:
+        name: its name in the table file.
+        command: `test` or `validate`, which report it under `key`; `count` counts it on the model.
+        key: name in the command's report; `parameters` or `macs`.
+        scale: factor from the report to the printed unit.
+        flags: settings of the command.
+        printed: metric and split in published.csv.
+        unit: printed unit.
+        better: whether higher or lower is better.
+    """
+
+    name: str
+    command: Literal["test", "validate", "count"]
+    key: str
+    printed: tuple[str, str]
+    unit: str
+    better: Literal["higher", "lower"]
+    scale: float = 1.0
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task of the tables.
+
+    Args:
+        name: its name.
+        config: task file.
+        published: settings of the published runs that differ from the task file's.
+        not_in_config: what the published runs did that no setting does.
+        metrics: by name; the first is the one that selects what is drawn.
+        length: factor of --max_seq_len by setting.
+        shortened: settings of --shortened.
+        sizes: sizes that the data have as published, where they are read from the files.
+    """
+
+    name: str
+    config: str
+    metrics: dict[str, Metric]
+    published: Mapping[str, Any] = field(default_factory=dict)
+    not_in_config: Sequence[str] = ()
+    length: Mapping[str, float] = field(default_factory=dict)
+    shortened: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: an attention variant.
+
+    Args:
+        name: its name in the table file.
+        method: the method as printed.
+        heads: the heads as printed.
+        attention: file of configs/attention.
+        set: arguments of the attention.
+        overrides: other settings.
+        as_released: file of the attention as the released code computes it, or None.
+        published: by task, then by metric.
+    """
+
+    name: str
+    method: str
+    heads: str
+    attention: str
+    set: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    as_released: str | None
+    published: dict[str, dict[str, float]]
+
+    @property
+    def label(self) -> str:
+        """Method and heads as printed."""
+        return f"{self.method}, {self.heads} heads"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of fits.
+
+    Args:
+        name: its name.
+        title: one line.
+        seeds: default seeds.
+        published_runs: runs behind a published mean.
+        baseline: row that others are compared with.
+        tasks: by name, in printed order.
+        rows: by name, in printed order.
+    """
+
+    name: str
+    title: str
+    seeds: list[int]
+    published_runs: int
+    baseline: str
+    tasks: dict[str, TaskEntry]
+    rows: dict[str, Row]
+
+    def pairs(self) -> list[tuple[TaskEntry, Row]]:
+        """Task and row of every cell of the table; a row without numbers has all tasks."""
+        return [
+            (task, row)
+            for task in self.tasks.values()
+            for row in self.rows.values()
+            if task.name in row.published or not row.published
+        ]
+
+    def select(self, only: Sequence[str]) -> list[tuple[TaskEntry, Row]]:
+        """Return the cells that `only` names.
+
+        Args:
+            only: names of tasks and of rows (`mgk_*` for several); none of a kind means all of it.
+
+        Raises:
+            ConfigError: a name is neither.
+        """
+        rows, tasks = set(self.rows), set(self.tasks)
+        named_tasks = {name for name in only if name in tasks}
+        named_rows: set[str] = set()
+        for name in only:
+            found = set(fnmatch.filter(rows, name))
+            if not found and name not in tasks:
+                raise ConfigError(
+                    f"{self.name} has no task or row {name!r}{nearest(name, [*tasks, *rows])}; "
+                    f"tasks are {', '.join(self.tasks)}; rows are {', '.join(self.rows)}"
+                )
+            named_rows |= found
+        return [
+            (task, row)
+            for task, row in self.pairs()
+            if task.name in (named_tasks or tasks) and row.name in (named_rows or rows)
+        ]
+
+
+def read_tasks(folder: Path = FOLDER) -> dict[str, TaskEntry]:
+    """Read tasks.yaml.
+
+    Raises:
+        ConfigError: the file or a part of it is missing.
+    """
+    tasks = {}
+    for name, part in read_yaml(folder / "tasks.yaml").items():
+        metrics = {
+            key: Metric(name=key, **{**entry, "printed": tuple(entry["printed"])})
+            for key, entry in part["metrics"].items()
+        }
+        tasks[name] = TaskEntry(**{**part, "name": name, "metrics": metrics})
+    return tasks
+
+
+def read_table(name: str, folder: Path = FOLDER) -> Table:
+    """Read a table of fits.
+
+    Raises:
+        ConfigError: the file, a part of it, or a task is missing.
+    """
+    path = folder / f"{name}.yaml"
+    content = read_yaml(path)
+    for key in ("title", "tasks", "seeds", "published_runs", "baseline", "rows"):
+        if key not in content:
+            raise ConfigError(f"{path} does not set {key}")
+    known = read_tasks(folder)
+    missing = [task for task in content["tasks"] if task not in known]
+    if missing:
+        raise ConfigError(f"{path}: {missing[0]} is no task of {folder / 'tasks.yaml'}")
+    tasks = {task: known[task] for task in content["tasks"]}
+    rows = {key: _row(key, part, tasks) for key, part in content["rows"].items()}
+    if content["baseline"] not in rows:
+        raise ConfigError(f"{path}: baseline {content['baseline']} is no row")
+    return Table(
+        name,
+        content["title"],
+        list(content["seeds"]),
+        content["published_runs"],
+        content["baseline"],
+        tasks,
+        rows,
+    )
+
+
+def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> Row:
+    published: dict[str, dict[str, float]] = {}
+    for task, value in part.get("published", {}).items():
+        if not isinstance(value, Mapping):
+            first = next(iter(tasks.values())) if task == AVERAGE else tasks[task]
+            value = {next(iter(first.metrics)): value}
+        published[task] = {key: float(number) for key, number in value.items()}
+    return Row(
+        name=name,
+        method=part["method"],
+        heads=part["heads"],
+        attention=part["attention"],
+        set=part.get("set") or {},
+        overrides=part.get("overrides") or {},
+        as_released=part.get("as_released"),
+        published=published,
+    )
+
+
+def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+    """Return `title`, `kind` and more of every published table, by name, in order."""
+    found = {
+        path.stem: read_yaml(path) for path in folder.glob("*.yaml") if path.stem not in NOT_TABLES
+    }
+    found |= read_yaml(folder / "other_tables.yaml")
+    return {name: found[name] for name in sorted(found, key=_natural)}
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    head, _, tail = name.rpartition("table")
+    digits = "".join(c for c in tail if c.isdecimal())
+    return (head, int(digits), tail) if head and digits else (name, 0, "")
+
+
+def read_published(folder: Path = FOLDER) -> list[dict[str, str]]:
+    """Rows of published.csv: table, task, method, heads, metric, split, value."""
+    with (folder / "published.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """Return a hint at the nearest valid name, or nothing."""
+    close = difflib.get_close_matches(given, list(valid), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else ""
