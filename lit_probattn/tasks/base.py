@@ -1,6 +1,6 @@
 """What every task shares: optimiser, schedule, randomness, prior updates, the stop on NaN."""
 
-from typing import Any, TypedDict
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -15,6 +15,7 @@ from lit_probattn.schedules import (
     check_schedule,
     schedule_values,
 )
+from lit_probattn.tasks.batch import Batch as Batch
 from lit_probattn.tasks.collectives import gather_objects, num_ranks, sum_over_ranks
 from lit_probattn.tasks.finite import (
     NonFiniteError,
@@ -23,23 +24,10 @@ from lit_probattn.tasks.finite import (
     first_bad_module,
     largest_gradient,
 )
+from lit_probattn.tasks.sharding import shard
 from lit_probattn.tasks.stopping import agreed_signal, stop_counts
 
 MAX_OVERFLOWS_IN_A_ROW = 10
-
-
-class Batch(TypedDict):
-    """A batch of sequences.
-
-    `inputs` (B, N) token ids, `key_mask` (B, N) True where the token is real, `target` (B,),
-    `sample_ids` (B,) index in the split; -1 marks a row that only fills up an evaluation batch.
-    Pairs of texts have `inputs` and `key_mask` (B, 2, N).
-    """
-
-    inputs: Tensor
-    key_mask: Tensor
-    target: Tensor
-    sample_ids: Tensor
 
 
 class Task(pl.LightningModule):
@@ -123,6 +111,11 @@ class Task(pl.LightningModule):
                 f"trainer.max_steps {max_steps} goes beyond schedule_steps {length}: set "
                 f"--model.init_args.schedule_steps {max_steps} too, or use schedule 'constant'"
             )
+
+    def configure_model(self) -> None:
+        """Split the parameters over the ranks if the strategy asks for that."""
+        if self._device_mesh is not None:
+            shard(self.model, self._device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Optimizer:
         """AdamW over all parameters; learning rate and beta1 are set before every step."""
@@ -239,6 +232,7 @@ class Task(pl.LightningModule):
         if reports:
             return f"the loss is not finite at step {step}: {'; '.join(reports)}. {_UNCHANGED}"
         ids = gather_objects([i for _, b, _ in self._window for i in b["sample_ids"].tolist()])
+        name = next((n for n in gather_objects(first_bad_gradient(self)) if n), None)
         scaled = (
             f" in {MAX_OVERFLOWS_IN_A_ROW} steps in a row"
             if self._overflows_in_a_row >= MAX_OVERFLOWS_IN_A_ROW
@@ -246,7 +240,7 @@ class Task(pl.LightningModule):
         )
         return (
             f"a gradient is not finite at step {step}{scaled}: first bad parameter "
-            f"{first_bad_gradient(self)}, samples {describe_samples(i for r in ids for i in r)}. "
+            f"{name}, samples {describe_samples(i for r in ids for i in r)}. "
             f"{_UNCHANGED}"
         )
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.tasks.sharding import local_part
+
 MAX_LISTED_SAMPLES = 64
 
 
@@ -13,11 +15,13 @@ class NonFiniteError(RuntimeError):
 
 
 def largest_gradient(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Largest absolute gradient entry; NaN or infinite if any entry is. Shape ().
+    """Largest absolute gradient entry of this rank; NaN or infinite if any entry is. Shape ().
 
     Returns 0 if there is no gradient.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    found = (parameter.grad for parameter in parameters)
+    gradients = [local_part(gradient) for gradient in found if gradient is not None]
+    gradients = [gradient for gradient in gradients if gradient.numel()]
     if not gradients:
         return torch.zeros(())
     return torch.nn.utils.get_total_norm(gradients, norm_type=float("inf"))
@@ -26,7 +30,7 @@ def largest_gradient(parameters: Iterable[nn.Parameter]) -> Tensor:
 def first_bad_gradient(module: nn.Module) -> str | None:
     """Name of the first parameter whose gradient is not finite."""
     for name, parameter in module.named_parameters():
-        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+        if parameter.grad is not None and not bool(local_part(parameter.grad).isfinite().all()):
             return name
     return None
 

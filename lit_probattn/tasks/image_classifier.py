@@ -150,6 +150,19 @@ class ImageClassifier(LabelTask):
 
     # ---- optimiser -----------------------------------------------------------------------------
 
+    def configure_model(self) -> None:
+        """Split the parameters over the ranks if the strategy asks for that.
+
+        Raises:
+            ValueError: there is a moving average of the weights, which is not split.
+        """
+        if self._device_mesh is not None and self.ema is not None:
+            raise ValueError(
+                "ema_decay does not work with sharded parameters: use configs/trainer/ddp.yaml, or "
+                "set --model.init_args.ema_decay null"
+            )
+        super().configure_model()
+
     def configure_optimizers(self) -> Optimizer:
         """AdamW; weight decay leaves out vectors, biases and tables of positions."""
         skipped = cast(ImageModel, self.model).no_weight_decay()

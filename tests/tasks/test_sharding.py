@@ -1,0 +1,73 @@
+"""Sharded data parallelism trains what one process trains, and its checkpoints fit everywhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lit_probattn.cli import main
+from tests.runs import (
+    ROOT,
+    arguments,
+    fingerprint,
+    in_ranks,
+    metrics,
+    newest_state,
+    only_version,
+    run,
+    write_attention,
+)
+
+SHARDED = (
+    *("--config", str(ROOT / "configs/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu"),
+    *("--trainer.precision", "32-true", "--trainer.devices", "2"),
+)
+
+
+def command(folder, *more, name="fit"):
+    """Attention dropout stays on: it is drawn by sample. Priors follow the M-step."""
+    attention = write_attention(folder, "MGKAttention", dropout=0.3, e_step="soft")
+    options = ("--trainer.log_every_n_steps", "1", "--trainer.precision", "32-true")
+    quiet = ("--model.init_args.dropout", "0.0", "--trainer.devices", "1")
+    return arguments(name, folder, *options, *quiet, *more, attention=attention)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Two ranks, stopped after step 7 and resumed."""
+    folder = tmp_path_factory.mktemp("sharded")
+    for more in (("--trainer.max_steps", "7"), ("--ckpt_path", "last")):
+        work = command(folder, *SHARDED, *more)
+        assert in_ranks(lambda work=work: main(work)) == [0, 0]
+    return folder
+
+
+def test_two_shards_train_like_one_process(sharded, tmp_path):
+    run(command(tmp_path))
+    rows = metrics(only_version(tmp_path)), metrics(only_version(sharded))
+    assert len(rows[0]) == len(rows[1]) == 16
+    for first, second in zip(*rows, strict=True):
+        assert float(second["train/loss"]) == pytest.approx(float(first["train/loss"]), rel=2e-5)
+        if first["val/accuracy"]:  # the resumed run was validated after step 7 too
+            assert second["val/accuracy"] == first["val/accuracy"]
+    before, after = newest_state(only_version(tmp_path)), newest_state(only_version(sharded))
+    assert before["state_dict"].keys() == after["state_dict"].keys()
+    parts = [state["optimizer_states"][0]["state"] for state in (before, after)]
+    assert parts[0].keys() == parts[1].keys()
+    assert all(parts[0][k]["exp_avg"].shape == parts[1][k]["exp_avg"].shape for k in parts[0])
+
+
+@pytest.mark.slow
+def test_resume_is_exact_and_one_process_can_score(sharded, tmp_path):
+    assert in_ranks(lambda: main(command(tmp_path, *SHARDED))) == [0, 0]
+    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(sharded))
+    scores = []
+    for more, count in ((SHARDED, 2), ((), 1)):
+        work = command(sharded, *more, "--ckpt_path", "last", name="test")
+        assert set(in_ranks(lambda work=work: main(work), count)) == {0}
+        path = only_version(sharded) / "test-step-00000016.json"
+        scores.append(json.loads(path.read_text()))
+        path.unlink()
+    assert scores[0]["test/accuracy"] == scores[1]["test/accuracy"]
+    assert scores[0]["test/loss"] == pytest.approx(scores[1]["test/loss"], rel=1e-6)
