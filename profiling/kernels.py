@@ -115,7 +115,7 @@ def _attention_call(
     def forward() -> Tensor:
         arguments = layer.score_arguments(length)
         arguments.update(layer.random_arguments(RandomKey(config.seed), 0))
-        keys = layer.expand_keys(key)
+        keys = layer.keys_for(backend, key)
         return layer.run(
             *(backend, query, keys, value),
             masks=masks,

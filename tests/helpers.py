@@ -49,6 +49,11 @@ def largest_difference(
     return (out if out == out else float("inf")), grad
 
 
+def cpu_backends(layer: nn.Module) -> list[str]:
+    """Return the implementations that run on any CPU in float64; kernels have their own tests."""
+    return [name for name in layer.backends if name != "triton"]
+
+
 def record_parity(**row: object) -> None:
     """Add a row to the table that is printed at the end of the run."""
     PARITY_ROWS.append(row)

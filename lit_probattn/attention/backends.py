@@ -64,6 +64,7 @@ class AutoRule:
 AUTO_RULES = {
     "cpu": AutoRule(("sdpa", "blockwise", "reference"), store_up_to=1 << 22),
     "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),
+    "meta": AutoRule(("sdpa", "blockwise", "reference")),  # counting: no kernel would run
 }
 
 _choices: dict[str, str] = {}
@@ -99,11 +100,11 @@ def choose_backend(
     """
     if requested not in BACKENDS:
         raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
-    serving = [name for name in available if unsupported(name, call) is None]
-    if not serving:
-        reasons = "; ".join(f"{name} {unsupported(name, call)}" for name in available)
-        raise NotImplementedError(f"{variant}: no backend serves this call: {reasons}")
     if requested == "auto":
+        serving = _serving(available, unsupported, call)
+        if not serving:
+            reasons = "; ".join(f"{name} {unsupported(name, call)}" for name in available)
+            raise NotImplementedError(f"{variant}: no backend serves this call: {reasons}")
         chosen = _automatic(serving, call, rules.get(call.device, rules["cuda"]))
     elif requested not in available:
         raise NotImplementedError(
@@ -112,9 +113,9 @@ def choose_backend(
     else:
         reason = unsupported(requested, call)
         if reason is not None:
+            others = ", ".join(["auto", *_serving(available, unsupported, call)])
             raise NotImplementedError(
-                f"{variant}: backend {requested!r} {reason}; for this call use one of: auto, "
-                f"{', '.join(serving)}"
+                f"{variant}: backend {requested!r} {reason}; for this call use one of: {others}"
             )
         chosen = requested
     label = f"{variant} ({call.device}, {str(call.dtype).removeprefix('torch.')}"
@@ -123,6 +124,14 @@ def choose_backend(
         _choices[label] = chosen
         logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
     return chosen
+
+
+def _serving(
+    available: Mapping[str, Callable[..., object]],
+    unsupported: Callable[[str, Call], str | None],
+    call: Call,
+) -> list[str]:
+    return [name for name in available if unsupported(name, call) is None]
 
 
 def _automatic(serving: list[str], call: Call, rule: AutoRule) -> str:

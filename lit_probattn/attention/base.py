@@ -23,6 +23,7 @@ from lit_probattn.attention.backends import (
 )
 from lit_probattn.attention.cache import Cache, KVCache
 from lit_probattn.attention.decode import attend_to_cache
+from lit_probattn.attention.fused import kernel_refusal
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.attention.reference import reference_output as reference_output
 from lit_probattn.attention.reference import reference_weights as reference_weights
@@ -157,6 +158,10 @@ class Attention(nn.Module):
         """Turn stored keys into the keys that scores see."""
         return key
 
+    def keys_for(self, backend: str, key: Tensor) -> Tensor:
+        """Turn stored keys into what a backend takes; `expand_keys` unless it does better."""
+        return self.expand_keys(key)
+
     @abstractmethod
     def score_arguments(self, num_keys: int) -> dict[str, Any]:
         """Return the variant's own arguments of its backend functions, for L keys."""
@@ -184,7 +189,14 @@ class Attention(nn.Module):
             return "cannot draw the counter-based attention dropout"
         if backend == "sdpa" and call.bias_needs_grad:
             return "cannot give a gradient to the additive bias without storing all scores"
+        if backend == "triton":
+            return kernel_refusal(self.variant, call, self.head_dim, self.value_head_dim)
         return None
+
+    @property
+    def observes(self) -> bool:
+        """Whether `observe` wants to see training calls."""
+        return False
 
     def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
         """Hook in training mode, before the output is computed; setting B gathers its sums here."""
@@ -282,9 +294,6 @@ class Attention(nn.Module):
             stepped: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
             return stepped
         dropout = self._dropout(rng)
-        k = self.expand_keys(k)
-        if self.training:
-            self.observe(q, k, masks, key_mask if is_self and cache is None else None)
         call = Call(
             device=q.device.type,
             dtype=q.dtype,
@@ -297,6 +306,10 @@ class Attention(nn.Module):
         name = choose_backend(
             self.variant, self.backend, self.backends, self.unsupported, call, self.auto_rules
         )
+        if self.training and self.observes:
+            token_mask = key_mask if is_self and cache is None else None
+            self.observe(q, self.expand_keys(k), masks, token_mask)
+        k = self.keys_for(name, k)
         with autocast_off(q):
             arguments = self.score_arguments(v.shape[2])
             first_row = 0 if cache is None else v.shape[2] - q.shape[2]

@@ -30,6 +30,11 @@ class MStepPriors:
     em_weighting: Literal["uniform", "posterior"]
     em_code_parity: EMCodeParity
 
+    @property
+    def observes(self) -> bool:
+        """Whether training calls are to be seen: setting B only."""
+        return self.prior is not None and self.prior.by_m_step
+
     def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
         """Add this pass's responsibilities; a recomputation inside backward adds nothing."""
         if self.prior is None or not self.prior.by_m_step or in_backward():

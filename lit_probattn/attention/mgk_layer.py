@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.em_parity import EMCodeParity
+from lit_probattn.attention.fused import kernel_refusal, mgk_triton
 from lit_probattn.attention.m_step import MStepPriors
 from lit_probattn.attention.mgk import (
     Score,
@@ -97,6 +98,7 @@ class MGKAttention(MStepPriors, Attention):
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
         "blockwise": mgk_blockwise,
+        "triton": mgk_triton,
     }
 
     def __init__(
@@ -232,6 +234,16 @@ class MGKAttention(MStepPriors, Attention):
             table = self.rotary(table.expand(-1, -1, key.shape[-2], -1), first_position)
         return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
 
+    @property
+    def shares_product(self) -> bool:
+        """Whether the components' scores differ by a term per query and one per key only."""
+        turned = self.rotary is not None and self.rotary_shift == "before"
+        return self.shifted_keys and not turned
+
+    def keys_for(self, backend: str, key: Tensor) -> Tensor:
+        """The kernel of shifted keys takes them before shifting."""
+        return key if backend == "triton" and self.shares_product else self.expand_keys(key)
+
     def _shifts(self) -> Tensor | None:
         """Return b_r over whole heads, (H_prior, K, E); zero where they are kept unrotated."""
         if self.key_shift is None or self.key_shift.shape[-1] == self.head_dim:
@@ -287,6 +299,8 @@ class MGKAttention(MStepPriors, Attention):
         """Compute the heads' outputs; then, as released code does, replace the priors."""
         if self.row_eps:
             arguments = {**arguments, "row_eps": self.row_eps}
+        if backend == "triton" and self.shares_product:
+            arguments = {**arguments, "key_shift": self._shifts()}
         out = super().run(backend, query, key, value, arguments=arguments, **call)
         if self.em_code_parity != "none" and self.training and self.prior is not None:
             self.prior.apply_statistics(self.prior.statistics())
@@ -313,6 +327,9 @@ class MGKAttention(MStepPriors, Attention):
             return "cannot take the maximum over components (e_step=hard)"
         if backend != "reference" and self.row_eps:
             return "cannot add row_eps to the sums of rows"
+        if backend == "triton":
+            family = "smgk" if self.shares_product else "mgk"
+            return kernel_refusal(family, call, self.head_dim, self.value_head_dim)
         return super().unsupported(backend, call)
 
     # ------------------------------------------------------------------ cost

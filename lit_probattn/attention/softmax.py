@@ -14,6 +14,7 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.base import Attention, BackendFunction, Cost, reference_output
 from lit_probattn.attention.blockwise import Block, blockwise_attention
+from lit_probattn.attention.fused import softmax_triton
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.attention.steps import (
@@ -170,6 +171,7 @@ class SoftmaxAttention(Attention):
         "reference": softmax_reference,
         "sdpa": softmax_sdpa,
         "blockwise": softmax_blockwise,
+        "triton": softmax_triton,
     }
 
     def __init__(

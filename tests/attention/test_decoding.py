@@ -11,6 +11,7 @@ from lit_probattn.attention import KVCache
 from lit_probattn.attention.decode import merge_partials, partial_attention
 from lit_probattn.decoding import cache_bytes_per_token
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
+from tests.helpers import cpu_backends
 
 
 def left_padded_mask(pads=(0, 3)):
@@ -64,7 +65,7 @@ def test_named_backends_decode_too(name):
     layer, x, mask = make(name), torch.randn(B, N, C, dtype=torch.float64), left_padded_mask()
     layer.backend = "reference"
     full = layer(x, key_mask=mask, is_causal=True)
-    for backend in layer.backends:
+    for backend in cpu_backends(layer):
         layer.backend = backend
         if (layer.row_eps and backend != "reference") or ("hard" in name and backend == "sdpa"):
             continue

@@ -1,0 +1,90 @@
+"""A check of a kernel on the machine that is about to use it, at its first use.
+
+Compilers and drivers differ; a kernel that is wrong here must not train a model. A family names a
+function that runs its kernel on small tensors beside plain float64 sums; the result is kept for the
+process, per family, GPU, Triton version, dtype and head size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+# A family's module has `self_test(family, device, dtype, head_dim)`, which returns pairs of tensors
+# (found, float64). Keep it to a few launches: compiling them is what the first call waits for.
+FAMILIES = {
+    "softmax": "lit_probattn.kernels.dense_selftest",
+    "mgk": "lit_probattn.kernels.dense_selftest",
+    "smgk": "lit_probattn.kernels.dense_selftest",
+    "fish": "lit_probattn.kernels.fish_selftest",
+    "linear": "lit_probattn.kernels.linear_selftest",
+    "mlk": "lit_probattn.kernels.linear_selftest",
+    "linear_fish": "lit_probattn.kernels.linear_selftest",
+}
+# Largest error relative to the largest entry: a few roundings of the dtype, far below a wrong term.
+BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+SelfTest = Callable[[str, torch.device, torch.dtype, int], list[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a result holds for."""
+
+    family: str
+    gpu: str
+    triton: str
+    dtype: torch.dtype
+    head_dim: int
+
+
+_results: dict[Tested, str | None] = {}
+
+
+def failure(family: str, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Run the self-test of a family once on the current GPU; say how it failed, or None.
+
+    Warns once when it fails. Leaves random states and the modes of the caller alone.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    gpu = torch.cuda.get_device_name(device)
+    key = Tested(family, gpu, metadata.version("triton"), dtype, head_dim)
+    if key not in _results:
+        _results[key] = run(family, device, dtype, head_dim)
+        if _results[key] is not None:
+            warnings.warn(f"kernel {family}: {_results[key]}; it is not used", stacklevel=3)
+    return _results[key]
+
+
+def run(family: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Run a self-test now; return "failed …", or None when it passes."""
+    where = f"on {device} in {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
+    test: SelfTest = import_module(FAMILIES[family]).self_test
+    try:
+        with _disable_current_modes(), torch.enable_grad():
+            pairs = test(family, device, dtype, head_dim)
+            errors = [_relative_error(found, exact) for found, exact in pairs]
+    except Exception as error:  # a compiler may fail in any way
+        return f"failed its self-test {where}: {type(error).__name__}: {str(error)[:200]}"
+    worst = max(errors)
+    if worst <= BOUND[dtype]:
+        return None
+    return f"failed its self-test {where}: relative error {worst:.1e}, at most {BOUND[dtype]:.0e}"
+
+
+def _relative_error(found: Tensor, exact: Tensor) -> float:
+    """Return the largest error over the largest exact entry; infinite where it is not finite."""
+    error = (found.double() - exact.double()).abs().max() / exact.double().abs().max()
+    return float(error) if bool(torch.isfinite(error)) else float("inf")
+
+
+def random_tensor(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return normal numbers from a generator of its own, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
