@@ -105,7 +105,7 @@ class Cell:
             "seed_everything": self.seed,
             **overrides(self.task, self.row, self.options),
             "trainer.enable_progress_bar": False,
-            "run.root": str(self.place.runs),
+            "run.root": self.place.runs,
             "run.name": self.name,
             "ckpt_path": "auto",
         }
@@ -118,6 +118,7 @@ class Cell:
         found: dict[str, tuple[str, dict[str, Any], list[Metric]]] = {}
         for metric in self.task.metrics.values():
             if metric.command != "count":
+                entry: tuple[str, dict[str, Any], list[Metric]]
                 entry = (metric.command, dict(metric.flags), [])
                 key = json.dumps(entry[:2], sort_keys=True)
                 found.setdefault(key, entry)[2].append(metric)
@@ -164,7 +165,7 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 
 def flag(key: str, value: Any) -> list[str]:
     """Return `--key value`."""
-    return [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+    return [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

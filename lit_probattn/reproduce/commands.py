@@ -14,7 +14,7 @@ from lit_probattn.reproduce.built import build_data, counts, missing_data
 from lit_probattn.reproduce.cells import Cell
 from lit_probattn.reproduce.predict import Prediction, predict
 from lit_probattn.reproduce.report import Report
-from lit_probattn.reproduce.runner import Outcome, Runner
+from lit_probattn.reproduce.runner import Runner
 from lit_probattn.reproduce.tables import Table
 from profiling.environment import device_name
 
@@ -155,12 +155,13 @@ def run_table(
     for name, reason in failed.items():
         print(f"skipped: {name}: {reason}", file=sys.stderr, flush=True)
 
-    def write(_: Outcome | None = None) -> str:
+    def write() -> str:
         report = Report(table, cells, command)
         return report.write(out) if out is not None and report.results else ""
 
     runner = Runner(counted, jobs, devices)
-    outcome = runner.run([cell for cell in mine if cell.task.name not in failed], write)
+    there = [cell for cell in mine if cell.task.name not in failed]
+    outcome = runner.run(there, write)
     text = write()
     if text:
         print(f"\n{text}\n\nreport: {out}/report.md")

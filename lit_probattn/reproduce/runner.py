@@ -72,8 +72,8 @@ def cell_work(cell: Cell, facts: Facts) -> Work:
         report = json.loads(path.read_text())
         values |= {m.name: m.scale * report[m.key] for m in metrics}
     counted = dict(facts(cell))
-    metrics = cell.task.metrics.values()
-    values |= {m.name: m.scale * counted[m.key] for m in metrics if m.command == "count"}
+    every = cell.task.metrics.values()
+    values |= {m.name: m.scale * counted[m.key] for m in every if m.command == "count"}
     return cell_result(cell, version, values, report, seconds) | counted
 
 
@@ -209,7 +209,7 @@ class Runner:
     ) -> None:
         self.facts, self.jobs, self.devices, self.say = facts, jobs, devices, say
 
-    def run(self, cells: Sequence[Cell], after: Callable[[Outcome], None]) -> Outcome:
+    def run(self, cells: Sequence[Cell], after: Callable[[], object]) -> Outcome:
         """Run what is not finished.
 
         Args:
@@ -258,7 +258,7 @@ class Runner:
         slot.process = start(slot.cell, arguments, slot.lock, environment)
 
     def _go_on(
-        self, index: int, slot: _Slot, outcome: Outcome, after: Callable[[Outcome], None]
+        self, index: int, slot: _Slot, outcome: Outcome, after: Callable[[], object]
     ) -> _Slot | None:
         try:
             self._start(index, slot, slot.work.send(slot.process.returncode))
@@ -270,7 +270,7 @@ class Runner:
             self.say(f"{slot.title}: {numbers}; {seconds / 60:.1f} minutes")
             outcome.finished.append(slot.cell)
             outcome.ran += 1
-            after(outcome)
+            after()
         except (CellError, OSError, KeyError, ValueError) as error:
             self.say(f"{slot.title}: failed: {error}")
             outcome.failed[slot.cell.label] = str(error)

@@ -15,6 +15,7 @@ from datamodules.errors import MissingDataError
 from datamodules.uea import UEA
 from datamodules.uea_archive import ARCHIVES
 from lit_probattn.cli import main as run_command
+from lit_probattn.reproduce.cells import flag, read_result
 from lit_probattn.run_record import replace_text
 from lit_probattn.uea_benchmark.recipes import Recipe, Table, Variant
 from profiling.environment import device_name, git_revision, versions
@@ -163,7 +164,7 @@ class Cell:
         if self.place.select_on == "test":
             settings |= {"run.monitor": "val/accuracy", "run.monitor_mode": "max"}
         files = ["--config", self.table.task, "--config", self.variant.config]
-        return files + [part for key, value in settings.items() for part in _flag(key, value)]
+        return files + [part for key, value in settings.items() for part in flag(key, value)]
 
     def arguments(self) -> list[str]:
         """The command line of `fit`, after the program's name."""
@@ -178,7 +179,7 @@ class Cell:
             "data.init_args.cache_dir": self.place.cache_dir,
             "ckpt_path": "auto",
         }
-        given = [part for k, v in more.items() if v is not None for part in _flag(k, v)]
+        given = [part for k, v in more.items() if v is not None for part in flag(k, v)]
         return ["fit", *self.deciding_arguments(), *given]
 
     @property
@@ -200,11 +201,7 @@ class Cell:
 
     def result(self) -> dict[str, Any] | None:
         """Return the result of a finished cell, or None; half a file counts as none."""
-        try:
-            loaded: dict[str, Any] = json.loads(self.result_path.read_text())
-        except (OSError, ValueError):
-            return None
-        return loaded if "test_accuracy_percent" in loaded else None
+        return read_result(self.result_path, "test_accuracy_percent")
 
     def run(self) -> dict[str, Any]:
         """Train, test and keep the result.
@@ -253,11 +250,6 @@ class Cell:
             "git_revision": git_revision(),
             "command": shlex.join(["python", "-m", "lit_probattn", *self.arguments()]),
         }
-
-
-def _flag(key: str, value: Any) -> list[str]:
-    text = json.dumps(value) if isinstance(value, bool | int | float) else str(value)
-    return [f"--{key}", text]
 
 
 def _require_success(arguments: Sequence[str]) -> None:

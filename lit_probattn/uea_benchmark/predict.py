@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_probattn.attention import Attention
-from lit_probattn.attention.backends import Backend, Call, choose_backend
 from lit_probattn.randomness import RandomKey
+from lit_probattn.reproduce.built import set_backends
 from lit_probattn.series import SeriesTransformer
 from lit_probattn.transformer import MLP
 from lit_probattn.uea_benchmark.cells import Cell
@@ -212,26 +212,10 @@ def _fake_step(cell: Cell, batch: int) -> tuple[int, int]:
     def build() -> tuple[Callable[[], None], list[Any]]:
         nonlocal num_parameters
         model = _model(cell.variant, _sizes(cell), sizes.num_features, length, sizes.num_classes)
-        for block in model.blocks:
-            layer = cast(Attention, block.attention)
-            layer.backend = cast(Backend, _backend(layer, cell.batch_size, length))
+        set_backends(model, cell.batch_size, length)
         inputs = _inputs(batch, length, sizes.num_features)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         return _step(model, *inputs), [model, *inputs]
 
     above, resident = predicted_bytes(build)
     return above + resident, num_parameters
-
-
-def _backend(layer: Attention, batch: int, length: int) -> str:
-    """The backend that a training step of the whole batch runs."""
-    call = Call(
-        device="cpu",
-        dtype=torch.float32,
-        num_scores=batch * layer.num_heads * length**2 * layer.score_maps,
-        dropout=layer.dropout > 0,
-        bias_needs_grad=False,
-    )
-    return choose_backend(
-        layer.variant, layer.backend, layer.backends, layer.unsupported, call, layer.auto_rules
-    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datamodules.uea_archive import ARCHIVES, check_name
+from lit_probattn.reproduce.tables import nearest
 from profiling.builders import ConfigError, attention_entry, read_yaml
 
 
@@ -132,12 +131,6 @@ class Table:
             sizes=part["sizes"],
             published=part.get("published", {}),
         )
-
-
-def nearest(given: str, valid: Iterable[str]) -> str:
-    """Return a hint at the nearest valid name, or nothing."""
-    close = difflib.get_close_matches(given, list(valid), n=1, cutoff=0.4)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def all_archives() -> list[str]:

@@ -1,0 +1,168 @@
+"""The shipped tables: every printed number has its cell, every cell can be built."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lit_probattn.cli import main
+from lit_probattn.reproduce.built import build_data, build_task
+from lit_probattn.reproduce.cells import Cell
+from lit_probattn.reproduce.protocol import Options, attention_file, cell_config, deciding
+from lit_probattn.reproduce.tables import AVERAGE, kinds, read_published, read_table, read_tasks
+from lit_probattn.run_folder import flatten
+from lit_probattn.uea_benchmark.recipes import Table as Benchmark
+from profiling.builders import ConfigError, attention_entry, attention_factory
+from tests.reproduce.tiny import ROOT
+
+pytestmark = pytest.mark.usefixtures("root")
+FITS = sorted(
+    path.stem
+    for path in (ROOT / "configs/paper").glob("*.yaml")
+    if yaml.safe_load(path.read_text()).get("kind") == "fits"
+)
+# MGK: 10 tables and the text; FiSH: 13 and the text; fixed head size: 4; value-aware: 2.
+TABLES = 31
+
+
+@pytest.fixture
+def root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def printed(name: str) -> dict[tuple[str, str, str, str, str], float]:
+    rows = [row for row in read_published() if row["table"] == name]
+    keys = ("task", "method", "heads", "metric", "split")
+    found = {tuple(row[k] for k in keys): float(row["value"]) for row in rows}
+    assert len(found) == len(rows), "a number is printed once"
+    return found
+
+
+def test_every_table_with_numbers_is_known_and_every_kind_is_served():
+    known = kinds()
+    assert len(known) == TABLES
+    assert {row["table"] for row in read_published()} <= set(known)
+    valid = {"fits", "uea", "sweep", "analysis", "out_of_scope"}
+    assert {part["kind"] for part in known.values()} == valid
+    for part in known.values():
+        assert part["title"]
+        assert part["kind"] != "out_of_scope" or part["reason"]
+        for command in [*part.get("commands", []), *part.get("without_gpu", [])]:
+            assert Path(command.split("--config ")[1]).is_file()
+        for models in part.get("models", []):
+            name, _, only = models.partition(" --only ")
+            assert read_table(name).select(only.split())
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_every_printed_number_stands_beside_its_cell(name):
+    table = read_table(name)
+    found = {}
+    for row in table.rows.values():
+        for task, values in row.published.items():
+            entry = next(iter(table.tasks.values())) if task == AVERAGE else table.tasks[task]
+            for metric, value in values.items():
+                key = (task, row.method, row.heads, *entry.metrics[metric].printed)
+                found[key] = value
+    assert found == printed(name)
+
+
+def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
+    table = Benchmark.read("configs/paper/fish_table6.yaml")
+    numbers = printed("fish_table6")
+    columns = {
+        "softmax": "Softmax (reproduced)",
+        "softmax_reported": "Softmax (reported by source)",
+        "gfish": "GFiSH",
+    }
+    found = {}
+    for archive in table.archives:
+        for column, value in table.recipe(archive).published.items():
+            found[f"uea_{archive}", columns[column]] = value
+    for column, value in table.content["published_average"].items():
+        found["uea_average", columns[column]] = value
+    assert found == {key[:2]: value for key, value in numbers.items()}
+
+
+def test_published_file_is_tidy():
+    with (ROOT / "configs/paper/published.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["table", "task", "method", "heads", "metric", "split", "value"]
+    assert all(len(row) == 7 and float(row[-1]) == float(row[-1]) for row in rows[1:])
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_cells_can_be_built(name):
+    """Models on meta tensors, with the attention of the paper and that of the released code."""
+    table, built = read_table(name), set()
+    assert table.seeds
+    assert len(set(table.seeds)) == len(table.seeds)
+    for task, row in table.pairs():
+        for options in (Options(), Options(as_released=True), Options(as_published=True)):
+            attention = cell_config(task, row, options)["model"]["init_args"]["attention"]
+            attention_factory(attention["class_path"], attention["init_args"])
+            key = (task.name, row.name, attention_file(row, options))
+            if key in built or task.config.endswith("medium.yaml"):
+                continue
+            built.add(key)
+            cell = Cell(task, row, 0, options)
+            with torch.device("meta"):
+                build_task(cell, build_data(cell))
+    assert set(table.rows) == {key[1] for key in built}
+
+
+def test_same_models_of_two_tables_are_one_cell():
+    first, second = read_table("mgk_table3"), read_table("fish_table1")
+    cells = [Cell(t.tasks["wikitext_small"], t.rows["softmax_8"], 1) for t in (first, second)]
+    assert cells[0].name == cells[1].name
+    other = Cell(first.tasks["wikitext_small"], first.rows["softmax_4"], 1)
+    assert len({cells[0].digest, other.digest, Cell(*first.pairs()[0], 2).digest}) == 3
+
+
+@pytest.mark.parametrize("task", ["listops", "text", "retrieval", "wikitext_small", "imagenet"])
+def test_composed_configuration_is_the_command_lines(task, capsys):
+    table = next(t for t in map(read_table, FITS) if task in t.tasks)
+    row = next(r for r in table.rows.values() if task in r.published)
+    cell = Cell(table.tasks[task], row, 5, Options(shortened=True))
+    with pytest.raises(SystemExit):
+        main([*cell.fit_arguments(), "--print_config"])
+    parsed = flatten(yaml.safe_load(capsys.readouterr().out))
+    mine = deciding(cell.config)
+    assert parsed["seed_everything"] == 5
+    assert {key: parsed[key] for key in mine} == mine
+
+
+def test_default_protocol_is_the_task_files():
+    for name in FITS:
+        for task, row in read_table(name).pairs():
+            config = cell_config(task, row, Options())
+            own = yaml.safe_load(Path(task.config).read_text())
+            assert config["data"] == own["data"]
+            assert config["trainer"] == own["trainer"]
+            given = config["model"]["init_args"]["attention"]
+            assert given["class_path"] == attention_entry(row.attention)["class_path"]
+
+
+def test_every_task_is_used():
+    used = {task for name in FITS for task in read_table(name).tasks}
+    assert used == set(read_tasks())
+
+
+@pytest.mark.parametrize("wrong", ["listop", "softmax_9"])
+def test_unknown_names_are_refused(wrong):
+    with pytest.raises(ConfigError, match="did you mean"):
+        read_table("mgk_table1").select([wrong])
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_table("mgk_table11")
+
+
+def test_selection():
+    table = read_table("mgk_table1")
+    assert len(table.select([])) == 33
+    assert len(table.select(["listops"])) == 11
+    chosen = table.select(["listops", "text", "mgk_*", "softmax_8"])
+    assert len(chosen) == 2 * 4
