@@ -1,0 +1,236 @@
+"""What one call of the FiSH kernels is: sizes, head groups, launch configurations, arguments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_probattn.kernels.launch import Launch, Shape, choose_launch
+from lit_probattn.kernels.runtime import launch, padded, unit_stride
+
+# Registers of a thread that tiles may fill; the rest goes to addresses and what the compiler keeps.
+_BUDGET = {"forward": 256, "grad_query": 236, "grad_key": 256, "grad_bias": 240}
+# Most local heads of one program; tests lower it.
+MOST_HEADS = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one kernel covers a call.
+
+    Args:
+        group: local heads of one program.
+        num_groups: programs that share a tile.
+        launch: tile sizes, warps and stages.
+    """
+
+    group: int
+    num_groups: int
+    launch: Launch
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What the choice of a plan depends on.
+
+    Args:
+        num_global: G.
+        num_heads: H.
+        head_dim: padded width of the widest head.
+        units: hidden units of a two-layer mixing, or 0.
+        noise: kind of noise.
+        itemsize: bytes of an entry of query.
+    """
+
+    num_global: int
+    num_heads: int
+    head_dim: int
+    units: int
+    noise: int
+    itemsize: int
+
+    def slots(self, group: int) -> int:
+        """Sums that one program of the query pass makes for weights and noise scales."""
+        units, maps = self.units, self.num_global
+        if units == 0:
+            return group * maps + (0, maps, group)[self.noise]
+        return units * group + units * maps + units + (0, maps, units)[self.noise]
+
+    def registers(self, kernel: str, group: int, found: Launch) -> float:
+        """Estimate the registers per thread of a program; fitted to compiled kernels."""
+        threads = 32 * found.num_warps
+        tile = found.block_q * found.block_k / threads
+        maps = self.num_global
+        noise = (0, maps, 4 if self.units == 0 else min(4, self.units))[self.noise]
+        local = group + 1 if self.units else 0
+        if kernel == "forward":
+            sums = group * self.head_dim * found.block_q / threads
+            return sums + (maps + noise + local + 2) * tile + 8 * (maps + group) + 4 * group
+        local += group if self.units else 0
+        tiles = (2 * maps + noise + local + 3) * tile
+        if kernel == "grad_query":
+            sums = maps * self.head_dim * found.block_q / threads
+            return sums + tiles + 12 * (maps + 2 * group) + 2 * self.slots(group)
+        if kernel == "grad_key":
+            return (maps + group) * self.head_dim * found.block_k / threads + tiles
+        return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
+
+
+# Tile sizes and warps of 16-bit kernels, best first.
+_TILES = {
+    "forward": ((128, 64, 8), (64, 64, 4), (128, 32, 8), (64, 32, 4), (64, 32, 8), (32, 32, 4)),
+    "grad_query": ((64, 64, 8), (64, 32, 4), (64, 32, 8), (32, 32, 4), (32, 16, 4)),
+    "grad_key": ((64, 64, 4), (32, 128, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 32, 4)),
+    "grad_bias": ((64, 64, 8), (64, 32, 4), (32, 32, 4)),
+}
+
+
+def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
+    """Return how a kernel covers a call: the largest head group with a tile that fits, or one head.
+
+    Larger groups compute the global maps fewer times. Tuned tables change the tile, not the group.
+    """
+    largest = min(heads.num_heads, MOST_HEADS)
+    groups = [largest] + [1 << b for b in (3, 2, 1, 0) if 1 << b < largest]
+    if largest < heads.num_heads:  # all groups alike, and powers of two: noise comes in fours
+        groups = [g for g in groups if g & (g - 1) == 0]
+    options = [Launch(q, k, warps, 2) for q, k, warps in _TILES[kernel]]
+    if heads.itemsize == 4:
+        options = [Launch(32, 32, 4, 1), Launch(16, 16, 4, 1)]
+    group, default = groups[-1], options[-1]
+    for candidate in groups:
+        fits = [o for o in options if heads.registers(kernel, candidate, o) <= _BUDGET[kernel]]
+        if fits:
+            group, default = candidate, fits[0]
+            break
+    name = f"fish_{kernel}_{heads.units}_{heads.noise}_{group}"
+    shape = Shape(name, heads.head_dim, heads.num_global, heads.itemsize)
+    found = choose_launch(shape, device, lambda _: default)
+    return Plan(group, -(-heads.num_heads // group), found)
+
+
+class FishCall:
+    """Sizes, strides and switches that the forward and backward kernels share.
+
+    The arguments are those of the operator; `out` is the output or its gradient.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        first: Tensor,
+        bias_1: Tensor | None,
+        second: Tensor | None,
+        scale: Tensor | None,
+        noise_draw: Tensor | None,
+        drop_draw: Tensor | None,
+        key_mask: Tensor | None,
+        pair_mask: Tensor | None,
+        bias: Tensor | None,
+        is_causal: bool,
+        noise: int,
+        first_row: int,
+        on_global: float,
+        threshold: int,
+    ) -> None:
+        self.query, self.key, self.value = (unit_stride(x) for x in (query, key, value))
+        self.batch, self.num_global, self.num_rows, head_dim = query.shape
+        self.num_heads, self.num_cols, value_dim = value.shape[1:]
+        self.noise = noise
+        self.units = 0 if second is None else second.shape[1]
+        width = max(padded(head_dim), padded(value_dim))
+        self.heads = Heads(
+            *(self.num_global, self.num_heads, width, self.units, noise, query.element_size())
+        )
+        small = [None if x is None else x.contiguous() for x in (first, bias_1, second, scale)]
+        masks = [None if x is None else x.view(torch.uint8) for x in (key_mask, pair_mask)]
+        key_mask = None if masks[0] is None else masks[0].contiguous()
+        pointers = (*small, noise_draw, drop_draw, key_mask, masks[1], bias)
+        # Kernels move pointers before the switches say whether they are read: any tensor will do.
+        self.pointers = tuple(query if x is None else x for x in pointers)
+        self.pair_strides = (*_pair_strides(masks[1]), *_pair_strides(bias))
+        self.numbers = (
+            *(self.num_rows, self.num_cols),
+            *(self.num_cols - self.num_rows, first_row, float(on_global), threshold),
+            *(65536 / (32768 - threshold), self.batch),
+        )
+        pair_heads = 0 if pair_mask is None else (1 if pair_mask.shape[1] == 1 else 2)
+        self.flags: dict[str, Any] = {
+            "G": self.num_global,
+            "U": self.units,
+            "E": head_dim,
+            "EP": padded(head_dim),
+            "D": value_dim,
+            "DP": padded(value_dim),
+            "NOISE": noise,
+            "HAS_B1": bias_1 is not None,
+            "CAUSAL": is_causal,
+            "HAS_KEY_MASK": key_mask is not None,
+            "PAIR_MASK": pair_heads,
+            "HAS_BIAS": bias is not None,
+            "DROPOUT": drop_draw is not None,
+        }
+
+    def plan(self, kernel: str) -> Plan:
+        """Return how a kernel covers this call."""
+        return make_plan(kernel, self.heads, self.query.device)
+
+    def run(
+        self,
+        kernel: Any,
+        plan: Plan,
+        num_tiles: int,
+        tensors: tuple[Tensor, ...],
+        out: Tensor,
+        *numbers: int,
+        **constants: Any,
+    ) -> None:
+        """Launch one program per tile of each sample and head group.
+
+        Args:
+            kernel: the kernel.
+            plan: how it covers the call.
+            num_tiles: tiles of one sample (or of one bias) and group.
+            tensors: what the kernel reads or writes, after query, key and value.
+            out: the output, or its gradient, whose strides the kernel takes.
+            numbers: what this kernel takes after the shared numbers.
+            constants: what this kernel takes beside the shared switches.
+        """
+        strides = [s for x in (self.query, self.key, self.value, out) for s in x.stride()[:3]]
+        launch(
+            kernel,
+            num_tiles * plan.num_groups,
+            (
+                *(self.query, self.key, self.value, *tensors, *self.pointers),
+                *(*strides, *self.pair_strides, self.num_heads, plan.num_groups),
+                *(*self.numbers, *numbers),
+            ),
+            {
+                **self.flags,
+                **constants,
+                "HG": plan.group,
+                "ALIGNED": plan.num_groups == 1 or plan.group % 4 == 0,
+                "BM": plan.launch.block_q,
+                "BN": plan.launch.block_k,
+                "num_warps": plan.launch.num_warps,
+                "num_stages": plan.launch.num_stages,
+            },
+        )
+
+    def tiles(self, size: int, block: int) -> int:
+        """Return how many tiles of `block` all samples have."""
+        return math.ceil(size / block) * self.batch
+
+
+def _pair_strides(tensor: Tensor | None) -> tuple[int, ...]:
+    """Return the four strides, 0 where the tensor is broadcast or absent."""
+    if tensor is None:
+        return (0, 0, 0, 0)
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(0 if size == 1 else stride for size, stride in pairs)
