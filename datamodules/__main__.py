@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -99,8 +100,8 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
 
     class OneLineParser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            lines = [line.strip() for line in str(message).splitlines()]
-            raise _UsageError(" ".join(filter(None, lines)))
+            text = " ".join(str(message).split())
+            raise _UsageError(_WRONG_VALUE.sub(r"--\1: expected \2, got '\3'", text))
 
     parser = OneLineParser(
         prog=f"{_PROGRAM} {command} {name}",
@@ -112,6 +113,9 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     return parser
 
 
+_WRONG_VALUE = re.compile(
+    r"""^Parser key "(\w+)": Expected a (?:<class ')?(.+?)(?:'>)?\. Got value: (.*)$"""
+)
 _PURPOSE = {
     "prepare": "Make the cache of a data set. Nothing is downloaded.",
     "check": (

@@ -29,6 +29,8 @@ _STORAGE = {
     errno.ENAMETOOLONG: "choose a shorter --run.name",
 }
 
+_NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
+
 OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
 
 
@@ -166,7 +168,7 @@ def _wrong_value(body: str, path: str) -> str | None:
         for text in re.findall(r"Expected a ([^\n]*?)(?:\. Got value:|\n|$)", body)
         if "NoneType" not in text
     ]
-    value = re.search(r"Got value: ([^\n]+)", body)
+    value = re.search(r"Got value: (.+?)(?:\. Got value:|\n|$)", body)
     if not path or not expected:
         return None
     kinds = [re.sub(r"<class '([\w.]+)'>|typing\.", r"\1", text) for text in expected]
@@ -200,7 +202,7 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, NonFiniteError):
         return text, 1
     if isinstance(error, CommandError | CheckpointError | MisconfigurationException):
-        return text, 2
+        return text + _NO_GPU * text.startswith("No supported gpu backend found"), 2
     if isinstance(error, OSError) and error.errno in _STORAGE:
         place = "" if error.filename is None else f": {error.filename}"
         return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2

@@ -29,6 +29,7 @@ def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
     contents: dict[str, dict[str, Any]] = {}
     for name in files:
         contents[name] = _read_yaml(name)
+        _check_parts(name, contents[name])
     _check_order(contents)
     return contents
 
@@ -50,6 +51,16 @@ def _read_yaml(name: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise CommandError(f"{name} must hold a mapping of keys, got {type(loaded).__name__}")
     return loaded
+
+
+def _check_parts(name: str, content: dict[str, Any]) -> None:
+    """Refuse a part of a configuration that is no group of keys, which the parser would take."""
+    for key in ("trainer", "run", "model", "data"):
+        part = content.get(key, {})
+        if isinstance(part, dict) or (isinstance(part, str) and key in ("model", "data")):
+            continue
+        wanted = "class_path and init_args" if key in ("model", "data") else "its keys"
+        raise CommandError(f"{name}: {key} must hold {wanted}, got {part!r}")
 
 
 def sets_attention(content: dict[str, Any]) -> bool:

@@ -147,11 +147,22 @@ class RunCheckpoint(Checkpoint):
         return Preempted(agreed, trainer.global_step, path)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the best checkpoint if this is one, then the step checkpoint if it is due."""
-        if self.folder is None or trainer.sanity_checking or trainer.state.fn != "fit":
+        """Save the best checkpoint if this is one, then the step checkpoint if it is due.
+
+        Raises:
+            ValueError: the metric that decides on the best checkpoint is not logged.
+        """
+        if self.folder is None or trainer.state.fn != "fit":
             return
         score = trainer.callback_metrics.get(self.monitor)
-        if score is not None and self._is_better(float(score)):
+        if score is None:
+            logged = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
+            raise ValueError(
+                f"run.monitor {self.monitor} is not a metric of the validation, which logs {logged}"
+            )
+        if trainer.sanity_checking:
+            return
+        if self._is_better(float(score)):
             self.best_score, self.best_step = float(score), trainer.global_step
             self._save(trainer, "best")
             self._remove(trainer, "best", keep=1)

@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         activation_checkpointing: recompute each block in backward instead of storing its inside.
 
     Raises:
-        ValueError: fewer than one layer.
+        ValueError: fewer than one layer, or an MLP without width.
     """
 
     def __init__(
@@ -133,8 +133,9 @@ class Transformer(nn.Module):
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        if num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1, received {num_layers}")
+        for name, size in (("num_layers", num_layers), ("mlp_dim", mlp_dim)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, received {size}")
         self.blocks = nn.ModuleList(
             Block(
                 attention(embed_dim, head_dim), embed_dim, mlp_dim, dropout, norm_first, activation

@@ -24,6 +24,7 @@ from lit_probattn.tasks.finite import (
     first_bad_module,
     largest_gradient,
 )
+from lit_probattn.tasks.settings import check_optimizer, check_trainer
 from lit_probattn.tasks.sharding import shard
 from lit_probattn.tasks.stopping import agreed_signal, stop_counts
 
@@ -69,8 +70,7 @@ class Task(pl.LightningModule):
         compile: bool = False,
     ) -> None:
         super().__init__()
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr}")
+        check_optimizer(lr, betas, eps, weight_decay)
         self.seed = seed
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.schedule: ScheduleName = schedule
@@ -98,12 +98,8 @@ class Task(pl.LightningModule):
             self.model.compile()
         if stage != "fit":
             return
+        check_trainer(self.trainer)
         max_steps = self.trainer.max_steps
-        if max_steps < 1:
-            raise ValueError(
-                f"trainer.max_steps must be set, got {max_steps}: runs are counted in optimiser "
-                "steps, for example --trainer.max_steps 5000"
-            )
         length = self._schedule_length()
         check_schedule(self.schedule, total_steps=length, warmup_steps=self.warmup_steps)
         if self.schedule not in OPEN_ENDED and max_steps > length:
