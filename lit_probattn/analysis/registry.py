@@ -55,4 +55,6 @@ STUDIES: tuple[Study, ...] = (
     Study("keys", f"{_HERE}.keys", "pictures of key weights and keys"),
     Study("responsibilities", f"{_HERE}.responsibilities", "responsibilities per token, usage"),
     Study("learning_curves", f"{_HERE}.curves", "learning curves of several runs"),
+    Study("approximate", "lit_probattn.approximation.study", "sparse and random approximations"),
+    Study("approximate_compare", "lit_probattn.approximation.compare", "them, for several models"),
 )
