@@ -33,6 +33,7 @@ from lit_probattn.cli_exit import DEBUG_VARIABLE, exit_status, quieten
 from lit_probattn.cli_files import config_files, read_config_files, run_folder_of, run_name
 from lit_probattn.cli_parser import Instantiator, RunParser
 from lit_probattn.out_of_memory import MemoryAdvice
+from lit_probattn.peers import SignsOfLife
 from lit_probattn.predictions import PredictionWriter
 from lit_probattn.preemption import StopSignals, job_name
 from lit_probattn.progress import make_progress_bar
@@ -133,7 +134,7 @@ class RunCLI(LightningCLI):
             kwargs["plugins"] = [*plugins, CheckedCheckpointIO()]
         callbacks = config.get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        added = [MemoryAdvice(), StepNumbers(), Throughput(), FinalValidation()]
+        added = [MemoryAdvice(), SignsOfLife(), StepNumbers(), Throughput(), FinalValidation()]
         wants_bar = config.get("enable_progress_bar") is not False
         if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
             added.append(make_progress_bar())

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
+from lit_probattn import peers
 from lit_probattn.cli_errors import ConstructionError, explain
 from lit_probattn.preemption import Preempted, requeue
 
@@ -17,8 +18,8 @@ def exit_status(run: Callable[[], object]) -> int:
     """Run a command.
 
     Returns:
-        0; 2 for what a user got wrong; 1 for a loss that is not finite; 128 + signal for a run that
-        was asked to end and saved itself.
+        0; 2 for what a user got wrong; 1 for a loss that is not finite or another rank that died;
+        128 + signal for a run that was asked to end and saved itself.
     """
     try:
         run()
@@ -29,13 +30,17 @@ def exit_status(run: Callable[[], object]) -> int:
                 print(requeue(), flush=True)
         return stopped.status
     except (Exception, ConstructionError) as error:
-        explained = None if os.environ.get(DEBUG_VARIABLE) else explain(error)
-        if explained is None:
+        lost = peers.explain_lost_contact(error)
+        explained = (lost, 1) if lost else explain(error)
+        if explained is not None:
+            say_error(explained[0])
+        if explained is None or os.environ.get(DEBUG_VARIABLE):
             if isinstance(error, ConstructionError):
                 raise error.error from None
             raise
-        say_error(explained[0])
         return explained[1]
+    finally:
+        peers.close()
     return 0
 
 
