@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -83,10 +84,11 @@ def log_kernel(parts: Mixture, *, density: bool) -> Tensor:
     )
     total = scores.logsumexp(2)
     if density:
-        total = total - parts.query.shape[-1] / 2.0 * torch.log(torch.tensor(2.0 * torch.pi))
+        total = total - parts.query.shape[-1] / 2.0 * math.log(2.0 * math.pi)
     return total
 
 
+@torch.no_grad()
 def posterior(call: LayerCall) -> tuple[Tensor, Tensor]:
     """Return attention weights P_ij and responsibilities γ_ijr of a mixture layer's call.
 

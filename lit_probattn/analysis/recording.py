@@ -121,7 +121,8 @@ class LayerCall:
     @torch.no_grad()
     def weights(self) -> Tensor:
         """Attention maps by the equation, (S, H, N, L), without dropout and noise."""
-        return self.layer.weights(self.query, self.key, **self._arguments)
+        found = self.layer.weights(self.query, self.key, **self._arguments)
+        return found.to(self.query.dtype)
 
     @torch.no_grad()
     def project(self) -> tuple[Tensor, Tensor, Masks]:

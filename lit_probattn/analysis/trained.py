@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,8 +169,9 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
         data.prepare_data()
         data.setup("test")
     arguments = config["model"].setdefault("init_args", {})
-    for name in _LINKED:
-        size = loaded.get("hyper_parameters", {}).get(name, getattr(data, name, None))
+    known = loaded.get("hyper_parameters", {})
+    for name in _accepted(config["model"]["class_path"], _LINKED):
+        size = known.get(name, getattr(data, name, None))
         if size is not None:
             arguments.setdefault(name, size)
     arguments.setdefault("seed", seed)
@@ -179,6 +182,16 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     device = choose_device(options.device)
     step = int(loaded.get("global_step", 0))
     return Trained(task.eval().to(device), data, config, options.checkpoint, step, device)
+
+
+def _accepted(class_path: str, names: tuple[str, ...]) -> list[str]:
+    """Return those names that the constructor of a class has among its own arguments."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise AnalysisError(f"model: unknown class {class_path!r}: {error}") from error
+    return [name for name in names if name in inspect.signature(cls).parameters]
 
 
 def identity(trained: Trained) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""Checkpoints of small models of every task, made without training."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import yaml
+
+from lit_probattn import tasks
+from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.trained import instantiate
+from lit_probattn.checkpoints import save_checkpoint
+from tests.datamodules import made_text
+from tests.datamodules.lra_files import write_pairs
+from tests.datamodules.picture_files import write_pictures
+
+ROOT = Path(__file__).parents[2]
+LINKED = ("vocab_size", "num_features", "num_classes", "max_seq_len")
+FILES = {
+    "sequence": "lra_text_tiny",
+    "pair": "lra_retrieval_tiny",
+    "picture": "imagenet_swin_tiny_tiny",
+    "series": "uea_tiny",
+    "text": "wikitext103_small_tiny",
+}
+
+
+def data_options(task: str, folder: Path) -> dict[str, Any]:
+    """Write what a task reads; return the DataModule's arguments."""
+    if task == "pair":
+        write_pairs(folder, train=16, val=6, test=6)
+    elif task == "picture":
+        write_pictures(folder, 3, 3, tuple(f"n{i:02d}" for i in range(7)))
+    elif task == "text":
+        made_text.write(folder)
+    elif task == "sequence":
+        return {"num_train": 16, "num_val": 12, "num_test": 10}
+    return {"data_dir": str(folder), "cache_dir": str(folder / "cache")}
+
+
+def accepted(class_path: str, names: tuple[str, ...]) -> list[str]:
+    """Names that a task's constructor takes."""
+    cls = getattr(tasks, class_path.rpartition(".")[2])
+    return [name for name in names if name in inspect.signature(cls).parameters]
+
+
+def checkpoint(
+    folder: Path, task: str, cls: str, spread: float = 0.3, seed: int = 0, **attention: Any
+) -> Path:
+    """Write the checkpoint of a run in `folder`/run; weights are moved so that all of them count.
+
+    Args:
+        folder: for data and run.
+        task: a name of `FILES`.
+        cls: attention class.
+        spread: standard deviation of what is added to the weights.
+        seed: of the weights.
+        attention: the class's arguments; `num_heads` is 4 unless given.
+    """
+    config = yaml.safe_load((ROOT / f"configs/tasks/{FILES[task]}.yaml").read_text())
+    options = {"num_heads": 4, **attention}
+    entry = {"class_path": f"lit_probattn.attention.{cls}", "init_args": options}
+    config["model"]["init_args"]["attention"] = entry
+    config["data"]["init_args"].update(data_options(task, folder / "data"))
+    data = instantiate(pl.LightningDataModule, config["data"])
+    data.prepare_data()
+    data.setup("fit")
+    names = accepted(config["model"]["class_path"], LINKED)
+    sizes = {name: getattr(data, name, None) for name in names}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    model = {**config["model"], "init_args": {**config["model"]["init_args"], **sizes}}
+    torch.manual_seed(seed)
+    module = instantiate(pl.LightningModule, model)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * spread)
+    run = folder / "run"
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    path = run / "checkpoints" / "step-00000007.ckpt"
+    content = {"state_dict": module.state_dict(), "global_step": 7, "hyper_parameters": sizes}
+    save_checkpoint(content, path)
+    return path
+
+
+def change(path: Path, ending: str, value: Any) -> None:
+    """Set every parameter of a checkpoint whose name ends so to a value (or a tensor)."""
+    content = torch.load(path, weights_only=True)
+    names = [name for name in content["state_dict"] if name.endswith(ending)]
+    assert names
+    for name in names:
+        content["state_dict"][name][:] = torch.as_tensor(value)
+    save_checkpoint(content, path)
+
+
+def layer_call(layer: Any, length: int = 11, sequences: int = 2, **options: Any) -> LayerCall:
+    """A call of a layer on random inputs in float64."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(sequences, length, layer.embed_dim, generator=generator, dtype=torch.float64)
+    return LayerCall("layer", layer.double().eval(), x, **options)

@@ -1,0 +1,193 @@
+"""The command: every study on every kind of task, learning curves, errors in one line."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from matplotlib import pyplot as plt
+
+from lit_probattn.analysis import curves
+from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.analysis.results import MAX_BYTES, png_bytes
+from tests.analysis.made import checkpoint
+
+MAPS = ("attention_maps", "rank", "head_distance", "spectrum")
+MIXTURES = ("query_likelihood", "responsibilities", "priors")
+CASES = {
+    "sequence": ("MGKAttention", {"shifted_keys": True}, (*MIXTURES, "keys")),
+    "pair": ("MGKAttention", {"e_step": "hard"}, ("responsibilities", "keys", "spectrum")),
+    "picture": ("FiSHAttention", {"num_global_heads": None}, (*MAPS, "keys", "priors")),
+    "text": ("LinearAttention", {}, (*MAPS, "keys")),
+}
+SPECIAL = {"spectrum": ["--length", "8"]}
+
+
+def flags(path: Path, out: Path) -> list[str]:
+    return ["--checkpoint", str(path), "--out", str(out), "--device", "cpu"]
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_studies_write_table_picture_and_text(task, tmp_path):
+    cls, options, studies = CASES[task]
+    path = checkpoint(tmp_path, task, cls, **options)
+    before = torch.load(path, weights_only=True)["state_dict"]
+    for study in studies:
+        out = tmp_path / study
+        more = [] if study == "priors" else ["--num_samples", "3"]
+        assert main([study, *flags(path, out), *more, *SPECIAL.get(study, [])]) == 0
+        assert not pd.read_csv(out / f"{study}.csv").empty
+        text = (out / f"{study}.md").read_text()
+        assert f"Command: `python -m lit_probattn.analysis {study}" in text
+        assert "step 7" in text
+        assert str(tmp_path) not in text
+        pictures = list(out.glob("*.png"))
+        assert pictures
+        assert all(0 < picture.stat().st_size <= MAX_BYTES for picture in pictures)
+        assert all(picture.name in text for picture in pictures)
+        assert not list(out.glob("*.jsonl"))
+    after = torch.load(path, weights_only=True)["state_dict"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_series_of_the_archive(tmp_path):
+    pytest.importorskip("aeon")
+    path = checkpoint(tmp_path, "series", "SoftmaxAttention")
+    assert main(["head_distance", *flags(path, tmp_path / "out"), "--num_samples", "3"]) == 0
+    assert len(pd.read_csv(tmp_path / "out" / "head_distance.csv")) == 6
+
+
+def test_cells_say_what_was_asked_for(tmp_path):
+    """Samples, split and length reach the study."""
+    path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
+    out = tmp_path / "out"
+    more = ["--num_samples", "4", "--max_len", "9", "--split", "test", "--batch_size", "3"]
+    assert main(["rank", *flags(path, out), *more]) == 0
+    table = pd.read_csv(out / "rank.csv")
+    assert (table["num_tokens"] == 9).all()  # all sequences of this task are longer
+    assert table["sample"].nunique() == 4
+    assert "test split" in (out / "rank.md").read_text()
+
+
+# ---- learning curves -------------------------------------------------------------------------
+
+
+def write_run(folder: Path, **columns: list) -> Path:
+    folder.mkdir(parents=True)
+    names = ["step", *(name.replace("_", "/", 1) for name in columns)]
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        writer.writerows(
+            [10 * (i + 1), *row] for i, row in enumerate(zip(*columns.values(), strict=False))
+        )
+    return folder
+
+
+def test_curves_of_several_runs(tmp_path):
+    first = write_run(
+        tmp_path / "a/0",
+        train_loss=[3.0, 2.0, 2.5],
+        val_loss=["", 2.2, ""],
+        val_accuracy=["", 0.5, 0.4],
+    )
+    second = write_run(tmp_path / "b/1", train_loss=[4.0, 1.0, 0.5], val_loss=["", 2.1, 2.3])
+    out = tmp_path / "out"
+    command = ["learning_curves", "--runs", f"one={first}", str(second), "--out", str(out), "--log"]
+    assert main([*command, "--smooth", "2"]) == 0
+    long = pd.read_csv(out / "learning_curves.csv")
+    assert set(long["run"]) == {"one", "b/1"}
+    best = curves.best_values(long).set_index(["run", "metric"])
+    assert best.loc[("one", "val/accuracy"), "best"] == 0.5  # larger is better
+    assert best.loc[("one", "train/loss"), "at step"] == 20
+    assert best.loc[("b/1", "val/loss"), "last"] == 2.3
+    assert (out / "learning_curves.png").stat().st_size > 0
+
+
+def test_curves_of_what_was_not_logged(tmp_path, capsys):
+    run = write_run(tmp_path / "a/0", train_loss=[3.0])
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["learning_curves", "--runs", str(run), "--metrics", "val/f1", *out]) == 2
+    assert "no run logged val/f1; logged: train/loss" in capsys.readouterr().err
+    assert main(["learning_curves", "--runs", str(tmp_path / "none"), *out]) == 2
+    assert "expected a run folder" in capsys.readouterr().err
+
+
+# ---- errors ----------------------------------------------------------------------------------
+
+
+def error(capsys, arguments: list[str]) -> str:
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert line.startswith("error: ")
+    return line
+
+
+def test_wrong_use_is_one_line(tmp_path, capsys):
+    path = checkpoint(tmp_path, "sequence", "LinearFiSHAttention", num_global_heads=2)
+    given = flags(path, tmp_path / "out")
+    assert "did you mean 'spectrum'" in error(capsys, ["spectrun"])
+    assert "linear FiSH mixes states" in error(capsys, ["rank", *given])
+    assert "expected MGKAttention" in error(capsys, ["responsibilities", *given])
+    assert "needs MGKAttention" in error(capsys, ["query_likelihood", *given])
+    assert "at least 1, got 0" in error(capsys, ["rank", *given, "--num_samples", "0"])
+    assert "KEY=VALUE" in error(capsys, ["rank", *given, "--data", "seed"])
+    assert "num_trian" in error(capsys, ["rank", *given, "--data", "num_trian=3"])
+    assert "unknown device" in error(capsys, ["rank", *given, "--device", "tpus"])
+    assert "must be positive" in error(capsys, ["rank", *given, "--threshold", "0"])
+    missing = [*flags(tmp_path / "no.ckpt", tmp_path), "--num_samples", "1"]
+    assert "checkpoint not found" in error(capsys, ["rank", *missing])
+    config = path.parent.parent / "config.yaml"
+    content = yaml.safe_load(config.read_text())
+    content["model"]["init_args"]["embed_dim"] = 12
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(content))
+    line = error(capsys, ["rank", *given, "--config", str(other)])
+    assert "does not fit the configuration" in line
+    config.unlink()
+    assert "give the run's" in error(capsys, ["rank", *given])
+    assert "size mismatch" in line
+
+
+def test_cuda_that_is_not_there(tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
+    assert "use --device cpu" in error(capsys, ["rank", *flags(path, tmp_path), "--device", "cuda"])
+
+
+def test_task_and_attention_files_stand_in_for_a_run_config(tmp_path):
+    path = checkpoint(tmp_path, "sequence", "SoftmaxAttention")
+    config = yaml.safe_load((path.parent.parent / "config.yaml").read_text())
+    attention = {"attention": config["model"]["init_args"].pop("attention")}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "attention.yaml").write_text(yaml.safe_dump({"model": {"init_args": attention}}))
+    files = ["--config", str(tmp_path / "task.yaml"), "--config", str(tmp_path / "attention.yaml")]
+    (path.parent.parent / "config.yaml").unlink()
+    assert main(["rank", *flags(path, tmp_path / "out"), "--num_samples", "2", *files]) == 0
+
+
+def test_overview_lists_every_study(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(study.name in shown for study in STUDIES)
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_help_suffices(study, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([study.name, "--help"])
+    assert stop.value.code == 0
+    assert "--out" in capsys.readouterr().out
+
+
+def test_large_pictures_are_reduced():
+    figure, axis = plt.subplots(figsize=(12, 12))
+    axis.imshow(torch.rand(1500, 1500).numpy(), interpolation="nearest")
+    assert len(png_bytes(figure)) <= MAX_BYTES
+    plt.close(figure)

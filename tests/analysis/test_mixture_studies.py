@@ -1,0 +1,236 @@
+"""Likelihoods, priors, keys and responsibilities against sums written out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.analysis import keys, likelihood, mixtures, priors, responsibilities
+from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.attention import FiSHAttention, MGKAttention, MLKAttention, SoftmaxAttention
+from tests.analysis.made import change, checkpoint, layer_call
+
+LENGTHS = torch.tensor([7, 5])
+MASK = torch.arange(7) < LENGTHS[:, None]
+
+
+def mgk(**options) -> MGKAttention:
+    layer = MGKAttention(10, 3, 2, **{"variance": [1.0, 2.5], "shifted_keys": True, **options})
+    if layer.prior is not None:
+        torch.nn.init.uniform_(layer.prior.value, 0.2, 0.9)
+    return layer
+
+
+def parts_of(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries (S, H, N, E), keys (S, H, K, L, E), raw priors (H, K), variances (H, K)."""
+    layer = call.layer
+    split = {"query": layer.query_proj(call.query), "key": layer.key_proj(call.query)}
+    query = split["query"].unflatten(-1, (2, 3)).transpose(1, 2)
+    key = split["key"].unflatten(-1, (2, 3)).transpose(1, 2)
+    key = key[:, :, None] + layer.key_shift[None, :, :, None]
+    return query, key, layer.prior.value, layer.variance()
+
+
+# ---- likelihood ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_query_likelihood_is_the_written_out_sum(causal):
+    call = layer_call(mgk(), length=7, key_mask=MASK, is_causal=causal)
+    found = likelihood.query_nll(call)
+    query, key, prior, variance = (x.detach() for x in parts_of(call))
+    prior = prior / prior.sum(1, keepdim=True)
+    for s in range(2):
+        for h in range(2):
+            for i in range(int(LENGTHS[s])):
+                seen = range(i + 1) if causal else range(int(LENGTHS[s]))
+                kernel = density = 0.0
+                for j in seen:
+                    for r in range(2):
+                        gap = float((query[s, h, i] - key[s, h, r, j]).square().sum())
+                        v = float(variance[h, r])
+                        value = float(prior[h, r]) * math.exp(-gap / (2 * v))
+                        kernel += value / len(seen)
+                        density += value / (2 * math.pi * v) ** 1.5 / len(seen)
+                assert float(found["kernel_nll"][s, h, i]) == pytest.approx(-math.log(kernel))
+                assert float(found["density_nll"][s, h, i]) == pytest.approx(-math.log(density))
+                per_dim = -math.log(density) / 3
+                assert float(found["density_nll_per_dim"][s, h, i]) == pytest.approx(per_dim)
+    assert found["kernel_nll"][1, :, 5:].isnan().all()  # queries that are padding
+
+
+def test_density_integrates_to_one():
+    """Over a grid of queries in one dimension; the kernel does not."""
+    grid = torch.linspace(-60.0, 60.0, 4001, dtype=torch.float64)
+    key = torch.tensor([0.3, -2.0, 4.0], dtype=torch.float64).view(1, 1, 1, 3, 1)
+    parts = mixtures.Mixture(
+        grid.view(1, 1, -1, 1),
+        torch.cat([key, key + 1.0], 2),
+        torch.tensor([[[0.3], [0.7]]], dtype=torch.float64),
+        torch.tensor([[1.0, 3.0]], dtype=torch.float64),
+    )
+    step = float(grid[1] - grid[0])
+    mean = mixtures.log_kernel(parts, density=True).exp().mean(-1)
+    assert float(mean.sum()) * step == pytest.approx(1.0, abs=1e-9)
+    assert float(mixtures.log_kernel(parts, density=False).exp().mean(-1).sum()) * step > 2.0
+
+
+def test_softmax_attention_is_one_gaussian_per_key():
+    soft = SoftmaxAttention(10, 3, 2, score="gaussian")
+    one = MGKAttention(10, 3, 2, num_components=1)
+    one.load_state_dict(soft.state_dict() | {"prior.value": torch.full((2, 1), 0.4)})
+    found = likelihood.query_nll(layer_call(soft, length=7, key_mask=MASK))
+    expected = likelihood.query_nll(layer_call(one, length=7, key_mask=MASK))
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, equal_nan=True)
+
+
+def test_likelihood_study_weights_queries_alike(tmp_path):
+    path = checkpoint(tmp_path, "sequence", "MGKAttention", num_heads=2)
+    out = tmp_path / "out"
+    flags = ["query_likelihood", "--checkpoint", str(path), "--out", str(out), "--num_samples", "5"]
+    assert main([*flags, "--device", "cpu"]) == 0
+    table = pd.read_csv(out / "query_likelihood.csv")
+    assert list(table.columns[:2]) == ["layer", "head"]
+    assert len(table) == 4
+    rows = pd.DataFrame(
+        [
+            {"layer": 1, "head": 0, "num_queries": 3, **dict.fromkeys(likelihood._COLUMNS, 2.0)},
+            {"layer": 1, "head": 0, "num_queries": 1, **dict.fromkeys(likelihood._COLUMNS, 6.0)},
+        ]
+    )
+    assert likelihood.layer_means(rows)["kernel_nll"].item() == 3.0
+
+
+# ---- responsibilities ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("e_step", ["learned", "hard"])
+def test_responsibilities_are_the_formula_and_sum_to_one(e_step):
+    call = layer_call(mgk(e_step=e_step), length=7, key_mask=MASK)
+    weights, shares = mixtures.posterior(call)
+    torch.testing.assert_close(weights, call.weights(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(shares.sum(2), torch.ones_like(weights), rtol=0, atol=1e-13)
+    layer = call.layer
+    query = layer.query_proj(call.query).unflatten(-1, (2, 3)).transpose(1, 2)
+    key = layer.key_proj(call.query).unflatten(-1, (2, 3)).transpose(1, 2)
+    key = key[:, :, None] + layer.key_shift[None, :, :, None]
+    for s, h, i, j in np.ndindex(2, 2, 7, 7):
+        gaps = (query[s, h, i] - key[s, h, :, j]).square().sum(-1)
+        values = torch.exp(-gaps / (2 * layer.variance()[h]))
+        if e_step == "hard":
+            expected = torch.zeros(2, dtype=torch.float64)
+            expected[values.argmax()] = 1.0
+        else:
+            values = values * layer.prior.value[h]
+            expected = values / values.sum()
+        torch.testing.assert_close(shares[s, h, :, i, j], expected, rtol=0, atol=1e-12)
+
+
+def test_token_shares_split_the_attention():
+    call = layer_call(mgk(), length=7, key_mask=MASK).one(1, padded=True)
+    found = responsibilities.token_shares(call)
+    weights, shares = (x[0] for x in mixtures.posterior(call))
+    weights = weights[:, :5, :5]
+    joint = weights[:, None] * shares[:, :, :5, :5]
+    torch.testing.assert_close(found["query_share"][..., :5], joint.sum(-1))
+    torch.testing.assert_close(found["key_share"][..., :5], joint.sum(2) / weights.sum(1)[:, None])
+    torch.testing.assert_close(found["query_share"][..., :5].sum(1), torch.ones(2, 5).double())
+    rows = responsibilities.usage_rows(found)
+    assert sum(row["usage"] for row in rows if row["head"] == 1) == pytest.approx(1.0)
+    # mutual information of the table P(j, r) of one query, by its definition
+    table = joint[1, :, 2].numpy()
+    outer = table.sum(0, keepdims=True) * table.sum(1, keepdims=True)
+    expected = (table * np.log(table / outer)).sum()
+    assert float(found["mutual_information"][1, 2]) == pytest.approx(expected)
+    assert len(responsibilities.token_rows(found)) == 2 * 2 * 5
+
+
+def test_one_component_answers_everything():
+    found = responsibilities.token_shares(
+        layer_call(MGKAttention(10, 3, 2, num_components=1)).one(0)
+    )
+    torch.testing.assert_close(found["query_share"], torch.ones(2, 1, 11).double())
+    torch.testing.assert_close(found["mutual_information"], torch.zeros(2, 11).double())
+
+
+# ---- priors ----------------------------------------------------------------------------------
+
+
+def test_priors_are_clamped_and_normalised(tmp_path):
+    path = checkpoint(tmp_path, "sequence", "MGKAttention", num_heads=2)
+    change(path, "prior.value", torch.tensor([[0.2, 0.6], [1.7, 0.25]]))
+    assert main(["priors", "--checkpoint", str(path), "--out", str(tmp_path / "out")]) == 0
+    table = pd.read_csv(tmp_path / "out" / "priors.csv")
+    assert set(table["quantity"]) == {"prior"}
+    first = table[table["layer"] == 1]
+    np.testing.assert_allclose(first["value"], [0.2, 0.6, 1.0, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(first["normalised"], [0.25, 0.75, 0.8, 0.2], rtol=1e-5)
+    sums = table.groupby(["layer", "head"])["normalised"].sum()
+    np.testing.assert_allclose(sums, 1.0, rtol=1e-6)
+
+
+def test_other_learned_quantities():
+    learned = priors.layer_values(mgk(learn_variance=True))
+    assert set(learned) == {"prior", "variance"}
+    np.testing.assert_allclose(learned["variance"][0], [3**0.5, 2.5 * 3**0.5], rtol=1e-6)
+    fish = FiSHAttention(10, 3, 4, num_global_heads=2)
+    found = priors.layer_values(fish)
+    torch.testing.assert_close(
+        found["mixing"].float(), fish.mixing.values(None).weights[0].detach()
+    )
+    torch.testing.assert_close(found["noise_scale"], torch.full((1, 2), 0.01).double())
+    assert set(priors.layer_values(MLKAttention(10, 3, 2))) == {"prior"}
+    assert priors.layer_values(SoftmaxAttention(10, 3, 2)) == {}
+
+
+def test_position_priors_are_averaged():
+    layer = mgk(prior_share="head_position", max_positions=5)
+    found = priors.layer_values(layer)["prior"]
+    torch.testing.assert_close(found.float(), layer.prior.value.detach().mean(-1))
+
+
+# ---- keys ------------------------------------------------------------------------------------
+
+LAYERS = {
+    "softmax": SoftmaxAttention(10, 3, 4),
+    "grouped": SoftmaxAttention(10, 3, 4, num_kv_heads=2),
+    "mgk": MGKAttention(10, 3, 4),
+    "fish": FiSHAttention(10, 3, 4, num_global_heads=2),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_key_weights_make_the_keys(name):
+    layer = LAYERS[name].double()
+    call = layer_call(layer).one(0)
+    found = keys.component_keys(call)
+    zero = LayerCall("layer", layer, torch.zeros_like(call.query))
+    without_bias = found - keys.component_keys(zero)
+    weights = keys.key_weights(layer)
+    assert weights.shape[:2] == found.shape[:2]
+    made = torch.einsum("hkec,nc->hkne", weights, call.query[0])
+    torch.testing.assert_close(made, without_bias, rtol=0, atol=1e-12)
+
+
+def test_shifted_keys_have_one_weight_and_their_shifts():
+    layer = mgk().double()
+    call = layer_call(layer).one(0)
+    assert keys.key_weights(layer).shape == (2, 1, 3, 10)
+    found = keys.component_keys(call)
+    gap = (found[:, 1] - found[:, 0])[:, 0]
+    torch.testing.assert_close(gap, (layer.key_shift[:, 1] - layer.key_shift[:, 0]).detach())
+    rows = keys.statistics(keys.key_weights(layer), found)
+    assert rows[0]["distance_from_first"] == 0.0
+    assert rows[1]["distance_from_first"] == pytest.approx(float(gap[0].norm()))
+
+
+def test_effective_rank():
+    assert keys.effective_rank(torch.eye(5)) == pytest.approx(5.0)
+    assert keys.effective_rank(torch.ones(4, 7)) == pytest.approx(1.0)
+    assert keys.effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0]))) == pytest.approx(2.0)
