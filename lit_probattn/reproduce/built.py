@@ -18,6 +18,7 @@ from lit_probattn.randomness import RandomKey
 from lit_probattn.reproduce.cells import Cell
 from lit_probattn.reproduce.protocol import class_of
 from lit_probattn.tasks import ImageClassifier, LanguageModeling, PairClassifier
+from lit_probattn.tasks.base import Task
 from profiling.builders import attention_factory
 from profiling.counters import torch_flops
 from profiling.exact import stated_backend
@@ -72,7 +73,7 @@ def split_sizes(data: DataModule) -> dict[str, int]:
     return found
 
 
-def build_task(cell: Cell, data: DataModule) -> nn.Module:
+def build_task(cell: Cell, data: DataModule) -> Task:
     """Make the LightningModule of a cell on the current default device."""
     entry = cell.config["model"]
     cls, arguments = class_of(entry["class_path"]), dict(entry["init_args"])
@@ -85,11 +86,11 @@ def build_task(cell: Cell, data: DataModule) -> nn.Module:
             known = cell.task.sizes.get(name)
             arguments[name] = getattr(data, name) if known is None else known
     factory = attention_factory(chosen["class_path"], chosen.get("init_args") or {})
-    task: nn.Module = cls(factory, seed=cell.seed, **arguments)
+    task: Task = cls(factory, seed=cell.seed, **arguments)
     return task
 
 
-def make_inputs(task: nn.Module, data: DataModule, batch: int) -> tuple[Tensor, Tensor]:
+def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tensor]:
     """Return random inputs of full length and targets."""
     if isinstance(task, ImageClassifier):
         size = cast(Any, data).image_size
@@ -104,7 +105,7 @@ def make_inputs(task: nn.Module, data: DataModule, batch: int) -> tuple[Tensor, 
 
 
 def training_step(
-    task: nn.Module, inputs: Tensor, target: Tensor, *, output: bool = True
+    task: Task, inputs: Tensor, target: Tensor, *, output: bool = True
 ) -> Callable[[], None]:
     """Return a function that runs forward and backward of a batch.
 
@@ -114,7 +115,7 @@ def training_step(
         output: False leaves the output layer of a language model out: it chooses rows by value,
             which fake tensors cannot.
     """
-    model = cast(Any, task).model
+    model = cast(Any, task.model)
     key = RandomKey(0, 0, torch.arange(len(inputs)))
 
     def step() -> None:
@@ -131,9 +132,9 @@ def training_step(
     return step
 
 
-def set_backends(task: nn.Module, batch: int, length: int) -> None:
+def set_backends(model: nn.Module, batch: int, length: int) -> None:
     """Fix every layer's backend to what a CPU training step of `batch` samples would choose."""
-    for layer in attention_layers(task):
+    for layer in attention_layers(model):
         call = Call(
             device="cpu",
             dtype=torch.float32,
@@ -165,7 +166,7 @@ def counts(cell: Cell) -> dict[str, int]:
         inputs, _ = make_inputs(task, data, 1)
         for layer in attention_layers(task):
             layer.backend = cast(Backend, stated_backend(layer))
-        model = cast(nn.Module, cast(Any, task).model)
+        model = task.model
 
         def forward() -> None:
             with torch.no_grad():

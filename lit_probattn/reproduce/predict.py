@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from lit_probattn.reproduce.built import (
     build_data,
@@ -126,19 +127,39 @@ def _memory(cell: Cell, batch: int) -> tuple[int | None, str]:
     return peak + 8 * parameters, note
 
 
+def _allocate(model: nn.Module) -> None:
+    """Put parameters and buffers of a model on the CPU, without values; shared ones stay shared."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is None:
+                    continue
+                if id(old) not in made:
+                    new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+                    wanted = old.requires_grad
+                    made[id(old)] = nn.Parameter(new, wanted) if held is module._parameters else new
+                held[name] = made[id(old)]
+
+
 def _fake_step(cell: Cell, samples: int, batch: int) -> tuple[int, int, str]:
     """Peak bytes of a step of a few samples on the paths of the whole batch, and parameters."""
     data = build_data(cell)
     found: dict[str, Any] = {}
 
-    def build() -> tuple[Callable[[], None], list[Any]]:
+    # A task copies its metrics when it is made, which fake tensors refuse: meta tensors first.
+    with torch.device("meta"):
         task = build_task(cell, data).train()
-        set_backends(task, batch, data.max_seq_len)
+    model = task.model
+    set_backends(model, batch, data.max_seq_len)
+
+    def build() -> tuple[Callable[[], None], list[Any]]:
+        _allocate(model)
         inputs = make_inputs(task, data, samples)
         text = isinstance(task, LanguageModeling)
         found["note"] = "without the output layer" if text else ""
-        found["parameters"] = sum(p.numel() for p in task.parameters())
-        return training_step(task, *inputs, output=not text), [task, *inputs]
+        found["parameters"] = sum(p.numel() for p in model.parameters())
+        return training_step(task, *inputs, output=not text), [model, *inputs]
 
     above, resident = predicted_bytes(build)
     return above + resident, found["parameters"], found["note"]

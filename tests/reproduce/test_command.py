@@ -1,0 +1,153 @@
+"""The command: predictions, lists, what is refused and why; one real run, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lit_probattn.reproduce import __main__ as command
+from lit_probattn.reproduce import predict as prediction
+from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.cells import parse_settings
+from lit_probattn.reproduce.predict import predict
+from tests.reproduce.tiny import ROOT, tiny_cells, write_tables
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def places(tmp_path):
+    tables = write_tables(tmp_path / "tables")
+    return ["--tables", str(tables), "--runs", str(tmp_path / "runs"), "--data_dir", str(tmp_path)]
+
+
+def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path):
+    assert main(["tiny", *places, "--dry-run", "--commands"]) == 1
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith(("| listops", "| retrieval"))]
+    assert len(rows) == 3
+    assert all("| 2 of 2 |" in row and "measured: " in row for row in rows)
+    assert [row.split("|")[10].strip() for row in rows] == ["there", "there", "missing"]
+    assert "missing: retrieval: " in printed
+    assert "new_aan_pairs.train.tsv" in printed
+    assert printed.count("python -m lit_probattn fit --config configs/tasks/") == 6
+    assert not (tmp_path / "runs").exists()
+
+
+def test_time_by_operations(tmp_path, capsys, places):
+    _, cells = tiny_cells(tmp_path, ["listops", "softmax_2"])
+    found = predict(cells[0], tflops=1.0)
+    per_sample = 6 * found.macs / 1e12
+    samples = 16 * 8 + (2 * 40 + 42) / 3  # 16 steps of 8; two validations of 40, a test of 42
+    assert found.hours * 3600 == pytest.approx(samples * per_sample)
+    assert found.basis == "FLOP model at 1 TFLOP/s"
+    assert main(["tiny", *places, "--only", "listops", "--dry-run", "--tflops", "2"]) == 0
+    assert "FLOP model; memory on CPU paths" in capsys.readouterr().out
+
+
+def test_memory_of_a_batch_is_that_of_the_whole_step(tmp_path, monkeypatch):
+    """A line through two small batches meets the prediction for the whole batch."""
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    batch = 8
+    drawn, note = prediction._memory(cells[0], batch)
+    peak, parameters, _ = prediction._fake_step(cells[0], batch, batch)
+    assert note == ""
+    assert drawn == pytest.approx(peak + 8 * parameters, rel=0.02)
+
+
+def test_list_names_every_table_with_its_state(capsys):
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 31
+    by_name = {line.split()[0]: line for line in lines}
+    assert "0 of 165 cells finished (full protocol)" in by_name["mgk_table1"] or (
+        "of 165 cells finished (full protocol)" in by_name["mgk_table1"]
+    )
+    assert "not made: translation is not in scope" in by_name["fish_table2"]
+    assert "uea_benchmark" in by_name["fish_table6"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fish_table2"], "fish_table2 (FiSH, table 2: IWSLT'14 translation) is not made: transl"),
+        (["low_rank_table1"], "BERT pre-training is not in scope"),
+        (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean mgk_table1?"),
+        (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean listops?"),
+        (["mgk_table1", "--shard", "3/3"], "--shard expects 0 <= i < n"),
+        (["mgk_table1", "--set", "a"], "--set expects key=value, received 'a'"),
+        (["mgk_table1", "--jobs", "0"], "--jobs and --steps must be at least 1"),
+        (["fish_table5", "--max_seq_len", "9"], "imagenet has no length that --max_seq_len"),
+    ],
+)
+def test_wrong_usage_is_one_line(words, message, capsys):
+    assert main([*words, "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_missing_parts_are_named(tmp_path, capsys, monkeypatch):
+    tables = write_tables(tmp_path / "tables")
+    text = (tables / "tiny.yaml").read_text().replace("attention/mgk.yaml", "attention/none.yaml")
+    (tables / "tiny.yaml").write_text(text)
+    words = ["tiny", "--tables", str(tables), "--only", "listops", "--dry-run", "--tflops", "1"]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
+    printed = capsys.readouterr()
+    assert "missing part: configs/attention/none.yaml: its rows are left out" in printed.err
+    assert "| listops | MGK" not in printed.out
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["mgk_table8"]) == 2
+    assert "needs lit_probattn.analysis, which is missing" in capsys.readouterr().err
+
+
+def test_other_commands_are_called(monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr(command.subprocess, "run", lambda words, check: called.append(words[1:]))
+    assert main(["mgk_table7"]) == 0
+    config = "configs/profiling/mgk_table7.yaml"
+    assert called == [["-m", "profiling", part, "--config", config] for part in ("sweep", "report")]
+    monkeypatch.setattr("lit_probattn.uea_benchmark.__main__.main", called.append)
+    main(["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--shard", "0/2"])
+    wanted = {"--archives": "Heartbeat", "--variants": "gfish_4", "--seeds": "1", "--part": "1/2"}
+    words = called[-1]
+    assert {key: words[words.index(key) + 1] for key in wanted} == wanted
+
+
+def test_settings():
+    assert parse_settings(["a.b=3", "c=x=y", "d=null"]) == {"a.b": 3, "c": "x=y", "d": None}
+
+
+@pytest.mark.slow
+def test_real_runs_killed_and_resumed(places, tmp_path):
+    """Two real cells; the command is killed in the second, and goes on."""
+    more = ["--only", "listops", "--seeds", "3", "--accelerator", "cpu", "--steps", "400"]
+    words = [sys.executable, "-m", "lit_probattn.reproduce", "tiny", *places, *more]
+    words += ["--set", "run.checkpoint_every=5", "trainer.val_check_interval=50"]
+    words += ["model.init_args.schedule_steps=400"]
+    process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    cells = tmp_path / "runs/reproduce/cells"
+    end = time.monotonic() + 240
+    while time.monotonic() < end and not list(tmp_path.glob("runs/*mgk*/0/checkpoints/step*")):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (first,) = cells.glob("*.json")
+    before = first.read_bytes()
+    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "[1/2] listops, Softmax, 2 heads, seed 3: finished before, not run again" in again.stdout
+    assert "[2/2] listops, MGK, 1 heads, seed 3: goes on from step " in again.stdout
+    assert first.read_bytes() == before
+    results = [json.loads(path.read_text()) for path in cells.glob("*.json")]
+    assert sorted(result["num_starts"] for result in results) == [1, 2]
+    report = (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
+    assert "2 of 2 cells are finished." in report
