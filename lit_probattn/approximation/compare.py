@@ -84,10 +84,11 @@ def metric_table(table: pd.DataFrame) -> pd.DataFrame:
     """A row per number of keys, columns per model and method; the last row is exact attention."""
     frame = table[table["method"].isin(_SHOWN) & (table["scope"] == table["scope"].iloc[0])].copy()
     frame["column"] = frame["model"] + " " + frame["method"]
-    frame["text"] = frame["value"].map(lambda v: f"{v:.4g}")
-    guess = frame["status"] == ESTIMATE
-    exact = frame.loc[guess, "exact"].map(lambda v: f" (≤; exact {v:.4g})")
-    frame.loc[guess, "text"] += exact
+    notes = (
+        f" (≤; exact {row['exact']:.4g})" if row["status"] == ESTIMATE else ""
+        for row in frame.to_dict("records")
+    )
+    frame["text"] = [f"{v:.4g}{note}" for v, note in zip(frame["value"], notes, strict=True)]
     wide = frame.pivot_table(
         index="num_kept", columns="column", values="text", aggfunc="first", sort=False
     ).sort_index()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,35 +26,44 @@ _STYLES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 
 def labels(table: pd.DataFrame) -> pd.Series:
     """Name the methods of a table with what tells them apart."""
-    text = table["method"].astype(str)
-    rounds = table["rounds"] if "rounds" in table else pd.Series(np.nan, table.index)
-    numbers = pd.to_numeric(rounds).map(lambda r: "" if r != r else f" T={int(r)}")
-    detail = table["detail"] if "detail" in table else pd.Series(None, table.index)
-    shown = detail.where(table["method"].isin(["lsh", "orf"])).map(
-        lambda d: f" {d}" if isinstance(d, str) else ""
-    )
-    return text + numbers + shown
+
+    def name(row: dict[str, Any]) -> str:
+        rounds, detail = row.get("rounds"), row.get("detail")
+        text = str(row["method"])
+        text += "" if rounds is None or rounds != rounds else f" T={int(rounds)}"
+        named = text.startswith(("lsh", "orf")) and isinstance(detail, str)
+        return f"{text} {detail}" if named else text
+
+    return pd.Series([name(row) for row in table.to_dict("records")], index=table.index)
 
 
 def draw_metric(table: pd.DataFrame) -> Figure:
-    """Draw the metric against the number of keys (VAA-F1), sparse methods left, features right."""
+    """Draw the metric beside the exact model's against the number of keys (VAA-F1).
+
+    Perplexities are divided by the exact one of the same samples, percentages lose it. Sparse
+    methods are left, random features right.
+    """
     frame = table[table["scope"] == table["scope"].iloc[0]].copy()
     frame["label"] = labels(frame)
+    is_ratio = bool((frame["metric"] == "perplexity").all())
+    frame["value"] = frame["value"] / frame["exact"] if is_ratio else frame["difference"]
     sparse, dense = frame[frame["method"] != "orf"], frame[frame["method"] == "orf"]
-    groups = [
-        (part, name) for part, name in ((sparse, "keys r"), (dense, "features F")) if len(part)
-    ]
+    both = ((sparse, "keys r"), (dense, "features F"))
+    groups = [(part, name) for part, name in both if len(part)]
     figure, axes = panels(1, len(groups), 5.2, 4.4)
     for axis, (part, name) in zip(axes[0], groups, strict=True):
         _lines(axis, part)
-        full = frame.sort_values("samples")["exact"].iloc[-1]
-        axis.axhline(full, color="0.5", lw=1, ls="--", label="exact attention")
+        axis.axhline(float(is_ratio), color="0.5", lw=1, ls="--", label="exact attention")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-        metric = str(frame["metric"].iloc[0])
-        if metric == "perplexity":
+        if is_ratio:
             axis.set_yscale("log")
-        axis.set_ylabel("wrong predictions (%)" if metric == "error" else metric)
+            for show in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                show(lambda v, _: f"{v:g}")
+        text = "perplexity / that of exact attention"
+        axis.set_ylabel(
+            text if is_ratio else "more wrong predictions than exact attention (points)"
+        )
         axis.set_xlabel(name)
         axis.grid(color="0.9", lw=0.6)
         axis.legend(fontsize=7, frameon=False)

@@ -97,13 +97,16 @@ def open_call(
     """Compute maps and values of a call by the reference; arguments as in `Attention.forward`.
 
     Raises:
-        NotApplicableError: the call uses a cache, or some weights are negative.
+        NotApplicableError: the call uses a cache, or it has no maps, or some weights are negative.
     """
     if cache is not None:
         raise NotApplicableError(f"{name}: decoding with a cache is not approximated")
-    weights = layer.weights(
-        query, key, key_mask=key_mask, attn_mask=attn_mask, is_causal=is_causal, bias=bias
-    )
+    try:
+        weights = layer.weights(
+            query, key, key_mask=key_mask, attn_mask=attn_mask, is_causal=is_causal, bias=bias
+        )
+    except NotImplementedError as error:
+        raise NotApplicableError(f"{name}: {error}") from error
     if float(weights.min()) < 0:
         raise NotApplicableError(
             f"{name}: {type(layer).__name__} has negative weights (heads mixed after the kernel); "

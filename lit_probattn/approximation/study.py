@@ -31,7 +31,7 @@ from typing import Any, get_args
 import pandas as pd
 import torch
 
-from lit_probattn.analysis.results import Results, describe, markdown_table
+from lit_probattn.analysis.results import Results, describe
 from lit_probattn.analysis.rows import RowStore
 from lit_probattn.analysis.trained import (
     AnalysisError,
@@ -40,7 +40,7 @@ from lit_probattn.analysis.trained import (
     identity,
     open_trained,
 )
-from lit_probattn.approximation import figures
+from lit_probattn.approximation import figures, report
 from lit_probattn.approximation.layers import (
     NotApplicableError,
     checked_layers,
@@ -48,10 +48,8 @@ from lit_probattn.approximation.layers import (
 )
 from lit_probattn.approximation.measure import (
     Score,
-    local_errors,
     score,
     score_approximated,
-    verify_caratheodory,
 )
 from lit_probattn.approximation.methods import (
     ESTIMATE,
@@ -105,10 +103,13 @@ def run(options: argparse.Namespace) -> None:
     table = propagated(trained, options, methods, results)
     results.table(table)
     results.figure(figures.draw_metric(table))
-    parts = [summary(table)]
+    parts = [report.explain(table, options, length, trained), report.summary(table)]
     if options.local_samples:
-        parts += _local(trained, options, methods, results)
-    text = "\n\n".join([_explain(table, options, length, trained), *parts])
+        parts += report.local_view(
+            *(trained, options, methods, results),
+            lambda: _batches(trained, options, options.local_samples),
+        )
+    text = "\n\n".join(parts)
     results.text("Approximations swapped into a trained model", describe(trained), text)
 
 
@@ -238,73 +239,4 @@ def _scopes(
         (f"layer {i} head {h}", [name], h)
         for i, name in enumerate(names, 1)
         for h in range(trained.layers[name].num_heads)
-    ]
-
-
-def summary(table: pd.DataFrame) -> str:
-    """A table of the metric: a row per number of keys, a column per method; means over draws."""
-    frame = table[table["scope"] == table["scope"].iloc[0]].copy()
-    frame["method"] = figures.labels(frame)
-    grouped = frame.groupby(["num_kept", "method"], sort=False)
-    cells = grouped.agg(
-        value=("value", "mean"), spread=("value", "std"), status=("status", "first")
-    )
-    cells["text"] = cells["value"].map(lambda v: f"{v:.4g}")
-    spread = cells["spread"].notna()
-    cells.loc[spread, "text"] += cells.loc[spread, "spread"].map(lambda v: f" ± {v:.2g}")
-    cells.loc[cells["status"] == ESTIMATE, "text"] += " (≤)"
-    wide = cells["text"].unstack("method").sort_index()
-    wide = wide[list(dict.fromkeys(frame["method"]))].fillna("–").reset_index()
-    return markdown_table(wide.rename(columns={"num_kept": "keys or features"}))
-
-
-def _explain(
-    table: pd.DataFrame, options: argparse.Namespace, length: int, trained: Trained
-) -> str:
-    exact = table.drop_duplicates("samples")[["samples", "words", "metric", "exact"]]
-    facts = "; ".join(
-        f"{row.metric} {row.exact:.4g} over {row.words} words of {row.samples} samples"
-        for row in exact.itertuples()
-    )
-    size = int(table["value_dim"].iloc[0])
-    return (
-        f"Split {options.split}, seed {options.seed}, sequences of {length}, "
-        f"{len(trained.layers)} layers, value size {size}. Exact attention: {facts}. Below, the "
-        f"same with approximate attention, scope: {options.scope}. Value-aware rows are exact for "
-        f"r = 1 and r ≥ {size + 1}; those marked (≤) are upper estimates by a greedy search, on "
-        "fewer "
-        "samples (compare them with the exact value of those). LSH's r counts keys per round; ± is "
-        "the standard deviation over draws."
-    )
-
-
-# ---- errors of layers --------------------------------------------------------------------------
-
-
-def _local(
-    trained: Trained, options: argparse.Namespace, methods: list[Approximation], results: Results
-) -> list[str]:
-    """Write the local view; return its paragraphs."""
-
-    def batches() -> Iterator[dict[str, Any]]:
-        return _batches(trained, options, options.local_samples)
-
-    errors = local_errors(trained.task, batches(), trained.layers, methods)
-    table, skew = pd.DataFrame(errors.rows()), pd.DataFrame(errors.skew_rows())
-    results.table(table, "local")
-    results.table(skew, "skew")
-    results.figure(figures.draw_local(table), "local")
-    results.figure(figures.draw_relative(table), "local_mean")
-    found = verify_caratheodory(trained.task, batches(), trained.layers)
-    table = table.assign(method=figures.labels(table))
-    means = table.groupby(["method", "num_kept"], sort=False)["rel_error"].mean().unstack(0)
-    shown = means.sort_index().reset_index().rename(columns={"num_kept": "keys or features"})
-    return [
-        f"Relative error ‖o − õ‖ / ‖o‖ of heads whose inputs are exact, mean over layers, heads "
-        f"and queries with at least r visible keys ({options.local_samples} samples):",
-        markdown_table(shown, digits=3),
-        f"Carathéodory: for {found.num_queries} queries, outputs from at most {found.most_keys} "
-        f"values (limit {found.limit}) with a largest relative error of {found.largest_error:.1e}.",
-        f"Effective support exp(entropy): mean {skew['effective_support'].mean():.1f} keys; mass "
-        f"of the 16 largest weights {skew['top_16'].mean():.3f}.",
     ]
