@@ -1,0 +1,1 @@
+"""Programs that show at length what the tests show in short."""
