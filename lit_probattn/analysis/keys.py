@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import Results, describe, markdown_table, panels
-from lit_probattn.analysis.sampling import layer_numbers, sequences
+from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.analysis.trained import (
     AnalysisError,
     add_data_arguments,
@@ -33,7 +33,7 @@ from lit_probattn.attention import Attention
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_model_arguments(parser)
-    add_data_arguments(parser, num_samples=1, max_len=1024)
+    add_data_arguments(parser, num_samples=8, max_len=1024)
     parser.add_argument("--tokens", type=int, default=100, help="keys to draw; default 100")
     parser.add_argument("--max_heads", type=int, default=4, help="heads to draw; default 4")
 
@@ -42,9 +42,10 @@ def run(options: argparse.Namespace) -> None:
     """Compute and write."""
     if options.tokens < 1:
         raise AnalysisError(f"--tokens must be at least 1, received {options.tokens}")
-    options.num_samples = 1
     trained = open_trained(options)
-    found = next(iter(sequences(trained, options)))
+    found: list[Sequence] = []
+    for batch in sequences(trained, options):
+        found = longest([*found, *batch])
     numbers = layer_numbers([one.layer for one in found])
     rows: list[dict[str, Any]] = []
     weights: dict[int, Tensor] = {}
@@ -65,8 +66,8 @@ def run(options: argparse.Namespace) -> None:
     results.figure(draw(shown, options.max_heads, "keys: rows tokens, columns head size"))
     body = (
         f"Key weights, and keys of the first {options.tokens} real tokens of sample "
-        f"{found[0].sample_id} ({options.split} split). Colours are symmetric around zero, one "
-        f"scale per layer.\n\n{markdown_table(table.drop(columns='name').head(40))}"
+        f"{found[0].sample_id}, the longest drawn ({options.split} split). Colours are symmetric "
+        f"around zero, one scale per layer.\n\n{markdown_table(table.drop(columns='name').head(40))}"
     )
     results.text("Key weights and keys", describe(trained), body)
 

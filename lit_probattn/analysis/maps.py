@@ -8,6 +8,7 @@ key in positions.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import Results, describe, markdown_table, panels
-from lit_probattn.analysis.sampling import layer_numbers, sequences
+from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.analysis.trained import (
     AnalysisError,
     add_data_arguments,
@@ -33,7 +34,7 @@ _PIXELS = 256
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_model_arguments(parser)
-    add_data_arguments(parser, num_samples=1, max_len=1024)
+    add_data_arguments(parser, num_samples=8, max_len=1024)
     parser.add_argument(
         "--layers", type=int, nargs="+", help="layers to draw, from 1; default: all"
     )
@@ -45,31 +46,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Compute and write."""
     trained = open_trained(options)
-    maps: list[tuple[LayerCall, int, Tensor]] = []
-    for batch in sequences(trained, options, padded=options.padded):
-        maps += [(s.call, s.sample_id, s.call.weights()[0].cpu()) for s in batch]
-    numbers = layer_numbers([call.name for call, _, _ in maps])
+    numbers = layer_numbers(list(trained.layers))
     _check_layers(options.layers, len(numbers))
-    rows = []
-    for call, sample, weights in maps:
-        for head, values in enumerate(map_statistics(call, weights)):
-            rows.append({"layer": numbers[call.name], "name": call.name, "sample": sample} | values)
-            rows[-1]["head"] = head
+    rows: list[dict[str, Any]] = []
+    saved: dict[str, Any] = {}
+    shown: list[Sequence] = []
+    for batch in sequences(trained, options, padded=options.padded):
+        for one in batch:
+            weights = one.call.weights()[0].cpu()
+            columns = {"layer": numbers[one.layer], "name": one.layer, "sample": one.sample_id}
+            for head, values in enumerate(map_statistics(one.call, weights)):
+                rows.append({**columns, "head": head + 1, **values})
+            if options.save_maps:
+                saved[f"sample{one.sample_id}_layer{numbers[one.layer]}"] = weights.numpy()
+        shown = longest([*shown, *batch])
     table = pd.DataFrame(rows)
     results = Results(options.out, "attention_maps", options.command)
-    results.table(table[["layer", "name", "sample", "head", *_COLUMNS]])
-    first = maps[0][1]
-    shown = {numbers[c.name]: w for c, sample, w in maps if sample == first}
-    chosen = {k: w for k, w in shown.items() if options.layers is None or k in options.layers}
+    results.table(table)
+    maps = {numbers[one.layer]: one.call.weights()[0].cpu() for one in shown}
+    chosen = {k: w for k, w in maps.items() if options.layers is None or k in options.layers}
     results.figure(draw(chosen, options.max_heads))
     if options.save_maps:
-        arrays = {f"sample{s}_layer{numbers[c.name]}": w.numpy() for c, s, w in maps}
-        np.savez_compressed(results.path("npz"), **arrays)  # type: ignore[arg-type]
+        np.savez_compressed(results.path("npz"), **saved)
+    first = shown[0].sample_id
     means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
     body = (
-        f"Maps of sample {first} of the {options.split} split (rows: queries, columns: keys; "
-        f"colour: square root of the weight, one scale per map; over {_PIXELS} positions each cell "
-        "shows its largest weight), without dropout and noise. Means over heads "
+        f"Maps of sample {first} of the {options.split} split, the longest drawn (rows: queries, "
+        f"columns: keys; colour: square root of the weight, one scale per map; over {_PIXELS} "
+        "positions each cell shows its largest weight), without dropout and noise. Means over heads "
         f"and {table['sample'].nunique()} sample(s):\n\n{markdown_table(means)}"
     )
     results.text("Attention maps", describe(trained), body)
@@ -118,6 +122,8 @@ def draw(maps: dict[int, Tensor], max_heads: int) -> Figure:
                 axis.set_title(f"head {head + 1}", fontsize=9)
             if head == 0:
                 axis.set_ylabel(f"layer {number}", fontsize=9)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
     return figure
 
 

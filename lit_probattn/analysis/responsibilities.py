@@ -17,12 +17,13 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lit_probattn.analysis.mixtures import posterior
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import Results, describe, markdown_table, panels
-from lit_probattn.analysis.sampling import Sequence, layer_numbers, sequences
+from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.analysis.trained import (
     AnalysisError,
     add_data_arguments,
@@ -49,30 +50,27 @@ def run(options: argparse.Namespace) -> None:
         )
     numbers = layer_numbers(list(trained.layers))
     usage: list[dict[str, Any]] = []
-    tokens: list[pd.DataFrame] = []
-    shown: dict[int, tuple[Sequence, Tensor]] = {}
+    shown: list[Sequence] = []
     for batch in sequences(trained, options):
-        for one in batch:
-            if not isinstance(one.call.layer, MGKAttention):
-                continue
-            shares = token_shares(one.call)
+        mixtures = [one for one in batch if isinstance(one.call.layer, MGKAttention)]
+        for one in mixtures:
             columns = {"layer": numbers[one.layer], "sample": one.sample_id, "part": one.part}
-            usage += [columns | row for row in usage_rows(shares)]
-            if numbers[one.layer] not in shown:
-                shown[numbers[one.layer]] = (one, shares["query_share"])
-                tokens.append(token_rows(shares).assign(**columns))
+            usage += [columns | row for row in usage_rows(token_shares(one.call))]
+        shown = longest([*shown, *mixtures])
+    found = {numbers[one.layer]: token_shares(one.call) for one in shown}
+    tokens = [token_rows(shares).assign(layer=layer) for layer, shares in found.items()]
     table = usage_table(pd.DataFrame(usage))
     results = Results(options.out, "responsibilities", options.command)
     results.table(table)
     results.table(pd.concat(tokens), "tokens", digits=4)
-    results.figure(draw(shown, options.tokens, options.max_heads))
-    first = next(iter(shown.values()))[0].sample_id
+    shares = {layer: parts["query_share"] for layer, parts in found.items()}
+    results.figure(draw(shares, options.tokens, options.max_heads))
     body = (
         f"Usage of components over {pd.DataFrame(usage)['sample'].nunique()} samples of the "
         f"{options.split} split: share of the attention that component r carries, entropy over "
         "components per query, and mutual information of key and component per query, in nats "
-        f"(means over queries and samples). Tokens of sample {first} are in "
-        f"{results.path('csv', 'tokens').name} and in the picture."
+        f"(means over queries and samples). Tokens of sample {shown[0].sample_id}, the longest "
+        f"drawn, are in {results.path('csv', 'tokens').name} and in the picture."
         f"\n\n{markdown_table(table.head(40))}"
     )
     results.text("Responsibilities of components", describe(trained), body)
@@ -144,11 +142,17 @@ def token_rows(shares: dict[str, Tensor]) -> pd.DataFrame:
     return pd.DataFrame(columns, index=index).reset_index()
 
 
-def draw(shown: dict[int, tuple[Sequence, Tensor]], tokens: int, max_heads: int) -> Figure:
-    """Draw, per layer and head, the component that each query reads (stacked shares)."""
-    heads = min(max_heads, max(shares.shape[0] for _, shares in shown.values()))
-    figure, axes = panels(len(shown), heads, 2.9, 1.9, sharex=True, sharey=True)
-    for row, (number, (_, shares)) in zip(axes, shown.items(), strict=True):
+def draw(found: dict[int, Tensor], tokens: int, max_heads: int) -> Figure:
+    """Draw, per layer and head, the component that each query reads (stacked shares).
+
+    Args:
+        found: query shares (H, K, N) of layers, by their number.
+        tokens: queries to draw.
+        max_heads: heads to draw.
+    """
+    heads = min(max_heads, max(shares.shape[0] for shares in found.values()))
+    figure, axes = panels(len(found), heads, 2.9, 1.9, sharex=True, sharey=True)
+    for row, (number, shares) in zip(axes, found.items(), strict=True):
         for head, axis in enumerate(row):
             if head >= len(shares):
                 axis.remove()
@@ -159,6 +163,7 @@ def draw(shown: dict[int, tuple[Sequence, Tensor]], tokens: int, max_heads: int)
             axis.stackplot(places, values, labels=labels, step="mid", linewidth=0)
             axis.set(xlim=(0, max(1, values.shape[1] - 1)), ylim=(0, 1))
             axis.tick_params(labelsize=7)
+            axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             if row is axes[0]:
                 axis.set_title(f"head {head + 1}", fontsize=9)
             if head == 0:

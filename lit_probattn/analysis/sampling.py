@@ -110,6 +110,18 @@ def _pick(
             yield Sequence(sample_id, part, one)
 
 
+def longest(found: list[Sequence]) -> list[Sequence]:
+    """Return the sequences, one per layer, of the sample with the most positions; ties: the first.
+
+    Args:
+        found: sequences of one part per sample and layer.
+    """
+    if not found:
+        return []
+    best = max(found, key=lambda one: one.call.query.shape[1]).sample_id
+    return [one for one in found if one.sample_id == best]
+
+
 def generator(seed: int, *words: Any) -> np.random.Generator:
     """Random numbers that depend on the seed and the words only."""
     text = "/".join(str(word) for word in words)
