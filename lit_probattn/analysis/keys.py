@@ -64,10 +64,11 @@ def run(options: argparse.Namespace) -> None:
     )
     shown = {number: values[:, :, : options.tokens] for number, values in keys.items()}
     results.figure(draw(shown, options.max_heads, "keys: rows tokens, columns head size"))
+    shown_rows = table.drop(columns="name").head(40)
     body = (
         f"Key weights, and keys of the first {options.tokens} real tokens of sample "
         f"{found[0].sample_id}, the longest drawn ({options.split} split). Colours are symmetric "
-        f"around zero, one scale per layer.\n\n{markdown_table(table.drop(columns='name').head(40))}"
+        f"around zero, one scale per layer.\n\n{markdown_table(shown_rows)}"
     )
     results.text("Key weights and keys", describe(trained), body)
 

@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> None:
     body = (
         f"Maps of sample {first} of the {options.split} split, the longest drawn (rows: queries, "
         f"columns: keys; colour: square root of the weight, one scale per map; over {_PIXELS} "
-        "positions each cell shows its largest weight), without dropout and noise. Means over heads "
-        f"and {table['sample'].nunique()} sample(s):\n\n{markdown_table(means)}"
+        "positions each cell shows its largest weight), without dropout and noise. Means over "
+        f"heads and {table['sample'].nunique()} sample(s):\n\n{markdown_table(means)}"
     )
     results.text("Attention maps", describe(trained), body)
 
