@@ -1,10 +1,11 @@
 """Time and memory of a cell before it runs.
 
-Time is either measured or modelled, and the result says which. `measured`: training steps of one
-and of two samples at full length on this machine, a line through their medians, times the steps;
-with the busyness of the moment. `flops`: three times the multiply-adds of a forward pass, by a
-given speed. An evaluated sample counts as a third of a trained one. Memory is that of one training
-step on fake tensors with the paths of a CPU, plus the optimiser's two averages per parameter.
+Both are either measured or modelled, and the result says which. `measured`: training steps of one
+and of two samples at full length on this machine, with the attention backends of the whole batch; a
+line through their medians, times the steps, with the busyness of the moment; and a line through
+their peaks in the CPU's allocator. `flops`: three times the multiply-adds of a forward pass, by a
+given speed; memory by fake tensors on the paths of a CPU. An evaluated sample counts as a third of
+a trained one. Memory includes parameters, gradients and the optimiser's two averages.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from lit_probattn.reproduce.built import (
 )
 from lit_probattn.reproduce.cells import Cell
 from lit_probattn.tasks import LanguageModeling
-from profiling.memory import predicted_bytes
+from profiling.memory import cpu_peak_bytes, predicted_bytes
 from profiling.timing import summarise, time_sides
 
 _ROUNDS, _MAX_SECONDS = 3, 20.0
-# Batches whose fake steps a line of memory is drawn through.
+# Batches whose steps a line is drawn through.
 _FEW = (1, 2)
+# Score elements up to which fake steps are quick.
+_DIRECT_SCORES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,16 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
     data, counted = build_data(cell), counts(cell)
     batch = int(cell.config["data"]["init_args"]["batch_size"])
     if tflops is None:
-        fixed, per_sample = _measured_step(cell)
+        steps = _MeasuredSteps(cell, batch)
+        fixed, per_sample = steps.seconds()
+        peak, note = steps.peak_bytes(), ""
         basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
     else:
         fixed, per_sample = 0.0, 3 * 2 * counted["macs"] / (tflops * 1e12)
+        peak, note = _fake_memory(cell, batch)
         basis = f"FLOP model at {tflops:g} TFLOP/s"
     training = cell.max_steps * (fixed + batch * per_sample)
     evaluation = _evaluated_samples(cell, split_sizes(data)) * per_sample / 3
-    peak, note = _memory(cell, batch)
     return Prediction(
         hours=(training + evaluation) / 3600,
         basis=basis,
@@ -99,31 +104,53 @@ def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
     return (cell.max_steps // interval) * sizes.get("val", 0) + sizes.get("test", 0)
 
 
-def _measured_step(cell: Cell) -> tuple[float, float]:
-    """Return seconds of a step without samples and of every sample, neither below 0."""
-    data = build_data(cell)
-    torch.manual_seed(cell.seed)
-    task = build_task(cell, data).train()
-    steps = {str(n): training_step(task, *make_inputs(task, data, n)) for n in _FEW}
-    times = time_sides(
-        steps,
-        device=torch.device("cpu"),
-        warmup=1,
-        repeats=_ROUNDS,
-        max_seconds=_MAX_SECONDS,
-    )
-    one, two = (summarise(times[str(n)]).median_s for n in _FEW)
-    per_sample = max(two - one, two / 2 if two < one else 0.0)
-    return max(one - per_sample, 0.0), per_sample
+class _MeasuredSteps:
+    """Training steps of few samples, on the paths of the whole batch."""
+
+    def __init__(self, cell: Cell, batch: int) -> None:
+        data = build_data(cell)
+        torch.manual_seed(cell.seed)
+        self.task, self.batch = build_task(cell, data).train(), batch
+        set_backends(self.task.model, batch, data.max_seq_len)
+        self.steps = {
+            str(n): training_step(self.task, *make_inputs(self.task, data, n)) for n in _FEW
+        }
+
+    def seconds(self) -> tuple[float, float]:
+        """Return seconds of a step without samples and of every sample, neither below 0."""
+        times = time_sides(
+            self.steps,
+            device=torch.device("cpu"),
+            warmup=1,
+            repeats=_ROUNDS,
+            max_seconds=_MAX_SECONDS,
+        )
+        one, two = (summarise(times[str(n)]).median_s for n in _FEW)
+        per_sample = two - one if two > one else two / 2
+        return max(one - per_sample, 0.0), per_sample
+
+    def peak_bytes(self) -> int:
+        """Return the peak of a step of the whole batch, by a line through those of few."""
+        one, two = (cpu_peak_bytes(step) for step in self.steps.values())
+        weights = sum(p.numel() * p.element_size() for p in self.task.model.parameters())
+        return one + (two - one) * (self.batch - _FEW[0]) + 3 * weights
 
 
-def _memory(cell: Cell, batch: int) -> tuple[int | None, str]:
+def _fake_memory(cell: Cell, batch: int) -> tuple[int | None, str]:
+    """Return the peak of a step, by a line through two small batches if the whole is too long."""
+    length, model = build_data(cell).max_seq_len, cell.config["model"]["init_args"]
+    scores = length**2 * int(model["attention"]["init_args"].get("num_heads", 1))
+    few = max(1, _DIRECT_SCORES // scores // 2)
     try:
-        small = [_fake_step(cell, n, batch) for n in _FEW]
+        if 2 * few >= batch:
+            peak, parameters, note = _fake_step(cell, batch, batch)
+        else:
+            (first, parameters, note), (second, _, _) = (
+                _fake_step(cell, n, batch) for n in (few, 2 * few)
+            )
+            peak = first + round((second - first) / few * (batch - few))
     except Exception as error:  # an operation that fake tensors cannot follow
         return None, f"not predicted: {' '.join(str(error).split())[:120]}"
-    (first, parameters, note), (second, _, _) = small
-    peak = first + (second - first) * (batch - _FEW[0])
     return peak + 8 * parameters, note
 
 

@@ -14,8 +14,16 @@ import pytest
 from lit_probattn.reproduce import __main__ as command
 from lit_probattn.reproduce import predict as prediction
 from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.built import (
+    build_data,
+    build_task,
+    make_inputs,
+    set_backends,
+    training_step,
+)
 from lit_probattn.reproduce.cells import parse_settings
 from lit_probattn.reproduce.predict import predict
+from profiling.memory import cpu_peak_bytes
 from tests.reproduce.tiny import ROOT, tiny_cells, write_tables
 
 
@@ -54,14 +62,19 @@ def test_time_by_operations(tmp_path, capsys, places):
     assert "FLOP model; memory on CPU paths" in capsys.readouterr().out
 
 
-def test_memory_of_a_batch_is_that_of_the_whole_step(tmp_path, monkeypatch):
-    """A line through two small batches meets the prediction for the whole batch."""
+def test_memory_of_a_batch(tmp_path, monkeypatch):
+    """The line through small batches, real or fake, meets a real step of the whole batch."""
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    batch = 8
-    drawn, note = prediction._memory(cells[0], batch)
-    peak, parameters, _ = prediction._fake_step(cells[0], batch, batch)
-    assert note == ""
-    assert drawn == pytest.approx(peak + 8 * parameters, rel=0.02)
+    batch, cell = 16, cells[0]
+    data = build_data(cell)
+    task = build_task(cell, data).train()
+    set_backends(task.model, batch, data.max_seq_len)
+    weights = sum(p.numel() for p in task.model.parameters())
+    whole = cpu_peak_bytes(training_step(task, *make_inputs(task, data, batch))) + 12 * weights
+    assert prediction._MeasuredSteps(cell, batch).peak_bytes() == pytest.approx(whole, rel=0.05)
+    assert prediction._fake_memory(cell, batch)[0] == pytest.approx(whole, rel=0.05)
+    monkeypatch.setattr(prediction, "_DIRECT_SCORES", 8 * data.max_seq_len**2)
+    assert prediction._fake_memory(cell, batch)[0] == pytest.approx(whole, rel=0.05)
 
 
 def test_list_names_every_table_with_its_state(capsys):
@@ -69,9 +82,7 @@ def test_list_names_every_table_with_its_state(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 31
     by_name = {line.split()[0]: line for line in lines}
-    assert "0 of 165 cells finished (full protocol)" in by_name["mgk_table1"] or (
-        "of 165 cells finished (full protocol)" in by_name["mgk_table1"]
-    )
+    assert "of 165 cells finished (full protocol)" in by_name["mgk_table1"]
     assert "not made: translation is not in scope" in by_name["fish_table2"]
     assert "uea_benchmark" in by_name["fish_table6"]
 
