@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt uv \
 		&& $(BIN)/python -m uv pip install --python $(BIN)/python --compile-bytecode \
-			-c constraints.txt -e ".[dev,uea]" \
-		|| $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,uea]"
+			-c constraints.txt -e ".[dev,uea,entmax]" \
+		|| $(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,uea,entmax]"
 	@touch $(STAMP)
 
 quickstart: install

@@ -1,5 +1,6 @@
 """Attention variants: each wraps its equation, exact reductions, blockwise form and cost."""
 
+from lit_probattn.attention.ast import ASTAttention
 from lit_probattn.attention.backends import recorded_choices
 from lit_probattn.attention.base import Attention, AttentionFactory, Cost
 from lit_probattn.attention.cache import Cache, KVCache
@@ -13,6 +14,7 @@ from lit_probattn.attention.polynomial import PolynomialAttention
 from lit_probattn.attention.softmax import SoftmaxAttention
 
 __all__ = [
+    "ASTAttention",
     "Attention",
     "AttentionFactory",
     "Cache",

@@ -1,0 +1,264 @@
+"""Adaptively sparse attention (AST): α-entmax in place of the softmax, α learned per head.
+
+The mapping itself is the package `entmax` (`pip install 'lit-probattn[entmax]'`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.base import Attention, BackendFunction, Cost
+from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.steps import autocast_off, compute_dtype, grouped_scores, repeat_heads
+from lit_probattn.randomness import AttentionDropout
+
+# Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
+ALPHA_RANGE = (1.01, 2.0)
+
+
+def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
+    """Return α-entmax of each row over what it may see; zeros where it sees nothing.
+
+    Source: Peters et al., 2019, Eq. (10), with the gradient of α by Correia et al., 2019:
+        p_j = [(α − 1) s_j − τ]₊^(1 / (α − 1)),  τ such that Σ_j p_j = 1
+    Departs from the source: nothing; τ by 50 bisections of the package `entmax`.
+
+    Args:
+        scores: (B, H, N, L); entries may be -inf.
+        allowed: bool, broadcastable to `scores`. None means all.
+        alpha: α in (1, 2], (H,).
+
+    Returns:
+        (B, H, N, L).
+    """
+    from entmax import entmax_bisect
+
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    empty = scores.detach().amax(-1, keepdim=True) == float("-inf")
+    weights: Tensor = entmax_bisect(
+        scores.masked_fill(empty, 0.0), alpha[None, :, None, None].to(scores.dtype), dim=-1
+    )
+    return weights.masked_fill(empty, 0.0)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    rows: range,
+) -> Tensor:
+    """Return the output of some queries, (B, H, len(rows), E_v)."""
+    cols = masks.visible_keys(rows)
+    if len(cols) == 0:
+        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+    key, value = key[..., : cols.stop, :], value[..., : cols.stop, :]
+    scores = grouped_scores(query * query.shape[-1] ** -0.5, key)
+    bias = masks.bias_block(rows, cols)
+    if bias is not None:
+        scores = scores + bias
+    weights = entmax(scores, masks.allowed(rows, cols, scores.device), alpha)
+    if dropout is not None:
+        keep = dropout.keep(*weights.shape[:2], rows, cols, weights.device)
+        weights = weights * keep * dropout.scale
+    return weights @ repeat_heads(value, weights.shape[1])
+
+
+def ast_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    alpha: Tensor,
+) -> Tensor:
+    """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E).
+        value: (B, H_kv, L, E_v).
+        masks: what each query may see.
+        dropout: attention dropout.
+        alpha: α, (H,).
+    """
+    dtype = compute_dtype(query)
+    tensors = (query.to(dtype), key.to(dtype), value.to(dtype), alpha.to(dtype))
+    return _attend(*tensors, masks, dropout, masks.all_rows)
+
+
+def ast_blockwise(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    alpha: Tensor,
+    block_rows: int | None = None,
+) -> Tensor:
+    """Return the same over blocks of queries, recomputed in backward: O(N · block) memory.
+
+    A row's threshold depends on all its keys, so blocks hold whole rows.
+    """
+    dtype = compute_dtype(query)
+    query, key, value, alpha = (x.to(dtype) for x in (query, key, value, alpha))
+    if block_rows is None:
+        # Bisection keeps about four tensors of a block's size.
+        per_row = max(1, 4 * query.shape[0] * query.shape[1] * masks.num_keys)
+        budget = BLOCK_SCORES["cpu" if query.device.type == "cpu" else "cuda"]
+        block_rows = max(1, min(masks.num_queries, budget // per_row))
+    outs = []
+    for start in range(0, masks.num_queries, block_rows):
+        rows = range(start, min(start + block_rows, masks.num_queries))
+        part = query[..., rows.start : rows.stop, :]
+        outs.append(
+            checkpoint(
+                *(_attend, part, key, value, alpha, masks, dropout, rows),
+                use_reentrant=False,
+                preserve_rng_state=False,  # dropout is keyed by position
+            )
+        )
+    return torch.cat(outs, -2)
+
+
+class ASTAttention(Attention):
+    """Adaptively sparse attention, which FiSH is compared with.
+
+    Source: FiSH, NeurIPS 2022, section 3.6, by Correia et al., 2019 (AST):
+        attn_weights[i] = α-entmax(query[i] · key / √E),  α = 1 + sigmoid(a), a per head and layer
+    Departs from the source: α is kept at 1.01 or more, as AST's authors do in their code, because
+    its gradient is undetermined at 1; below, a gets no gradient. FiSH does not say which α its
+    comparison used; AST learns it.
+
+    Args:
+        embed_dim: C.
+        head_dim: E.
+        num_heads: H.
+        num_kv_heads: key/value heads, a divisor of H.
+        key_embed_dim: width of keys and values in cross-attention.
+        value_head_dim: size of a value head.
+        bias: biases of the projections.
+        dropout: attention dropout in training.
+        backend: `reference` or `blockwise`; a fused softmax cannot compute entmax.
+        alpha: `learned` per head, with a ~ N(0, 1) at the start, or a number in [1.01, 2] for all
+            heads: 1.5, or 2 for sparsemax.
+        rotary_dim: entries of a head that rotary positions turn; 0 for none.
+        rotary_base: base of the rotary angles.
+
+    Raises:
+        ValueError: α is out of range, or the package `entmax` is not installed.
+    """
+
+    variant: ClassVar[str] = "ast"
+    backends: ClassVar[dict[str, BackendFunction]] = {
+        "reference": ast_reference,
+        "blockwise": ast_blockwise,
+    }
+    score_maps = 4
+
+    def __init__(
+        self,
+        embed_dim: int,
+        head_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        key_embed_dim: int | None = None,
+        value_head_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        backend: Backend = "auto",
+        alpha: Literal["learned"] | float = "learned",
+        rotary_dim: int = 0,
+        rotary_base: float = 10000.0,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            head_dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            key_embed_dim=key_embed_dim,
+            value_head_dim=value_head_dim,
+            bias=bias,
+            dropout=dropout,
+            backend=backend,
+            rotary_dim=rotary_dim,
+            rotary_base=rotary_base,
+        )
+        _require_entmax()
+        low, high = ALPHA_RANGE
+        self.pre_alpha: nn.Parameter | None = None
+        self.fixed_alpha = 0.0
+        if alpha == "learned":
+            self.pre_alpha = nn.Parameter(torch.randn(num_heads))
+        elif isinstance(alpha, str) or not low <= alpha <= high:
+            raise ValueError(
+                f"alpha must be learned or a number from {low} to {high:g}, received {alpha!r}; "
+                "the softmax (1) is SoftmaxAttention"
+            )
+        else:
+            self.fixed_alpha = float(alpha)
+
+    def alphas(self) -> Tensor:
+        """Return α of every head, (H,)."""
+        if self.pre_alpha is None:
+            weight = self.query_proj.weight
+            return weight.new_full((self.num_heads,), self.fixed_alpha)
+        return (1.0 + torch.sigmoid(self.pre_alpha)).clamp(*ALPHA_RANGE)
+
+    def score_arguments(self, num_keys: int) -> dict[str, Any]:
+        """Return α."""
+        return {"alpha": self.alphas()}
+
+    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
+        """Return query · key / √E, (B, H, N, L); α does not enter here."""
+        return query @ repeat_heads(key, query.shape[1]).mT / query.shape[-1] ** 0.5
+
+    def weights(self, query: Tensor, key: Tensor | None = None, **call: Any) -> Tensor:
+        """Return the maps (B, H, N, L), without dropout; arguments as in `forward`."""
+        q, k, masks = self.project(query, key, **call)
+        with autocast_off(q):
+            scores = self.reference_scores(q, k)
+            rows, cols = masks.all_rows, range(masks.num_keys)
+            bias = masks.bias_block(rows, cols)
+            scores = scores if bias is None else scores + bias
+            return entmax(scores, masks.allowed(rows, cols, scores.device), self.alphas())
+
+    def cost(self, seq_len: int) -> Cost:
+        """Return the cost of softmax attention (MGK appendix B): N²H(4E−1) + NHE(6C+2HE−5).
+
+        Neither paper counts the bisection, which has no matrix products.
+        """
+        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
+        e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
+        projections = n * (c * h * e + width * kv * (e + e_v) + h * e_v * c)
+        return Cost(
+            paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5),
+            macs=projections + n * n * h * (e + e_v),
+            num_parameters=sum(p.numel() for p in self.parameters()),
+        )
+
+    def extra_repr(self) -> str:
+        """Sizes and α, for printing."""
+        alpha = "learned" if self.pre_alpha is not None else f"{self.fixed_alpha:g}"
+        return f"{super().extra_repr()}, alpha={alpha}"
+
+
+def _require_entmax() -> None:
+    try:
+        import entmax  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            "ASTAttention needs the package entmax: pip install 'lit-probattn[entmax]'"
+        ) from error

@@ -1,0 +1,309 @@
+"""α-entmax attention: against thresholds found in float64, its limits, refusals, and cost."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("entmax")
+
+from lit_probattn.attention import ASTAttention, KVCache, SoftmaxAttention
+from lit_probattn.attention.ast import ast_blockwise, ast_reference, entmax
+from lit_probattn.attention.masks import make_masks
+from lit_probattn.randomness import RandomKey
+from profiling.counters import torch_flops
+from tests.attention.oracles import visible_pairs
+from tests.attention.test_parity import BATCH, EMBED, MASKS, SHAPES, make_call, make_layer
+from tests.helpers import largest_difference, record_parity, run_with_gradients
+
+TOLERANCE = 1e-12
+OPTIONS = {
+    "ast": {"num_heads": 3},
+    "ast, grouped": {"num_heads": 6, "num_kv_heads": 3, "value_head_dim": 7},
+    "ast, alpha 1.5": {"num_heads": 3, "alpha": 1.5},
+    "ast, alpha 1.3, rotary": {"num_heads": 3, "alpha": 1.3, "rotary_dim": 4},
+}
+
+
+def oracle_row(scores: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    """α-entmax of one row (n,) of visible scores.
+
+    The threshold is bisected without gradient; one Newton step with gradient then has the implicit
+    derivatives with respect to scores and α.
+    """
+    power = 1.0 / (alpha - 1.0)
+    x = scores * (alpha - 1.0)
+    with torch.no_grad():
+        low, high = x.max() - 1.0, x.max()
+        for _ in range(80):
+            middle = (low + high) / 2
+            if (x - middle).clamp_min(0).pow(power).sum() >= 1.0:
+                low = middle
+            else:
+                high = middle
+        support = x > low
+        slope = (power * (x[support] - low).pow(power - 1.0)).sum()
+    total = (x[support] - low).pow(power).sum()
+    threshold = low + (total - 1.0) / slope
+    result = torch.zeros_like(scores)
+    result[support] = (x[support] - threshold).pow(power)
+    return result
+
+
+def ast_oracle(query, key, value, *, masks, dropout, alpha):
+    """Attention by loops over samples, heads and queries; signature of a backend function."""
+    batch, heads, rows, size = query.shape
+    cols = key.shape[2]
+    visible = visible_pairs(masks, batch, heads, rows, cols).bool()
+    groups = heads // key.shape[1]
+    outs = torch.zeros(batch, heads, rows, value.shape[-1], dtype=query.dtype)
+    kept = None
+    if dropout is not None:
+        kept = dropout.keep(batch, heads, range(rows), range(cols), query.device)
+    parts = []
+    for b, h, i in itertools.product(range(batch), range(heads), range(rows)):
+        seen = visible[b, h, i].nonzero()[:, 0]
+        if len(seen) == 0:
+            parts.append(outs[b, h, i])
+            continue
+        scores = (query[b, h, i] * key[b, h // groups, seen]).sum(-1) / size**0.5
+        if masks.bias is not None:
+            scores = scores + masks.bias.expand(batch, heads, rows, cols)[b, h, i, seen]
+        weights = oracle_row(scores, alpha[h])
+        if kept is not None:
+            weights = torch.where(kept[b, h, i, seen], weights * dropout.scale, 0.0)
+        parts.append(weights @ value[b, h // groups, seen])
+    return torch.stack(parts).view(batch, heads, rows, -1)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_backends_equal_the_sums(name):
+    layer = make_layer(ASTAttention, OPTIONS[name])
+    for (rows, cols), masks in itertools.product(SHAPES, MASKS):
+        is_causal = (rows + len(masks)) % 2 == 0
+        inputs, call = make_call(layer, rows, cols, masks, is_causal)
+        layer.backend, layer.backends = "reference", {"reference": ast_oracle}
+        expected = run_with_gradients(layer, inputs, call)
+        layer.backends = ASTAttention.backends
+        for backend in ("reference", "blockwise"):
+            layer.backend = backend
+            found = run_with_gradients(layer, inputs, call)
+            out, grad = largest_difference(found, expected)
+            record_parity(
+                variant=name,
+                backend=backend,
+                masks=masks,
+                causal="yes" if is_causal else "no",
+                shape=f"{rows}x{cols}",
+                out=out,
+                grad=grad,
+            )
+            assert out < TOLERANCE, (rows, cols, masks, backend)
+            assert grad < TOLERANCE * 10, (rows, cols, masks, backend)
+
+
+def test_both_causal_shapes_meet_both_backends():
+    """The parity test alternates; here both settings on one shape."""
+    layer = make_layer(ASTAttention, OPTIONS["ast"])
+    for is_causal in (False, True):
+        inputs, call = make_call(layer, 13, 13, "key+pairs+bias", is_causal)
+        layer.backend, layer.backends = "reference", {"reference": ast_oracle}
+        expected = run_with_gradients(layer, inputs, call)
+        layer.backends = ASTAttention.backends
+        for backend in ("reference", "blockwise"):
+            layer.backend = backend
+            out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
+            assert max(out, grad / 10) < TOLERANCE
+
+
+def test_dropout_draws_the_same_pairs():
+    layer = make_layer(ASTAttention, OPTIONS["ast"], dropout=0.3)
+    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
+    inputs, call = make_call(layer, 13, 19, "key", True, rng)
+    layer.backend, layer.backends = "reference", {"reference": ast_oracle}
+    expected = run_with_gradients(layer, inputs, call)
+    layer.backends = ASTAttention.backends
+    for backend in ("reference", "blockwise"):
+        layer.backend = backend
+        out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
+        assert max(out, grad / 10) < TOLERANCE
+    layer.eval()
+    assert largest_difference(run_with_gradients(layer, inputs, call), expected)[0] > 1e-3
+
+
+@pytest.mark.parametrize("block_rows", [1, 4, 100])
+def test_blocks_of_any_size_agree(block_rows):
+    layer = make_layer(ASTAttention, OPTIONS["ast"], dropout=0.2)
+    rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
+    inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
+    layer.backend = "reference"
+    expected = run_with_gradients(layer, inputs, call)
+
+    def blocks(*arguments, **options):
+        return ast_blockwise(*arguments, **options, block_rows=block_rows)
+
+    layer.backend, layer.backends = "blockwise", {"blockwise": blocks}
+    out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
+    assert max(out, grad) < 1e-12
+
+
+def test_single_precision_is_close():
+    exact = make_layer(ASTAttention, {"num_heads": 3, "alpha": 1.4})
+    single = make_layer(ASTAttention, {"num_heads": 3, "alpha": 1.4}).float()
+    single.load_state_dict(exact.state_dict())
+    exact.load_state_dict(single.state_dict())
+    x = torch.randn(BATCH, 61, EMBED)
+    for backend in ("reference", "blockwise"):
+        single.backend = backend
+        torch.testing.assert_close(single(x), exact(x.double()).float(), rtol=2e-5, atol=2e-6)
+
+
+# ---- limits ----------------------------------------------------------------------------------
+
+
+def test_alpha_two_is_the_projection_on_the_simplex():
+    """By its sorting formula (Martins and Astudillo, 2016)."""
+    scores = torch.randn(2, 3, 5, 11, dtype=torch.float64)
+    found = entmax(scores, None, torch.full((3,), 2.0))
+    ordered = scores.sort(-1, descending=True).values
+    sums = ordered.cumsum(-1)
+    counts = torch.arange(1, 12)
+    size = (1 + counts * ordered > sums).sum(-1, keepdim=True)
+    threshold = (sums.gather(-1, size - 1) - 1) / size
+    expected = (scores - threshold).clamp_min(0.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+    assert (found == 0).double().mean() > 0.5
+
+
+def test_alpha_one_and_a_half_is_the_exact_algorithm_of_the_package():
+    from entmax import entmax15
+
+    scores = torch.randn(2, 3, 5, 11, dtype=torch.float64)
+    found = entmax(scores, None, torch.full((3,), 1.5))
+    torch.testing.assert_close(found, entmax15(scores, -1), rtol=0, atol=1e-13)
+
+
+def test_small_alpha_tends_to_the_softmax():
+    """The difference halves with α − 1."""
+    scores = torch.randn(1, 1, 7, 11, dtype=torch.float64)
+    errors = [
+        (entmax(scores, None, torch.tensor([1.0 + gap])) - scores.softmax(-1)).abs().max()
+        for gap in (0.02, 0.01)
+    ]
+    assert 1.8 < float(errors[0] / errors[1]) < 2.2
+
+
+def test_layer_at_small_alpha_is_close_to_softmax_attention():
+    sparse, dense = ASTAttention(11, 5, 3, alpha=1.01), SoftmaxAttention(11, 5, 3)
+    sparse.load_state_dict(dense.state_dict())
+    x = torch.randn(2, 13, 11)
+    torch.testing.assert_close(
+        sparse(x, is_causal=True), dense(x, is_causal=True), atol=5e-3, rtol=0
+    )
+
+
+# ---- what every layer promises ---------------------------------------------------------------
+
+
+def test_maps_make_the_output_and_have_zeros():
+    layer = make_layer(ASTAttention, OPTIONS["ast"]).eval()
+    x = torch.randn(2, 13, EMBED, dtype=torch.float64)
+    mask = torch.arange(13) < torch.tensor([[13], [9]])
+    maps = layer.weights(x, key_mask=mask, is_causal=True)
+    value = layer.value_proj(x).unflatten(-1, (3, 5)).transpose(1, 2)
+    made = layer.out_proj((maps @ value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(made, layer(x, key_mask=mask, is_causal=True), rtol=0, atol=1e-12)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 3, 13).double())
+    assert (maps.tril() == 0).double().mean() > (torch.ones(13, 13).tril() == 0).double().mean()
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_decoding_with_the_cache_equals_the_full_pass(step):
+    layer = make_layer(ASTAttention, OPTIONS["ast, alpha 1.3, rotary"]).eval()
+    x = torch.randn(2, 13, EMBED, dtype=torch.float64)
+    full = layer(x, is_causal=True)
+    cache, parts = KVCache(), []
+    with torch.no_grad():
+        for start in range(0, 13, step):
+            parts.append(layer(x[:, start : start + step], is_causal=True, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-12, rtol=0)
+
+
+def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
+    for function in (ast_reference, ast_blockwise):
+        layer = ASTAttention(11, 5, 3)
+        layer.backend, layer.backends = "reference", {"reference": function}
+        mask = torch.ones(2, 13, dtype=torch.bool)
+        mask[1] = False
+        x = torch.randn(2, 13, 11, requires_grad=True)
+        out = layer(x, key_mask=mask)
+        torch.testing.assert_close(out[1], layer.out_proj.bias.expand_as(out[1]))
+        out.square().sum().backward()
+        assert (x.grad[1] == 0).all()
+        assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "triton"])
+def test_fused_backends_are_refused(backend):
+    layer = ASTAttention(11, 5, 3, backend=backend)
+    with pytest.raises(NotImplementedError, match="use one of: auto, reference, blockwise"):
+        layer(torch.zeros(1, 3, 11))
+
+
+def test_blocks_need_less_memory_for_the_backward_pass():
+    """Tensors saved for backward: none of size N x N."""
+    query, key = (torch.randn(1, 2, 300, 5, requires_grad=True) for _ in range(2))
+    sizes = []
+
+    def pack(tensor):
+        sizes.append(tensor.numel())
+        return tensor
+
+    masks = make_masks(1, 2, 300, 300)
+    call = {"masks": masks, "dropout": None, "alpha": torch.tensor([1.2, 1.7])}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ast_reference(query, key, key, **call)
+        assert max(sizes) >= 300 * 300
+        sizes.clear()
+        ast_blockwise(query, key, key, **call, block_rows=16)
+        assert 0 < max(sizes) <= key.numel()
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.5, "fixed"])
+def test_alpha_out_of_range(alpha):
+    with pytest.raises(ValueError, match=r"learned or a number from 1\.01 to 2"):
+        ASTAttention(11, 5, 3, alpha=alpha)
+
+
+def test_learned_alpha_moves_and_stays_in_range():
+    layer = ASTAttention(11, 5, 3)
+    with torch.no_grad():
+        layer.pre_alpha.copy_(torch.tensor([-50.0, 0.0, 50.0]))
+    torch.testing.assert_close(layer.alphas(), torch.tensor([1.01, 1.5, 2.0]))
+    layer(torch.randn(2, 13, 11)).square().sum().backward()
+    assert layer.pre_alpha.grad[0] == 0.0
+    assert layer.pre_alpha.grad[1] != 0.0
+    assert layer.pre_alpha.grad.isfinite().all()
+
+
+def test_cost_is_what_is_counted():
+    layer = ASTAttention(11, 5, 3, backend="reference").eval()
+    x = torch.randn(1, 17, 11)
+    cost = layer.cost(17)
+    with torch.no_grad():
+        assert torch_flops(lambda: layer(x)) == 2 * cost.macs
+    assert cost.num_parameters == SoftmaxAttention(11, 5, 3).cost(17).num_parameters + 3
+    assert cost.macs == SoftmaxAttention(11, 5, 3).cost(17).macs
+
+
+def test_without_the_package_the_layer_says_what_to_install():
+    code = "import sys; sys.modules['entmax'] = None\n"
+    code += "from lit_probattn.attention import ASTAttention\n"
+    code += "try:\n    ASTAttention(8, 4, 2)\nexcept ValueError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'lit-probattn[entmax]'" in done.stdout
