@@ -19,6 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from lit_probattn.tasks.collectives import gather_objects
 from lit_probattn.tasks.stopping import STOP_SIGNALS
 
 
@@ -125,6 +126,12 @@ def job_name() -> str | None:
 
 
 def is_restart() -> bool:
-    """Whether torchrun or SLURM has started this command before."""
+    """Whether torchrun or SLURM has started this command before, as far as this process knows."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(int(os.environ.get(name) or 0) > 0 for name in counts)
+
+
+def agree_on_restart() -> None:
+    """Tell every rank that this is a restart if one rank knows: a new node counts from 0."""
+    if any(gather_objects(is_restart())) and not is_restart():
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lit_probattn.checkpoints import list_checkpoints, step_of
+from lit_probattn.preemption import agree_on_restart
 from lit_probattn.run_record import read_starts
 
 PLAN_VARIABLE = "LIT_PROBATTN_PLAN"
@@ -80,6 +81,7 @@ def share_plan(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
 
 def _agree(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
     trainer.strategy.setup_environment()
+    agree_on_restart()
     answer = ("", "")
     if trainer.is_global_zero:
         try:
