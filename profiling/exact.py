@@ -108,7 +108,7 @@ class PairMacs:
 
 
 def _softmax_pairs(layer: SoftmaxAttention, backend: str, dtype: torch.dtype) -> PairMacs:
-    gaussian = layer.score == "gaussian" and backend != "reference"
+    gaussian = layer.score == "gaussian" and backend not in ("reference", "triton")
     parts = _split_count(torch.float32 if backend == "blockwise" else dtype)
     size = layer.head_dim + (parts if gaussian else 0)
     if backend == "sdpa":
@@ -118,8 +118,14 @@ def _softmax_pairs(layer: SoftmaxAttention, backend: str, dtype: torch.dtype) ->
 
 
 def _mgk_pairs(layer: MGKAttention, backend: str, dtype: torch.dtype) -> PairMacs:
-    """K keys, with the coordinates that carry prior and norm; fused: K values too."""
+    """K keys, with the coordinates that carry prior and norm; fused: K values too.
+
+    Kernels add norms and priors as terms, and shifted keys share one product.
+    """
     k = layer.num_components
+    if backend == "triton":
+        products = 1 if layer.shares_product else k
+        return PairMacs(products * layer.head_dim, layer.value_head_dim)
     if backend == "reference":
         return PairMacs(k * layer.head_dim, layer.value_head_dim)
     parts = _split_count(torch.float32 if backend == "blockwise" else dtype)
@@ -130,6 +136,13 @@ def _mgk_pairs(layer: MGKAttention, backend: str, dtype: torch.dtype) -> PairMac
         size = max(size, layer.value_head_dim)
         return PairMacs(k * size, k * size)
     return PairMacs(k * size, layer.value_head_dim)
+
+
+def _shift_products(layer: MGKAttention) -> int:
+    """Return multiply-adds per position of query · shift and, for Gaussian scores, key · shift."""
+    owners = layer.num_kv_heads if layer.mixture_heads == "kv" else layer.num_heads
+    heads = layer.num_heads + (owners if layer.score == "gaussian" else 0)
+    return heads * layer.num_components * layer.head_dim
 
 
 PAIRS: dict[type[Attention], Callable[[Any, str, torch.dtype], PairMacs]] = {
@@ -173,14 +186,17 @@ def backend_macs(
     scale = layer.num_heads * seq_len * seq_len
     if pairs_of is None:
         return macs * (3 if train else 1) if backend == stated_backend(layer) else None
-    if backend not in ("reference", "sdpa", "blockwise"):
+    if backend not in ("reference", "sdpa", "blockwise", "triton"):
         return None
     reference, run = pairs_of(layer, "reference", dtype), pairs_of(layer, backend, dtype)
     linear = macs - scale * (reference.scores + reference.values)
+    if backend == "triton" and isinstance(layer, MGKAttention) and layer.shares_product:
+        linear += seq_len * _shift_products(layer)
     forward = run.scores + run.values
     if not train:
         return linear + scale * forward
-    again = {"reference": 0, "sdpa": forward // 2, "blockwise": run.scores}[backend]
+    repeated = {"reference": 0, "sdpa": forward // 2}
+    again = repeated.get(backend, run.scores)
     return 3 * linear + scale * (3 * forward + again + m_step_pair_macs(layer))
 
 

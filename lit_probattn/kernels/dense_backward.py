@@ -13,8 +13,9 @@ import triton.language as tl
 
 from lit_probattn.kernels.dense_tiles import (
     across,
-    component_gradients,
+    added,
     component_scores,
+    component_weights,
     down,
     load_scales,
     load_terms,
@@ -113,6 +114,8 @@ def grad_query_kernel(
 
     grad_query = tl.zeros((BLOCK_Q, KEY_PAD), tl.float32)
     grad_row = zero_vectors(COMPONENTS, BLOCK_Q)
+    share = zero_vectors(COMPONENTS, BLOCK_Q)  # Σ_j P_ijr
+    residual = tl.zeros((BLOCK_Q,), tl.float32)
     rows = index[:, None]
     seen_by_all, seen_by_any = num_keys, num_keys
     if CAUSAL:
@@ -179,14 +182,18 @@ def grad_query_kernel(
                         COMPONENTS, PRODUCTS, HAS_ROW, HAS_COL,
                         EDGE or HAS_BIAS or not SHOWS_ALL,
                     )  # fmt: skip
-                    _, gradients = component_gradients(
-                        scores, normaliser[:, None], grad_weight, COMPONENTS, HARD
-                    )
+                    weights = component_weights(scores, normaliser[:, None], COMPONENTS, HARD)
+                    gradients = ()
+                    for r in tl.static_range(COMPONENTS):
+                        gradients = gradients + (weights[r] * grad_weight,)
                     if HAS_ROW:
-                        sums = ()
+                        sums, shares = (), ()
                         for r in tl.static_range(COMPONENTS):
                             sums = sums + (grad_row[r] + tl.sum(gradients[r], 1),)
-                        grad_row = sums
+                            shares = shares + (share[r] + tl.sum(weights[r], 1),)
+                        grad_row, share = sums, shares
+                    elif HAS_COL:
+                        residual += tl.sum(added(gradients, COMPONENTS), 1)
                     to_key = gradients[0]
                     if not EQUAL_SCALES:
                         to_key = to_key * (scales[0] * LN2)
@@ -209,9 +216,15 @@ def grad_query_kernel(
         DQ + b * dq_b + h * dq_h, grad_query, row, dq_n, num_queries, KEY_DIM, KEY_PAD, BLOCK_Q
     )
     if HAS_ROW:
+        residual = added(grad_row, COMPONENTS)
         for r in tl.static_range(COMPONENTS):
-            tl.store(DROW + first * COMPONENTS + r * num_queries + index, grad_row[r],
-                     mask=index < num_queries)  # fmt: skip
+            tl.store(
+                DROW + first * COMPONENTS + r * num_queries + index,
+                grad_row[r] - residual * share[r],
+                mask=index < num_queries,
+            )
+    if HAS_ROW or HAS_COL:
+        tl.store(DELTA + first + index, delta + residual, mask=index < num_queries)
 
 
 @triton.jit
@@ -359,9 +372,11 @@ def grad_key_kernel(
                             COMPONENTS, PRODUCTS, HAS_ROW, HAS_COL,
                             HAS_BIAS or (CAUSAL and not INSIDE) or not SHOWS_ALL,
                         )  # fmt: skip
-                        weight, gradients = component_gradients(
-                            scores, normaliser[None, :], grad_weight, COMPONENTS, HARD
-                        )
+                        weights = component_weights(scores, normaliser[None, :], COMPONENTS, HARD)
+                        weight = added(weights, COMPONENTS)
+                        gradients = ()
+                        for r in tl.static_range(COMPONENTS):
+                            gradients = gradients + (weights[r] * grad_weight,)
                         if HAS_COL:
                             sums = ()
                             for r in tl.static_range(COMPONENTS):

@@ -140,33 +140,27 @@ def zero_vectors(COUNT: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def component_gradients(
-    scores,
-    normaliser,
-    grad_weight,
-    COMPONENTS: tl.constexpr,
-    HARD: tl.constexpr,
-):
-    """Return the weights P and the gradients g_r of the scores (natural units).
+def added(tiles, COUNT: tl.constexpr):
+    """Return the sum of tiles."""
+    total = tiles[0]
+    for r in tl.static_range(1, COUNT):
+        total = total + tiles[r]
+    return total
 
-    P = Σ_r 2^(s_r - normaliser),  g_r = 2^(s_r - normaliser) · grad_weight; HARD: the first largest
-    component has it all. `grad_weight` is dP - δ.
-    """
-    gradients = ()
+
+@triton.jit
+def component_weights(scores, normaliser, COMPONENTS: tl.constexpr, HARD: tl.constexpr):
+    """Return P_r = 2^(s_r - normaliser); HARD: of the first largest component, 0 for the others."""
+    weights = ()
     if HARD and COMPONENTS > 1:
         top, winner = scores[0], tl.zeros_like(scores[0]).to(tl.int32)
         for r in tl.static_range(1, COMPONENTS):
             winner = tl.where(scores[r] > top, r, winner)
             top = tl.maximum(top, scores[r])
         weight = tl.exp2(top - normaliser)
-        gradient = weight * grad_weight
         for r in tl.static_range(COMPONENTS):
-            gradients = gradients + (tl.where(winner == r, gradient, 0.0),)
+            weights = weights + (tl.where(winner == r, weight, 0.0),)
     else:
-        weight = tl.exp2(scores[0] - normaliser)
-        gradients = (weight * grad_weight,)
-        for r in tl.static_range(1, COMPONENTS):
-            part = tl.exp2(scores[r] - normaliser)
-            weight = weight + part
-            gradients = gradients + (part * grad_weight,)
-    return weight, gradients
+        for r in tl.static_range(COMPONENTS):
+            weights = weights + (tl.exp2(scores[r] - normaliser),)
+    return weights

@@ -1,0 +1,161 @@
+"""What masks, dropout, tiles and extreme scores do to the dense kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.kernels.dense import mixture_attention
+from lit_probattn.kernels.dense_selftest import FORMS, compare, plain_attention
+from lit_probattn.kernels.launch import Launch, forced
+from lit_probattn.kernels.runtime import draw_tensor
+from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+B, H, N, L, E = 2, 3, 37, 43, 11
+
+
+def draw(*shape, dtype=torch.float32):
+    return torch.randn(*shape).to(DEVICE, dtype)
+
+
+def attend(query, key, value, **options):
+    """Softmax attention by the kernel, with options by name."""
+    names = ("scales", "row_bias", "key_bias", "bias", "key_mask", "pair_mask", "draw")
+    tensors = [options.get(name) for name in names]
+    flags = [options.get("is_causal", False), options.get("hard", False)]
+    flags += [options.get("equal", True), options.get("threshold", 0)]
+    return mixture_attention(query, key, value, *tensors, query.shape[-1] ** -0.5, *flags)[0]
+
+
+@pytest.mark.parametrize("blocks", [(16, 32), (32, 16), (64, 64)])
+@pytest.mark.parametrize("family", FORMS)
+def test_tile_sizes_change_nothing_but_rounding(family, blocks):
+    form = FORMS[family][0]
+    for is_causal in (False, True):
+        with forced(Launch(*blocks)):
+            pairs = compare(form, is_causal, 5, DEVICE, torch.float32, E, (29, 37))
+        for found, exact in pairs:
+            torch.testing.assert_close(found.double(), exact, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
+    query, key, value = (draw(B, H, n, E).requires_grad_() for n in (N, L, L))
+    key_mask = torch.ones(B, L, dtype=torch.bool, device=DEVICE)
+    key_mask[1] = False
+    out = attend(query, key[:, :, None], value, key_mask=key_mask)
+    out.backward(draw(B, H, N, E))
+    assert (out[1] == 0).all()
+    for tensor in (query, key, value):
+        assert (tensor.grad[1] == 0).all()
+        assert tensor.grad[0].abs().sum() > 0
+    # Causal with fewer keys than queries: the first rows see nothing.
+    out = attend(value, query[:, :, None, :5], query[:, :, :5], is_causal=True)
+    assert (out[:, :, : L - 5] == 0).all()
+    assert out.isfinite().all()
+    assert out[:, :, L - 5 :].abs().amin(-1).min() > 0
+
+
+def test_bias_of_minus_infinity_hides_like_a_mask():
+    query, key, value = (draw(B, H, n, E).requires_grad_() for n in (N, L, L))
+    hidden = torch.rand(1, H, N, L).to(DEVICE) < 0.5
+    bias = torch.zeros(1, H, N, L, device=DEVICE).masked_fill(hidden, float("-inf"))
+    bias[:, :, 3] = float("-inf")
+    found = attend(query, key[:, :, None], value, bias=bias)
+    masked = attend(query, key[:, :, None], value, pair_mask=~hidden & (bias > float("-inf")))
+    torch.testing.assert_close(found, masked)
+    assert (found[:, :, 3] == 0).all()
+    grads = torch.autograd.grad(found.sum(), (query, key, value))
+    assert all(g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_dropped_pairs_are_those_of_the_reference(family):
+    """One sample per basis vector as values: the output is the dropped weights themselves."""
+    form = FORMS[family][0]
+    samples = torch.tensor([41, 2**33 + 7], device=DEVICE)
+    dropout = AttentionDropout(0.3, RandomKey(3, step=5, sample_ids=samples, layer=2))
+    rows, keys = 37, 45
+    query, key = draw(B, H, rows, E), draw(B, H, form.products, keys, E)
+    value = torch.eye(keys, device=DEVICE).expand(B, H, keys, keys).contiguous()
+    words = draw_tensor(dropout.key.philox_key(STREAM_DROPOUT), dropout.key.samples(B, DEVICE))
+    terms = {}
+    if form.terms:
+        terms = {
+            "row_bias": draw(B, H, form.components, rows),
+            "key_bias": draw(B, H, form.components, keys),
+        }
+    plain = attend(query, key, value, **terms)
+    dropped = attend(query, key, value, draw=words, threshold=dropout.threshold, **terms)
+    keep = dropout.keep(B, H, range(rows), range(keys), DEVICE)
+    assert 0.6 < keep.float().mean() < 0.8
+    torch.testing.assert_close(dropped, plain * keep * dropout.scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("far", [3.0, 300.0])
+def test_one_exponential_stays_right_when_components_are_far_apart(far, dtype):
+    """Row and key terms of opposite sign: F would underflow; such heads take the general sum."""
+    query, key, value = draw(B, H, N, E), draw(B, H, 1, L, E), draw(B, H, L, E)
+    query, key, value = (x.to(dtype).requires_grad_() for x in (query, key, value))
+    row, col = draw(B, H, 2, N), draw(B, H, 2, L)
+    row[:, :, 0] += far
+    col[:, :, 1, ::2] += far  # half of the keys favour the component that queries do not
+    row[:, 0], col[:, 0] = row[:, 0] / far, col[:, 0] / far  # one head stays narrow
+    row, col = row.requires_grad_(), col.requires_grad_()
+    cotangent = draw(B, H, N, E)
+    found = attend(query, key, value, row_bias=row, key_bias=col)
+    leaves = (query, key, value, row, col)
+    grads = torch.autograd.grad(found, leaves, cotangent.to(dtype))
+
+    def plain(precision):
+        """Output and gradients by the equation."""
+        inputs = [x.detach().to(precision).requires_grad_() for x in leaves]
+        scales = torch.full((H, 2), E**-0.5, dtype=precision, device=DEVICE)
+        out = plain_attention(*inputs[:3], scales, *inputs[3:], False, False)
+        return out, *torch.autograd.grad(out, inputs, cotangent.to(precision))
+
+    for a, eager, exact in zip(
+        (found, *grads), plain(torch.float32), plain(torch.float64), strict=True
+    ):
+        ours, theirs = ((x.double() - exact).square().mean().sqrt() for x in (a, eager))
+        rounding = torch.finfo(dtype).eps * exact.abs().max()
+        assert ours <= (2 * theirs if dtype == torch.float32 else 2 * theirs + 4 * rounding)
+
+
+def test_strides_of_any_kind_are_read_right():
+    base = draw(N, H, 2, E, B).permute(4, 1, 0, 2, 3)  # last dimension not contiguous
+    query, key, value = base[..., 0, :], base[..., 1, :], draw(B, N, 2 * H, E).transpose(1, 2)
+    value = value[:, ::2]
+    found = attend(query, key[:, :, None], value)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(found, expected)
+    one_key = draw(B, H, 1, 1, E).expand(B, H, 1, L, E)
+    wide = attend(query, one_key, draw(B, H, L, 1).expand(B, H, L, E))
+    assert wide.isfinite().all()
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+def test_no_queries_and_no_keys():
+    empty = draw(B, H, 0, E)
+    assert attend(empty, draw(B, H, 1, L, E), draw(B, H, L, E)).shape == (B, H, 0, E)
+    query = draw(B, H, N, E).requires_grad_()
+    out = attend(query, empty[:, :, None], empty)
+    assert (out == 0).all()
+    out.sum().backward()
+    assert (query.grad == 0).all()
+
+
+def test_backward_gives_the_same_bits_every_time():
+    query, key, value = (draw(B, 4, n, E).requires_grad_() for n in (N, L, L))
+    cotangent = draw(B, 4, N, E)
+    runs = [
+        torch.autograd.grad(
+            attend(query, key[:, :2, None], value[:, :1], is_causal=True),
+            (query, key, value),
+            cotangent,
+        )
+        for _ in range(2)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

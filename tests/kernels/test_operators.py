@@ -1,0 +1,115 @@
+"""The operators as PyTorch sees them: schema, fakes, autograd, FLOPs, checkpoints, compilation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.kernels.dense import mixture_attention
+from lit_probattn.randomness import RandomKey
+from profiling.counters import torch_flops
+from profiling.exact import backend_macs
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+B, H, N, L, E, K = 2, 4, 19, 23, 8, 2
+
+
+def arguments(products, terms, *, kind="soft", masked=False, grad=True):
+    def draw(*shape):
+        return torch.randn(*shape, device=DEVICE).requires_grad_(grad)
+
+    query = torch.randn(B, N, H * E, device=DEVICE).unflatten(-1, (H, E)).transpose(1, 2)
+    row, col = (draw(B, H, K, N), draw(B, 2, K, L)) if terms else (None, None)
+    scales = torch.rand(2, K, device=DEVICE).add(0.5).requires_grad_(grad) if terms else None
+    key_mask = (torch.rand(B, L) < 0.8).to(DEVICE) if masked else None
+    return (
+        *(query.requires_grad_(grad), draw(B, 2, products, L, E), draw(B, 1, L, 5)),
+        *(scales, row, col, None, key_mask, None, None, 0.3, masked, kind == "hard", False, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(lambda: arguments(1, False), id="softmax"),
+        pytest.param(lambda: arguments(K, True, masked=True), id="mgk"),
+        pytest.param(lambda: arguments(K, True, kind="hard"), id="hard"),
+        pytest.param(lambda: arguments(1, True), id="smgk"),
+    ],
+)
+def test_operator_passes_opcheck(args):
+    torch.library.opcheck(mixture_attention, args(), test_utils=(
+        "test_schema", "test_autograd_registration", "test_faketensor",
+        "test_aot_dispatch_dynamic",
+    ))  # fmt: skip
+
+
+LAYERS = {
+    "softmax": lambda: SoftmaxAttention(16, E, 2),
+    "mgk": lambda: MGKAttention(16, E, 2, num_components=3),
+    "mgk hard": lambda: MGKAttention(16, E, 2, e_step="hard"),
+    "smgk": lambda: MGKAttention(16, E, 2, shifted_keys=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("train", [False, True])
+def test_counted_products_are_those_of_the_formula(name, train):
+    layer = LAYERS[name]().to("meta")
+    layer.backend = "triton"
+    x = torch.empty(1, 29, 16, device="meta", requires_grad=True)
+
+    def step():
+        out = layer(x)
+        if train:
+            out.sum().backward()
+
+    assert torch_flops(step) == 2 * backend_macs(layer, 29, "triton", train=train)
+
+
+def test_shifted_keys_cost_one_product_and_the_others_what_the_reference_costs():
+    for name, make in LAYERS.items():
+        layer = make()
+        found, plain = (backend_macs(layer, 31, b) for b in ("triton", "reference"))
+        # One of two products per pair; the shifts meet every query and every key once instead.
+        saved = 31 * 31 * 2 * E - 2 * 31 * 2 * K * E if name == "smgk" else 0
+        assert plain - found == saved, name
+
+
+@pytest.mark.parametrize("name", ["softmax", "smgk"])
+def test_activation_checkpoints_give_the_same_gradients(name):
+    layer = LAYERS[name]().to(DEVICE)
+    layer.backend, layer.dropout = "triton", 0.2
+    rng = RandomKey(1, sample_ids=torch.tensor([3, 4]))
+    grads = []
+    for use in (False, True):
+        x = torch.randn(2, 21, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        x.requires_grad_()
+        out = checkpoint(layer, x, rng=rng, use_reentrant=False) if use else layer(x, rng=rng)
+        out.square().sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_nothing_of_size_n_by_n_is_saved():
+    layer = LAYERS["mgk"]().to(DEVICE)
+    layer.backend, length = "triton", 61
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(torch.randn(1, length, 16, device=DEVICE), is_causal=True)
+    assert max(t.numel() for t in saved) <= 3 * length * 2 * E  # keys of three components
+    assert 3 * length * 2 * E < length * length
+
+
+@pytest.mark.slow
+def test_compiled_model_equals_eager():
+    layer = LAYERS["smgk"]().to(DEVICE)
+    layer.backend = "triton"
+    x = torch.randn(2, 21, 16, device=DEVICE)
+    compiled = torch.compile(layer, fullgraph=True)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    layer(a).square().sum().backward()
+    compiled(b).square().sum().backward()
+    torch.testing.assert_close(a.grad, b.grad)

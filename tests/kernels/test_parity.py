@@ -1,0 +1,22 @@
+"""Every dense kernel against the float64 reference: output and all gradients, beside eager code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profiling.kernels_parity import BUDGET, CASES, parity_rows
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPES = [(37, 45), (33, 5)]
+DENSE = [case for case in CASES if case.name.startswith(("softmax", "gaussian", "mgk", "smgk"))]
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
+def test_error_is_within_twice_that_of_eager_code(case, dtype):
+    rows = parity_rows(case, dtype, device=DEVICE, head_dim=13, shapes=SHAPES)
+    assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
+    for row in rows:
+        assert row.ratio <= BUDGET, row
