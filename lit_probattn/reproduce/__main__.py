@@ -110,13 +110,33 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if part["kind"] == "fits":
         return _fits(options, arguments)
     if part["kind"] == "uea":
+        _refuse(options, *_UEA)
         return _uea(options)
+    _refuse(options, "accelerator", "dry_run")
     print("\n".join(other_lines(options.table, part)))
     if part["kind"] == "sweep" and not options.dry_run:
         on_gpu = options.accelerator in ("gpu", "cuda")
         for command in part["commands" if on_gpu else "without_gpu"]:
             subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
     return 0
+
+
+# Options that the command of the UEA archives takes.
+_UEA = ("only", "seeds", "shard", "dry_run", "as_published", "accelerator", "data_dir", "cache_dir")
+_UEA += ("runs", "out")
+
+
+def _refuse(options: argparse.Namespace, *taken: str) -> None:
+    """Refuse options that a table of another kind does not take.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    defaults = vars(make_parser().parse_args([]))
+    for name, value in vars(options).items():
+        if name not in (*taken, "table", "tables") and value != defaults[name]:
+            flag = f"--{'dry-run' if name == 'dry_run' else name}"
+            raise ConfigError(f"{flag} does not apply to {options.table}")
 
 
 def _fits(options: argparse.Namespace, arguments: Sequence[str]) -> int:

@@ -97,6 +97,8 @@ def test_list_names_every_table_with_its_state(capsys):
         (["mgk_table1", "--shard", "3/3"], "--shard expects 0 <= i < n"),
         (["mgk_table1", "--set", "a"], "--set expects key=value, received 'a'"),
         (["mgk_table1", "--jobs", "0"], "--jobs and --steps must be at least 1"),
+        (["fish_table6", "--jobs", "2"], "--jobs does not apply to fish_table6"),
+        (["mgk_table7", "--shortened"], "--shortened does not apply to mgk_table7"),
         (["fish_table5", "--max_seq_len", "9"], "imagenet has no length that --max_seq_len"),
     ],
 )
