@@ -149,11 +149,14 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
         raise _DamagedError(f"cache {folder}: format {version}, expected {FORMAT_VERSION}")
     if settings != spec.settings:
         raise _DamagedError(f"cache {folder}: made for other settings: {settings}")
-    for name, expected in files.items():
-        _verify(folder / name, expected)
-    for path in spec.sources():
-        if path.name not in sources or _has_changed(path, sources[path.name]):
-            raise _DamagedError(f"cache {folder}: {path} has changed since the cache was made")
+    try:
+        for name, expected in files.items():
+            _verify(folder / name, expected)
+        for path in spec.sources():
+            if path.name not in sources or _has_changed(path, sources[path.name]):
+                raise _DamagedError(f"cache {folder}: {path} has changed since the cache was made")
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
     return Cache(folder, meta)
 
 

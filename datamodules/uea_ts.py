@@ -86,12 +86,22 @@ def check_ts(path: Path) -> tuple[TsHeader, list[tuple[int, int]], list[str], li
                 labels.append(label)
                 lines.append(place.line)
     except UnicodeDecodeError as error:
-        place.line += 1
-        raise place.error(f"not UTF-8 text (near byte {error.start} of a block)") from None
+        place.line = _line_of_wrong_byte(path)
+        raise place.error(f"not UTF-8 text ({error.reason})") from None
     if not shapes:
         place.line = header.num_lines
         raise place.error("@data is followed by no series")
     return header, shapes, labels, lines
+
+
+def _line_of_wrong_byte(path: Path) -> int:
+    """Line of the first byte that is not UTF-8; text is decoded in blocks, which hide it."""
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    return 0
 
 
 # ---- one series ---------------------------------------------------------------------------------

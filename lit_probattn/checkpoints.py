@@ -107,8 +107,32 @@ def load_checkpoint(
             path, map_location=map_location, weights_only=weights_only
         )
     except Exception as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise CheckpointError(f"checkpoint {path} cannot be loaded: {first_line}") from error
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {_refusal(error)}") from error
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(loaded).__name__}")
+    return loaded
+
+
+def _refusal(error: Exception) -> str:
+    """One line for what `torch.load` says; it would advise to run the file's code."""
+    needed = re.search(r"Unsupported (?:global|class|operand).*?GLOBAL ([\w.]+)", str(error))
+    if needed is not None:
+        return (
+            f"it needs code to load ({needed[1]}); only tensors and plain values are read from "
+            "checkpoints"
+        )
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)
+
+
+# What a checkpoint of a run holds at least.
+_PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
+
+
+def _require_parts(loaded: dict[str, Any], path: Path) -> dict[str, Any]:
+    missing = [name for name in _PARTS if name not in loaded]
+    if missing:
+        raise CheckpointError(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
     return loaded
 
 
@@ -186,7 +210,8 @@ class CheckedCheckpointIO(CheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Check and load. Objects that need code are refused unless `weights_only` is False."""
-        return load_checkpoint(Path(path), map_location, weights_only is not False)
+        loaded = load_checkpoint(Path(path), map_location, weights_only is not False)
+        return _require_parts(loaded, Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint; a missing one is fine."""

@@ -207,10 +207,32 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         place = "" if error.filename is None else f": {error.filename}"
         return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2
     if text.startswith("Error(s) in loading state_dict"):
-        return f"the checkpoint does not fit this configuration: {text[:300]}", 2
+        return f"the checkpoint does not fit this configuration: {_differences(text)}", 2
     if isinstance(error, ValueError | NotImplementedError | FileNotFoundError):
         return (text, 2) if _is_raised(error, (*OUR_PACKAGES, "lightning")) else None
+    if isinstance(error, TypeError):  # Lightning's answer to some values of the trainer
+        return (text, 2) if _is_raised(error, ("lightning",)) else None
     return None
+
+
+def _differences(text: str) -> str:
+    """What `load_state_dict` found, shortened: how many tensors differ, and the first of each."""
+    shapes = re.findall(
+        r"size mismatch for (\S+): .*?torch.Size\((\[.*?\])\).*?torch.Size\((\[.*?\])\)", text
+    )
+    parts = []
+    if shapes:
+        name, theirs, ours = shapes[0]
+        parts.append(f"{len(shapes)} of other shapes (first {name}: {theirs} there, {ours} here)")
+    for kind, pattern in (
+        ("missing in it", r"Missing key\(s\) in state_dict: ([^:]+?)\. "),
+        ("unknown here", r"Unexpected key\(s\) in state_dict: ([^:]+?)\. "),
+    ):
+        found = re.search(pattern, f"{text} ")
+        if found:
+            names = found[1].split(", ")
+            parts.append(f"{len(names)} {kind} (first {names[0].strip(chr(34))})")
+    return f"tensors: {'; '.join(parts)}" if parts else text[:300]
 
 
 def _is_raised(error: BaseException, packages: Collection[str]) -> bool:

@@ -1,5 +1,6 @@
 """The argument parser of the command line: full names only, one line for what is wrong."""
 
+import inspect
 from argparse import RawDescriptionHelpFormatter
 from typing import Any
 
@@ -55,6 +56,7 @@ class Instantiator(_InstantiatorFn):
         # A size that the data do not have (features of tokens) is no hyper-parameter of the model.
         links = {key: size for key, size in applied_instantiation_links.items() if size is not None}
         try:
+            _require_sizes(class_type, applied_instantiation_links)
             return super().__call__(
                 class_type,
                 *args,
@@ -63,3 +65,20 @@ class Instantiator(_InstantiatorFn):
             )
         except Exception as error:
             raise ConstructionError(self.key, error) from error
+
+
+def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
+    """Refuse data of another kind than the model reads.
+
+    Raises:
+        ValueError: the model needs a size that the data do not have.
+    """
+    parameters = inspect.signature(class_type.__init__).parameters
+    for key, size in links.items():
+        name = key.rpartition(".")[2]
+        needed = name in parameters and parameters[name].default is inspect.Parameter.empty
+        if needed and size is None:
+            raise ValueError(
+                f"{class_type.__name__} needs {name}, which these data do not have: tokens have a "
+                "vocab_size, series and pictures have num_features; choose a task for this data set"
+            )

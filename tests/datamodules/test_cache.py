@@ -86,6 +86,16 @@ def other_settings(folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps({**meta, "settings": {"count": 6}}))
 
 
+def other_kind(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "files": ["a.npy"]}))
+
+
+def no_size(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "files": {"a.npy": {}}}))
+
+
 DAMAGES = {
     cut: "a.npy has 183 bytes, expected 184",
     flip: "b.npy does not match its checksum",
@@ -94,6 +104,8 @@ DAMAGES = {
     cut_meta: "meta.json is missing or unreadable",
     other_version: "format 99, expected 1",
     other_settings: "made for other settings",
+    other_kind: "meta.json is unreadable",
+    no_size: "meta.json is unreadable",
 }
 
 

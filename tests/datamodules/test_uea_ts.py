@@ -87,7 +87,7 @@ BAD = {
     "no number of dimensions": (GOOD.replace("@dimensions 2", "@dimensions two"), 6, "positive"),
     "tag twice": (GOOD.replace("@missing false", "@missing false\n@missing true"), 5, "twice"),
     "data before @data": (GOOD.replace("@data\n", ""), 9, "expected a tag or @data"),
-    "not text": (GOOD.encode() + b"\xff\xfe1:2:Up\n", None, "not UTF-8"),
+    "not text": (GOOD.encode() + b"\xff\xfe1:2:Up\n", 12, "not UTF-8"),
 }
 
 
@@ -97,7 +97,7 @@ def test_malformed_file_is_refused_with_file_and_line(case: str, tmp_path: Path)
     path = write(tmp_path, text)
     with pytest.raises(DataError, match=message) as error:
         check_ts(path)
-    place = str(path) if line == 0 else f"{path}:" if line is None else f"{path}:{line}: "
+    place = str(path) if line == 0 else f"{path}:{line}: "
     assert str(error.value).startswith(place)
     assert "\n" not in str(error.value)
 

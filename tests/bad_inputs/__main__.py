@@ -1,0 +1,33 @@
+"""Print the page of bad inputs, or write it."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from tests.bad_inputs import all_cases, message_of, page
+
+
+def main() -> None:
+    """Run every case."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bad_inputs")
+    parser.add_argument("--write", type=Path, help="file to write; without it, print")
+    target = parser.parse_args().write
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for number, case in enumerate(all_cases()):
+            try:
+                rows.append((case, message_of(case, Path(name) / str(number))))
+            except AssertionError as error:
+                raise SystemExit(f"{case.area}: {case.given}: {error}") from error
+    text = page(rows)
+    if target is None:
+        print(text)
+    else:
+        target.write_text(text, encoding="utf-8")
+        print(f"{target}: {len(rows)} cases")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A case, its message without the names of this machine, and the page of all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from datamodules.__main__ import main as data_main
+from datamodules.errors import DataError
+from lit_probattn.cli import main
+from tests.runs import ROOT, arguments
+
+_PARTS = ("commands", "values", "checkpoints", "text_files", "picture_files", "series_files")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bad input.
+
+    Args:
+        area: heading in the page.
+        given: what is wrong, in a few words.
+        tell: makes the input in an empty folder and returns what is said about it.
+    """
+
+    area: str
+    given: str
+    tell: Callable[[Path], str]
+
+
+def all_cases() -> list[Case]:
+    """Every case, in the order of the page."""
+    parts = [importlib.import_module(f"tests.bad_inputs.{name}") for name in _PARTS]
+    return [case for part in parts for case in part.cases()]
+
+
+def message_of(case: Case, folder: Path) -> str:
+    """What is said about a case; paths below `folder` begin with DIR."""
+    folder.mkdir(parents=True)
+    text = case.tell(folder)
+    return text.replace(str(folder), "DIR").replace(f"{ROOT}/", "").replace(str(ROOT), ".")
+
+
+# ---- the doors ------------------------------------------------------------------------------
+
+
+def command_error(command: list[str], door: Callable[[list[str]], int] = main) -> str:
+    """The one line on stderr of a command that fails.
+
+    Raises:
+        AssertionError: it succeeds, says nothing, says more than a line, or shows a traceback.
+    """
+    told, output = io.StringIO(), io.StringIO()
+    streams = contextlib.redirect_stderr(told), contextlib.redirect_stdout(output)
+    with streams[0], streams[1], warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        status = door(command)
+    lines = [line for line in told.getvalue().splitlines() if line.startswith("error")]
+    assert status in (1, 2), f"exit status {status}"
+    assert len(lines) == 1, told.getvalue()
+    return lines[0]
+
+
+def fit(*more: str, attention: str | None = None) -> Callable[[Path], str]:
+    """A training command of the tiny Text task with wrong flags."""
+    return lambda folder: command_error(
+        arguments(
+            "fit", folder, *(m.replace("DIR", str(folder)) for m in more), attention=attention
+        )
+    )
+
+
+def data_command(*words: str) -> Callable[[Path], str]:
+    """A command of `python -m datamodules`."""
+    return lambda folder: command_error(
+        [word.replace("DIR", str(folder)) for word in words], data_main
+    )
+
+
+def data_error(read: Callable[[Path], object]) -> Callable[[Path], str]:
+    """Reading data in code, which raises a DataError of one line."""
+
+    def tell(folder: Path) -> str:
+        try:
+            read(folder)
+        except DataError as error:
+            text = str(error)
+            assert "\n" not in text, text
+            return text
+        raise AssertionError("no error")
+
+    return tell
+
+
+# ---- the page -------------------------------------------------------------------------------
+
+_HEAD = """# Bad inputs, and what is said about each
+
+Written by `python -m tests.bad_inputs --write docs/bad_inputs.md`; `tests/test_bad_inputs.py`
+holds this page to what the code says. `DIR` stands for a folder of the user. A command ends with
+exit status 2 (1 for `python -m datamodules` on wrong data) and this one line on stderr; in code,
+the same text is the message of a `ValueError` or of one of its kinds. {count} cases.
+"""
+
+
+def page(rows: list[tuple[Case, str]]) -> str:
+    """Markdown page of cases and their messages."""
+    return "\n".join([_HEAD.format(count=len(rows)), *_tables(rows)])
+
+
+def _tables(rows: list[tuple[Case, str]]) -> Iterator[str]:
+    for area in dict.fromkeys(case.area for case, _ in rows):
+        yield f"## {area}\n"
+        yield "| given | message |"
+        yield "| --- | --- |"
+        for case, message in rows:
+            if case.area == area:
+                yield f"| {_cell(case.given)} | {_cell(message)} |"
+        yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

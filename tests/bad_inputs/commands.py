@@ -1,0 +1,100 @@
+"""Command lines and configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.bad_inputs.cases import Case, command_error, data_command, fit
+from tests.runs import ROOT, TASK, arguments, write_attention
+
+ATTENTION = "model.init_args.attention"
+
+
+def _files(*text_or_name: str) -> Callable[[Path], str]:
+    """A fit with config files in this order: TASK, ATTENTION, or a text."""
+
+    def tell(folder: Path) -> str:
+        names = {"TASK": TASK, "ATTENTION": write_attention(folder)}
+        command = ["fit"]
+        for number, text in enumerate(text_or_name):
+            path = folder / f"{number}.yaml"
+            if text not in names:
+                path.write_text(text)
+            command += ["--config", names.get(text, str(path))]
+        return command_error(command)
+
+    return tell
+
+
+def _config(text: str | bytes) -> Callable[[Path], str]:
+    """A file after task and attention."""
+
+    def tell(folder: Path) -> str:
+        path = folder / "wrong.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return command_error(arguments("fit", folder, "--config", str(path)))
+
+    return tell
+
+
+def cases() -> Iterator[Case]:
+    """Command lines, then files."""
+    line = "Command line"
+    yield Case(line, "no command", lambda _: command_error([]))
+    yield Case(line, "`fitt`", lambda _: command_error(["fitt"]))
+    yield Case(line, "`--trainer.max_step 4`", fit("--trainer.max_step", "4"))
+    yield Case(line, "`--model.init_args.num_layer 4`", fit("--model.init_args.num_layer", "4"))
+    yield Case(line, "`--seed 4`, a shortened flag", fit("--seed", "4"))
+    yield Case(line, "`--data.init_args.batch 4`", fit("--data.init_args.batch", "4"))
+    yield Case(line, "`--run.nme x`", fit("--run.nme", "x"))
+    yield Case(line, "`num_head` of the attention", fit(f"--{ATTENTION}.init_args.num_head", "4"))
+    yield Case(
+        line, "an unknown variant", fit(f"--{ATTENTION}", "lit_probattn.attention.MGKAtention")
+    )
+    yield Case(
+        line, "a class that is no attention", fit(f"--{ATTENTION}.class_path", "torch.nn.Linear")
+    )
+    yield Case(
+        line, "a module that does not exist", fit(f"--{ATTENTION}.class_path", "nowhere.Attention")
+    )
+    yield Case(line, "an unknown task", fit("--model", "lit_probattn.tasks.SequenceClasifier"))
+    yield Case(line, "an unknown data set", fit("--data", "datamodules.Listops"))
+    yield Case(line, "`num_layers four`", fit("--model.init_args.num_layers", "four"))
+    yield Case(line, "`schedule onecycle`", fit("--model.init_args.schedule", "onecycle"))
+    yield Case(line, "`trainer.precision 17`", fit("--trainer.precision", "17"))
+    yield Case(line, "`seed_everything x`", fit("--seed_everything", "x"))
+    yield Case(line, "`monitor_mode largest`", fit("--run.monitor_mode", "largest"))
+    data = "Commands of datamodules"
+    yield Case(data, "`preparee`", data_command("preparee", "text"))
+    yield Case(data, "`prepare listop`", data_command("prepare", "listop"))
+    yield Case(data, "`--num_tran 3`", data_command("prepare", "listops", "--num_tran", "3"))
+    yield Case(
+        data, "`--num_train many`", data_command("prepare", "listops", "--num_train", "many")
+    )
+    yield Case(
+        data, "`check` before `prepare`", data_command("check", "listops", "--data_dir", "DIR")
+    )
+    files = "Configuration files"
+    missing = str(ROOT / "configs/tasks/lra_listop.yaml")
+    yield Case(
+        files, "a file that does not exist", lambda _: command_error(["fit", "--config", missing])
+    )
+    yield Case(files, "the attention file first", _files("ATTENTION", "TASK"))
+    yield Case(files, "no task file", _files("ATTENTION"))
+    yield Case(files, "no attention file", _files("TASK"))
+    yield Case(files, "no YAML: `model: [1,`", _config("model: [1,"))
+    yield Case(files, "an empty file", _config(""))
+    yield Case(files, "a list", _config("- 1"))
+    yield Case(files, "bytes that are no text", _config(b"\xff\xfe\x00model"))
+    yield Case(files, "`trainer: {max_step: 3}`", _config("trainer: {max_step: 3}"))
+    yield Case(files, "`mdel: {…}`", _config("mdel: {init_args: {embed_dim: 3}}"))
+    yield Case(files, "`batchsize`", _config("data: {init_args: {batchsize: 3}}"))
+    yield Case(
+        files,
+        "`num_head` of the attention",
+        _config("model: {init_args: {attention: {init_args: {num_head: 3}}}}"),
+    )
+    yield Case(files, "`model: 5`", _config("model: 5"))
+    yield Case(files, "`trainer: [1, 2]`", _config("trainer: [1, 2]"))
+    yield Case(files, "`num_layers: {a: 1}`", _config("model: {init_args: {num_layers: {a: 1}}}"))

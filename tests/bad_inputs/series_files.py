@@ -1,0 +1,44 @@
+"""Files of time series (`.ts`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from datamodules import UEA
+from datamodules.uea_ts import check_ts
+from tests.bad_inputs.cases import Case, data_error
+from tests.datamodules.test_uea_ts import BAD, GOOD, write
+
+
+def _file(text: str | bytes) -> Callable[[Path], str]:
+    return data_error(lambda folder: check_ts(write(folder, text)))
+
+
+def _two_files(train: str, test: str) -> Callable[[Path], str]:
+    def read(folder: Path) -> None:
+        for part, text in (("TRAIN", train), ("TEST", test)):
+            (folder / f"BasicMotions_{part}.ts").write_text(text)
+        UEA("BasicMotions", data_dir=str(folder)).prepare_data()
+
+    return data_error(read)
+
+
+def _archive(**options: object) -> Callable[[Path], str]:
+    return data_error(lambda f: UEA(**{"data_dir": str(f), **options}).prepare_data())  # type: ignore[arg-type]
+
+
+def cases() -> Iterator[Case]:
+    """Malformed files, then archives."""
+    area = "UEA archives (`.ts`)"
+    for given, (text, _, _) in BAD.items():
+        yield Case(area, given, _file(text))
+    yield Case(area, "an unknown archive", _archive(name="BasicMotion"))
+    yield Case(area, "no files", _archive(name="Heartbeat"))
+    yield Case(area, "an unknown normalisation", _archive(name="Heartbeat", normalization="robust"))
+    other = (
+        GOOD.replace("@dimensions 2", "@dimensions 1").replace(":4,5,6", "").replace(":0.25,+7", "")
+    )
+    yield Case(area, "test series of another size", _two_files(GOOD, other))
+    unseen = GOOD.replace("Up Down", "Up Down Left").replace(":Down", ":Left")
+    yield Case(area, "a class without training series", _two_files(GOOD, unseen))

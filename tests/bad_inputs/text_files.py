@@ -1,0 +1,237 @@
+"""Files of text: ListOps, Retrieval, IMDB, WikiText, vocabularies; and caches."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from datamodules import ListOps, Retrieval, Text
+from datamodules.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
+from tests.bad_inputs.cases import Case, data_error
+from tests.datamodules import made_text
+from tests.datamodules.lra_files import PAIR_FILES, pair_lines, write_pairs
+from tests.datamodules.test_cache import SPEC, build
+from tests.datamodules.test_listops_release import GOOD, HEADER
+from tests.datamodules.test_text import REVIEWS, member, write_archive
+
+# ---- ListOps --------------------------------------------------------------------------------
+
+
+def listops(train: str | bytes) -> Callable[[Path], str]:
+    """A release with another training file."""
+
+    def read(folder: Path) -> None:
+        for name in ("val", "test"):
+            (folder / f"basic_{name}.tsv").write_text(HEADER + GOOD)
+        content = train if isinstance(train, bytes) else train.encode()
+        (folder / "basic_train.tsv").write_bytes(content)
+        ListOps(source="released", data_dir=str(folder)).prepare_data()
+
+    return data_error(read)
+
+
+def _listops_cases() -> Iterator[Case]:
+    area = "ListOps (`.tsv`)"
+    nowhere = data_error(lambda f: ListOps(source="released", data_dir=str(f)).prepare_data())
+    yield Case(area, "no file", nowhere)
+    yield Case(area, "an empty file", listops(""))
+    yield Case(area, "only a header", listops(HEADER))
+    yield Case(area, "no header", listops(GOOD))
+    yield Case(area, "no tab", listops(HEADER + GOOD.replace("\t", " ")))
+    yield Case(area, "an empty line", listops(HEADER + GOOD + "\n" + GOOD))
+    yield Case(area, "an unknown token", listops(HEADER + GOOD.replace("[MAX", "[AVG")))
+    yield Case(
+        area, "a byte that is no text", listops((HEADER + GOOD).encode().replace(b"3", b"\xff"))
+    )
+    yield Case(area, "a wrong value", listops(HEADER + GOOD.replace("\t4", "\t3")))
+    yield Case(area, "no digit", listops(HEADER + GOOD.replace("\t4", "\t10")))
+    yield Case(area, "unbalanced parentheses", listops(HEADER + "( ( [MAX 4 ) 3 ) ] )\t4\n"))
+    yield Case(area, "unbalanced brackets", listops(HEADER + "( ( [MAX 4 ) 3 )\t4\n"))
+    yield Case(area, "no arguments", listops(HEADER + "( ( [MAX ] ) ] )\t4\n"))
+    yield Case(area, "cut off in a line", listops((HEADER + GOOD + GOOD)[:-8]))
+
+
+# ---- Retrieval ------------------------------------------------------------------------------
+
+
+def retrieval(line: bytes) -> Callable[[Path], str]:
+    """A release whose training file ends with another line."""
+
+    def read(folder: Path) -> None:
+        write_pairs(folder, train=2)
+        path = folder / PAIR_FILES["train"]
+        path.write_bytes(b"".join(pair_lines(2, 0)) + line)
+        Retrieval(data_dir=str(folder)).prepare_data()
+
+    return data_error(read)
+
+
+def _retrieval_cases() -> Iterator[Case]:
+    area = "Retrieval (`.tsv`)"
+    yield Case(area, "three columns", retrieval(b"1.0\ta\tb\n"))
+    yield Case(area, "a label of 2", retrieval(b"2.0\ta\tb\tone\ttwo\n"))
+    yield Case(area, "no label", retrieval(b"\ta\tb\tone\ttwo\n"))
+    yield Case(area, "no test file", data_error(_half_of_retrieval))
+
+
+def _half_of_retrieval(folder: Path) -> None:
+    write_pairs(folder)
+    (folder / PAIR_FILES["test"]).unlink()
+    Retrieval(data_dir=str(folder)).prepare_data()
+
+
+# ---- IMDB -----------------------------------------------------------------------------------
+
+
+def imdb(change: Callable[[Path], object]) -> Callable[[Path], str]:
+    """An archive of reviews that `change` writes."""
+
+    def read(folder: Path) -> None:
+        change(folder / "aclImdb_v1.tar.gz")
+        Text(data_dir=str(folder), val_fraction=0.2).prepare_data()
+
+    return data_error(read)
+
+
+def _cut_archive(path: Path) -> None:
+    write_archive(path)
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def _imdb_cases() -> Iterator[Case]:
+    area = "IMDB (archive)"
+    one_class = {name: data for name, data in REVIEWS.items() if "test/pos" not in name}
+    link = member("aclImdb/train/pos/99_9.txt", tarfile.SYMTYPE)
+    yield Case(area, "nothing", imdb(lambda path: None))
+    yield Case(area, "cut off", imdb(_cut_archive))
+    yield Case(area, "no archive", imdb(lambda path: path.write_bytes(b"reviews")))
+    yield Case(
+        area, "a member outside its folder", imdb(lambda p: write_archive(p, [member("../x")]))
+    )
+    yield Case(area, "a link", imdb(lambda p: write_archive(p, [link])))
+    yield Case(area, "a class without reviews", imdb(lambda p: write_archive(p, reviews=one_class)))
+
+
+# ---- WikiText -------------------------------------------------------------------------------
+
+
+def wikitext(change: Callable[[Path], object], **options: object) -> Callable[[Path], str]:
+    """A corpus that is changed before it is read."""
+
+    def read(folder: Path) -> None:
+        made_text.write(folder)
+        change(folder)
+        made_text.data(folder, **options).setup()
+
+    return data_error(read)
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _raw_archive(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "wikitext-103-v1.zip", "w") as archive:
+        archive.writestr("wikitext-103-raw/wiki.train.raw", "text")
+    for name in made_text.NAMES:
+        (folder / f"wiki.{name}.tokens").unlink()
+
+
+def _vocabulary(text: bytes) -> Callable[[Path], str]:
+    def read(folder: Path) -> None:
+        made_text.write(folder)
+        (folder / "vocabulary.txt").write_bytes(text)
+        made_text.data(folder, vocab_file=str(folder / "vocabulary.txt")).setup()
+
+    return data_error(read)
+
+
+def _wikitext_cases() -> Iterator[Case]:
+    area = "WikiText and vocabularies (token files)"
+    lost = wikitext(lambda folder: (folder / "wiki.valid.tokens").unlink())
+    yield Case(area, "no validation text", lost)
+    yield Case(area, "an empty file", wikitext(_write("wiki.test.tokens", b"")))
+    yield Case(
+        area, "a byte that is not UTF-8", wikitext(_write("wiki.test.tokens", b"a\nb \xff\n"))
+    )
+    yield Case(area, "too short for one segment", wikitext(_write("wiki.train.tokens", b"a b\n")))
+    yield Case(area, "the raw archive", wikitext(_raw_archive, corpus="wikitext-103"))
+    yield Case(area, "a table smaller than the vocabulary", wikitext(lambda f: None, vocab_size=3))
+    yield Case(area, "a word twice", _vocabulary(b"<eos>\n<unk>\na\na\n"))
+    yield Case(area, "two words on a line", _vocabulary(b"<eos>\n<unk>\na b\n"))
+    yield Case(area, "a vocabulary without `<eos>`", _vocabulary(b"<unk>\na\n"))
+    yield Case(area, "a vocabulary without `<unk>`", _vocabulary(b"<eos>\na\n"))
+    yield Case(area, "a vocabulary that is no text", _vocabulary(b"\xff\xfe"))
+
+
+# ---- caches ---------------------------------------------------------------------------------
+
+
+def cache(change: Callable[[Path], object]) -> Callable[[Path], str]:
+    """A cache that is changed before it is opened."""
+
+    def read(folder: Path) -> None:
+        ensure_cache(folder, SPEC, build)
+        change(folder / SPEC.name)
+        open_cache(folder, SPEC)
+
+    return data_error(read)
+
+
+def _set(**values: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        meta = json.loads((folder / "meta.json").read_text())
+        (folder / "meta.json").write_text(json.dumps({**meta, **values}))
+
+    return change
+
+
+def _flip(folder: Path) -> None:
+    content = bytearray((folder / "b.npy").read_bytes())
+    content[-1] ^= 1
+    (folder / "b.npy").write_bytes(content)
+
+
+def _grown_source(folder: Path) -> None:
+    source = folder / "source.txt"
+    source.write_text("one")
+    spec = CacheSpec("numbers", {}, lambda: [source])
+    ensure_cache(folder, spec, _add)
+    source.write_text("two more")
+    open_cache(folder, spec)
+
+
+def _add(writer: CacheWriter) -> None:
+    build(writer)
+
+
+def _cache_cases() -> Iterator[Case]:
+    area = "Caches"
+    cut = cache(lambda f: (f / "a.npy").write_bytes((f / "a.npy").read_bytes()[:-1]))
+    yield Case(area, "none", data_error(lambda folder: open_cache(folder, SPEC)))
+    yield Case(area, "a file is cut off", cut)
+    yield Case(area, "one byte changed", cache(_flip))
+    yield Case(area, "a file is missing", cache(lambda folder: (folder / "a.npy").unlink()))
+    yield Case(area, "no `meta.json`", cache(lambda folder: (folder / "meta.json").unlink()))
+    yield Case(
+        area, "`meta.json` is cut off", cache(lambda f: (f / "meta.json").write_text('{"fo'))
+    )
+    yield Case(
+        area, "`meta.json` holds a list", cache(lambda f: (f / "meta.json").write_text("[1]"))
+    )
+    yield Case(area, "another format version", cache(_set(format_version=99)))
+    yield Case(area, "made for other settings", cache(_set(settings={"count": 6})))
+    yield Case(area, "`files` is no mapping", cache(_set(files=[1])))
+    yield Case(area, "the release has changed since", data_error(_grown_source))
+
+
+def cases() -> Iterator[Case]:
+    """Every reader of text."""
+    yield from _listops_cases()
+    yield from _retrieval_cases()
+    yield from _imdb_cases()
+    yield from _wikitext_cases()
+    yield from _cache_cases()
