@@ -57,4 +57,5 @@ STUDIES: tuple[Study, ...] = (
     Study("learning_curves", f"{_HERE}.curves", "learning curves of several runs"),
     Study("approximate", "lit_probattn.approximation.study", "sparse and random approximations"),
     Study("approximate_compare", "lit_probattn.approximation.compare", "them, for several models"),
+    Study("logit_ranks", "lit_probattn.head_size.rank_study", "ranks of logits, demand curve"),
 )

@@ -1,0 +1,120 @@
+"""Parameters, operations and cache of fixed-head-size models, and rules that match parameters.
+
+Letters of the low-rank paper: d embedding size, h heads, d_p head size, a = h d_p inner width,
+l layers, v vocabulary, n sequence length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BERT_VOCAB, BERT_POSITIONS, BERT_SEGMENTS = 30522, 512, 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a model.
+
+    Args:
+        embed_dim: d.
+        num_heads: h.
+        head_dim: d_p.
+        mlp_dim: inner width of the MLPs.
+        num_layers: l.
+        vocab_size: v; the output shares the table.
+    """
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    num_layers: int
+    vocab_size: int
+
+    @property
+    def inner_dim(self) -> int:
+        """a = h d_p, the inner width of attention."""
+        return self.num_heads * self.head_dim
+
+
+def layer_parameters(sizes: Sizes, *, biases: bool = True, norms: bool = True) -> int:
+    """Parameters of one block: 4 d a + 2 d d_ff, biases 3 a + d + d_ff + d, norms 4 d."""
+    d, a, f = sizes.embed_dim, sizes.inner_dim, sizes.mlp_dim
+    count = 4 * d * a + 2 * d * f
+    count += (3 * a + d + f + d) if biases else 0
+    return count + (4 * d if norms else 0)
+
+
+def model_parameters(sizes: Sizes, *, biases: bool = True, norms: bool = True) -> int:
+    """Parameters of blocks and one table, l · block + v d."""
+    blocks = sizes.num_layers * layer_parameters(sizes, biases=biases, norms=norms)
+    return blocks + sizes.vocab_size * sizes.embed_dim
+
+
+def bert_parameters(sizes: Sizes) -> int:
+    """Parameters of BERT in pre-training, as the paper's tables count them.
+
+    Positions 512 d, segments 2 d, embedding norm 2 d, pooler d² + d, masked-word head
+    d² + d + 2 d + v, next-sentence head 2 d + 2; the vocabulary has 30522 words.
+    """
+    d = sizes.embed_dim
+    tables = (BERT_POSITIONS + BERT_SEGMENTS) * d + 2 * d
+    heads = (d * d + d) + (d * d + d + 2 * d + sizes.vocab_size) + (2 * d + 2)
+    return model_parameters(sizes) + tables + heads
+
+
+def attention_flops(sizes: Sizes, seq_len: int) -> int:
+    """Forward operations of matrix products of one attention layer: 8 n d a + 4 n² a.
+
+    Multiply-add = 2. A causal mask is not halved.
+    """
+    n, d, a = seq_len, sizes.embed_dim, sizes.inner_dim
+    return 8 * n * d * a + 4 * n * n * a
+
+
+def mlp_flops(sizes: Sizes, seq_len: int) -> int:
+    """Forward operations of matrix products of one MLP: 4 n d d_ff."""
+    return 4 * seq_len * sizes.embed_dim * sizes.mlp_dim
+
+
+def cache_numbers(sizes: Sizes) -> int:
+    """Numbers that decoding keeps per token and layer: 2 h d_p."""
+    return 2 * sizes.inner_dim
+
+
+def matched_mlp_dim(fixed: Sizes) -> int:
+    """Rule M1: MLP width of the baseline (heads of size d / h) with the same parameters.
+
+        d_ff' = d_ff + 2 (h d_p − d)
+
+    Exact without biases, and equal in the operations that are linear in n.
+
+    Raises:
+        ValueError: h does not divide d, or the width would not be positive.
+    """
+    if fixed.embed_dim % fixed.num_heads:
+        raise ValueError(
+            f"the baseline needs num_heads to divide embed_dim, received {fixed.num_heads} and "
+            f"{fixed.embed_dim}"
+        )
+    width = fixed.mlp_dim + 2 * (fixed.inner_dim - fixed.embed_dim)
+    if width < 1:
+        raise ValueError(f"the matched mlp_dim would be {width}: the fixed model is too small")
+    return width
+
+
+def matched_embed_dim(fixed: Sizes, multiple: int | None = None) -> int:
+    """Rule M2: embedding size of the baseline with the same parameters (tied table, no biases).
+
+        d' = (−B + √(B² + 16 l T)) / (8 l),   B = 2 l d_ff + v,   T the parameters to match
+
+    Args:
+        fixed: the model to match.
+        multiple: round to a multiple of this. None means the number of heads, 1 does not round.
+    """
+    layers = fixed.num_layers
+    total = model_parameters(fixed, biases=False, norms=False)
+    b = 2 * layers * fixed.mlp_dim + fixed.vocab_size
+    exact = (-b + (b * b + 16 * layers * total) ** 0.5) / (8 * layers)
+    step = fixed.num_heads if multiple is None else multiple
+    return max(step, round(exact / step) * step)

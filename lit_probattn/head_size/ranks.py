@@ -1,0 +1,82 @@
+"""Ranks of logits: how many of its directions a head uses (LRB-D1 … D6).
+
+Row form: logits (…, N, L), row i for query i. Centring takes each row's mean away, which the
+softmax does not see.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def centre(logits: Tensor) -> Tensor:
+    """Return logits without their row means, C S."""
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def numerical_rank(matrix: Tensor) -> Tensor:
+    """D1: number of singular values above max(N, L) · eps · σ_1; (…)."""
+    values = torch.linalg.svdvals(matrix)
+    least = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
+    return (values > least * values[..., :1]).sum(-1)
+
+
+def effective_rank(values: Tensor) -> Tensor:
+    """D2: exp(entropy) of σ_k / Σ σ; (…)."""
+    shares = values / values.sum(-1, keepdim=True).clamp_min(1e-300)
+    logs = torch.where(shares > 0, shares, 1.0).log()
+    return torch.exp(-(shares * logs).sum(-1))
+
+
+def stable_rank(values: Tensor) -> Tensor:
+    """D2: Σ σ² / σ_1²; (…)."""
+    squares = values.square()
+    return squares.sum(-1) / squares[..., 0].clamp_min(1e-300)
+
+
+def energy_rank(values: Tensor, share: float) -> Tensor:
+    """D2: fewest singular values with at least `share` of Σ σ²; (…)."""
+    squares = values.square()
+    reached = squares.cumsum(-1) >= share * squares.sum(-1, keepdim=True) * (1 - 1e-12)
+    return reached.to(torch.int8).argmax(-1) + 1
+
+
+def map_rank(weights: Tensor, threshold: float = 1e-6) -> Tensor:
+    """D3: singular values of attention maps above `threshold`; (…).
+
+    It says nothing about the bottleneck: the exponential of a matrix of low rank has full rank in
+    general. It is the measure of other papers.
+    """
+    return (torch.linalg.svdvals(weights) > threshold).sum(-1)
+
+
+def recovered_rank(weights: Tensor, threshold: float = 1e-8) -> tuple[Tensor, Tensor]:
+    """D4: rank of the centred logits recovered from maps, and whether maps were clamped; (…).
+
+    Entries below 1e-30 make logarithms meaningless: they are clamped, and the second result says
+    so.
+    """
+    clamped = (weights < 1e-30).flatten(-2).any(-1)
+    values = torch.linalg.svdvals(centre(weights.clamp_min(1e-30).log()))
+    return (values > threshold * values[..., :1]).sum(-1), clamped
+
+
+def truncate(logits: Tensor, rank: int) -> Tensor:
+    """D5: best approximation of rank `rank` of the centred logits, (…, N, L)."""
+    left, values, right = torch.linalg.svd(centre(logits), full_matrices=False)
+    kept = values[..., :rank, None] * right[..., :rank, :]
+    return left[..., :rank] @ kept
+
+
+def diagnose(logits: Tensor) -> dict[str, Tensor]:
+    """Return D1 and D2 of logits (…, N, L), float64: a dict of tensors (…)."""
+    values = torch.linalg.svdvals(centre(logits))
+    return {
+        "rank": numerical_rank(logits),
+        "centred_rank": numerical_rank(centre(logits)),
+        "effective_rank": effective_rank(values),
+        "stable_rank": stable_rank(values),
+        "energy_90": energy_rank(values, 0.9),
+        "energy_99": energy_rank(values, 0.99),
+    }
