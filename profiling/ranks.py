@@ -15,6 +15,8 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
+
 FAILED = 70  # exit status of work that raised
 
 
@@ -23,7 +25,11 @@ class RanksError(RuntimeError):
 
 
 def run_in_ranks(
-    work: Callable[[], int], count: int = 1, timeout: float = 600.0, log: Path | None = None
+    work: Callable[[], int],
+    count: int = 1,
+    timeout: float = 600.0,
+    log: Path | None = None,
+    threads: int = 1,
 ) -> None:
     """Run `work` in `count` forked processes, which may form a process group.
 
@@ -31,13 +37,19 @@ def run_in_ranks(
         work: returns an exit status.
         count: number of processes. One gets no variables of a distributed run.
         timeout: seconds after which they are killed.
+        threads: threads of PyTorch in each process.
         log: file that gets what they print; its end is part of the error. None: the terminal.
 
     Raises:
         RanksError: an exit status is not 0, or the time is over.
     """
     port = free_port()
-    processes = [_fork(work, rank_variables(rank, count, port), log) for rank in range(count)]
+
+    def prepared() -> int:
+        torch.set_num_threads(threads)
+        return work()
+
+    processes = [_fork(prepared, rank_variables(rank, count, port), log) for rank in range(count)]
     end = time.monotonic() + timeout
     for process in processes:
         process.join(max(0.0, end - time.monotonic()))
