@@ -122,8 +122,10 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 # Options that the command of the UEA archives takes.
-_UEA = ("only", "seeds", "shard", "dry_run", "as_published", "accelerator", "data_dir", "cache_dir")
-_UEA += ("runs", "out")
+_UEA = (
+    *("only", "seeds", "shard", "dry_run", "as_published"),
+    *("accelerator", "data_dir", "cache_dir", "runs", "out"),
+)
 
 
 def _refuse(options: argparse.Namespace, *taken: str) -> None:

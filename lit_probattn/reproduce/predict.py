@@ -74,6 +74,7 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
     """
     data, counted = build_data(cell), counts(cell)
     batch = int(cell.config["data"]["init_args"]["batch_size"])
+    peak: int | None
     if tflops is None:
         steps = _MeasuredSteps(cell, batch)
         fixed, per_sample = steps.seconds()
