@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from lit_probattn.analysis.results import Results, markdown_table, panels
 from lit_probattn.analysis.trained import AnalysisError
@@ -118,6 +119,9 @@ def draw(long: pd.DataFrame, metrics: list[str], smooth: int, log: bool) -> Figu
         axis.grid(color="0.9", lw=0.6)
         if log and not grows(metric):
             axis.set_yscale("log")
+            axis.yaxis.set_major_formatter(ScalarFormatter())
+            axis.yaxis.set_minor_formatter(ScalarFormatter())
+            axis.tick_params(axis="y", which="minor", labelsize=8)
     for unused in flat[len(metrics) :]:
         unused.remove()
     handles, labels = flat[0].get_legend_handles_labels()

@@ -113,13 +113,14 @@ def draw(axis: Axes, quantity: str, part: pd.DataFrame) -> None:
         axis.set(xlabel=_COMPONENT[quantity], ylabel="layer.head")
         axis.figure.colorbar(image, ax=axis, shrink=0.8)
     else:
-        labels = [f"{layer}.{head}" for layer, head in groups.groups]
+        own = quantity != "noise_scale"  # noise scales belong to the layer
+        labels = [f"{layer}.{head}" if own else str(layer) for layer, head in groups.groups]
         width = 0.8 / components
         for number, values in part.groupby("component"):
             places = np.arange(len(labels)) + (int(str(number)) - (components + 1) / 2) * width
             axis.bar(places, values["value"], width, label=f"{_COMPONENT[quantity]} {number}")
         axis.set_xticks(range(len(labels)), labels, fontsize=7)
-        axis.set_xlabel("layer.head" if quantity != "noise_scale" else "layer")
+        axis.set_xlabel("layer.head" if own else "layer")
         axis.margins(y=0.25)
         axis.legend(fontsize=7, frameon=False, ncols=min(3, components))
     axis.set_title(_TITLE[quantity], fontsize=9)

@@ -33,6 +33,7 @@ TOP = 50
 SHARE = 0.95
 # Vectors that enter the spectrum of the mean over layers; a Gram matrix of 8000² takes a minute.
 _MAX_VECTORS = 8000
+_ROWS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,13 +136,17 @@ def num_components(eigenvalues: Tensor, share: float = SHARE) -> int:
 
 
 def spectrum_rows(spectra: dict[str, Tensor]) -> pd.DataFrame:
-    """Return a row per layer and eigenvalue, with its share and the cumulative share."""
+    """Return a row per layer and eigenvalue, with its share and the cumulative share.
+
+    All of the first 200 eigenvalues, and every tenth of the others.
+    """
     parts = []
     for layer, values in spectra.items():
         share = values / values.sum()
         columns = {"number": np.arange(1, len(values) + 1), "eigenvalue": values.numpy()}
         cumulative = {"share": share.numpy(), "cumulative_share": share.cumsum(0).numpy()}
-        parts.append(pd.DataFrame({"layer": layer, **columns, **cumulative}))
+        part = pd.DataFrame({"layer": layer, **columns, **cumulative})
+        parts.append(part[(part["number"] <= _ROWS) | (part["number"] % 10 == 0)])
     return pd.concat(parts)
 
 
