@@ -104,28 +104,17 @@ def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tenso
     return inputs, torch.zeros(batch, dtype=torch.int64)
 
 
-def training_step(
-    task: Task, inputs: Tensor, target: Tensor, *, output: bool = True
-) -> Callable[[], None]:
-    """Return a function that runs forward and backward of a batch.
-
-    Args:
-        task: the LightningModule.
-        inputs, target: the batch.
-        output: False leaves the output layer of a language model out: it chooses rows by value,
-            which fake tensors cannot.
-    """
+def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], None]:
+    """Return a function that runs forward and backward of a batch."""
     model = cast(Any, task.model)
     key = RandomKey(0, 0, torch.arange(len(inputs)))
 
     def step() -> None:
         out = model(inputs, rng=key)
-        if not isinstance(task, LanguageModeling):
-            loss = F.cross_entropy(out, target)
-        elif output:
+        if isinstance(task, LanguageModeling):
             loss = model.token_losses(out, target).mean()
         else:
-            loss = out.square().mean()
+            loss = F.cross_entropy(out, target)
         loss.backward()
         task.zero_grad(set_to_none=True)
 

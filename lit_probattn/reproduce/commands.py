@@ -77,12 +77,10 @@ def plan_lines(
     total = 0.0
     for cell, found, left, count in plan:
         total += left * found.hours
-        peak = "–" if found.peak_bytes is None else f"{found.peak_bytes / 2**20:,.0f}"
-        note = f" ({found.memory_note})" if found.memory_note else ""
         lines.append(
             f"| {cell.task.name} | {cell.row.label} | {found.steps} | {found.batch_size} x "
             f"{found.seq_len} | {found.num_parameters:,} | {found.macs / 1e6:,.0f} | "
-            f"{found.hours:.2f} | {peak}{note} | {left} of {count} | "
+            f"{found.hours:.2f} | {found.peak_bytes / 2**20:,.0f} | {left} of {count} | "
             f"{'missing' if cell.task.name in missing else 'there'} | {found.basis} |"
         )
     measured = any(found.basis.startswith("measured") for _, found, _, _ in plan)
