@@ -55,6 +55,7 @@ STUDIES: tuple[Study, ...] = (
     Study("keys", f"{_HERE}.keys", "pictures of key weights and keys"),
     Study("responsibilities", f"{_HERE}.responsibilities", "responsibilities per token, usage"),
     Study("learning_curves", f"{_HERE}.curves", "learning curves of several runs"),
+    Study("report", f"{_HERE}.collect", "one report of a folder of studies"),
     Study("approximate", "lit_probattn.approximation.study", "sparse and random approximations"),
     Study("approximate_compare", "lit_probattn.approximation.compare", "them, for several models"),
     Study("logit_ranks", "lit_probattn.head_size.rank_study", "ranks of logits, demand curve"),

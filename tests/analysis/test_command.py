@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -60,6 +61,30 @@ def test_series_of_the_archive(tmp_path):
     path = checkpoint(tmp_path, "series", "SoftmaxAttention")
     assert main(["head_distance", *flags(path, tmp_path / "out"), "--num_samples", "3"]) == 0
     assert len(pd.read_csv(tmp_path / "out" / "head_distance.csv")) == 6
+
+
+def test_report_puts_models_side_by_side(tmp_path, capsys):
+    folder = tmp_path / "all"
+    ranks = {"dense": 7, "sparse": 3}
+    for name, value in ranks.items():
+        (folder / name).mkdir(parents=True)
+        rows = pd.DataFrame({"layer": [1, 1, 2], "relative_rank": [value / 10, value / 10, 1.0]})
+        rows.to_csv(folder / name / "rank.csv", index=False)
+        (folder / name / "rank.md").write_text("# Rank\n\nMachine: x\n\nText.\n\n![r](rank.png)\n")
+    run = tmp_path / "runs" / "dense" / "0"
+    run.mkdir(parents=True)
+    start = {"command": f"python -m lit_probattn fit --data {tmp_path}/texts", "git": None}
+    (run / "versions.json").write_text(json.dumps({"starts": [start]}))
+    assert main(["report", "--folder", str(folder), "--runs", str(run)]) == 0
+    text = (folder / "report.md").read_text()
+    assert "- dense: `python -m lit_probattn fit --data texts`" in text
+    assert "![r](sparse/rank.png)" in text
+    assert "Machine: x" not in text
+    summary = pd.read_csv(folder / "summary.csv").set_index(["model", "layer"])
+    assert summary.loc[("sparse", 1), "relative rank"] == 0.3
+    assert summary.loc[("dense", 2), "relative rank"] == 1.0
+    assert main(["report", "--folder", str(tmp_path / "runs")]) == 2
+    assert "expected MODEL/STUDY.md" in capsys.readouterr().err
 
 
 def test_cells_say_what_was_asked_for(tmp_path):
@@ -183,7 +208,7 @@ def test_help_suffices(study, capsys):
     with pytest.raises(SystemExit) as stop:
         main([study.name, "--help"])
     assert stop.value.code == 0
-    assert "--out" in capsys.readouterr().out
+    assert ("--folder" if study.name == "report" else "--out") in capsys.readouterr().out
 
 
 def test_large_pictures_are_reduced():
