@@ -66,6 +66,8 @@ def config_files(task: TaskEntry, row: Row, options: Options) -> list[str]:
 def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
     """Return the settings that follow the files, by key; later options win."""
     found = {f"{ATTENTION}.{key}": value for key, value in row.set.items()} | dict(row.overrides)
+    if options.as_released and row.as_released:
+        found |= task.as_released
     if options.as_published:
         found |= task.published
     if options.shortened:

@@ -58,6 +58,7 @@ class TaskEntry:
         length: factor of --max_seq_len by setting.
         shortened: settings of --shortened.
         sizes: sizes that the data have as published, where they are read from the files.
+        as_released: settings that go with attention as the released code computes it.
     """
 
     name: str
@@ -68,6 +69,7 @@ class TaskEntry:
     length: Mapping[str, float] = field(default_factory=dict)
     shortened: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    as_released: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
