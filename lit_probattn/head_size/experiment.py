@@ -8,6 +8,7 @@ from its newest checkpoint.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,19 +101,30 @@ def _read_run(root: Path, name: str) -> dict[str, Any]:
     results = sorted(version.glob("test-*.json"), key=lambda p: p.stat().st_mtime)
     scores = json.loads(results[-1].read_text())
     scores = scores.get("metrics", scores)
-    perplexity = {k: v for k, v in scores.items() if k.startswith("test/ppl_")}
-    if not perplexity:
-        raise GridError(f"{results[-1].name} has no test/ppl_*: it has {', '.join(scores)}")
-    metric, value = next(iter(perplexity.items()))
+    metric, value = perplexity_of(scores)
     table = weights["model.tokens.weight"].numel()
     total = sum(v.numel() for v in weights.values())
     return {
         "metric": metric,
-        "perplexity": float(value),
+        "perplexity": value,
         "num_parameters": total,
         "num_other_parameters": total - table,
         "steps": int(state["global_step"]),
     }
+
+
+def perplexity_of(scores: dict[str, Any]) -> tuple[str, float]:
+    """Name and value of the perplexity among test results: of tokens, or of hidden words.
+
+    Raises:
+        GridError: there is none.
+    """
+    for name, value in scores.items():
+        if name.startswith("test/ppl_"):
+            return name, float(value)
+        if name == "test/mlm_loss":
+            return "exp(test/mlm_loss)", math.exp(float(value))
+    raise GridError(f"no test/ppl_* and no test/mlm_loss among {', '.join(scores)}")
 
 
 def read_sizes(grid: Grid, place: Place) -> tuple[int, int]:

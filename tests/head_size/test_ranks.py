@@ -12,6 +12,7 @@ import torch
 from lit_probattn.analysis.__main__ import main as analysis
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.head_size.__main__ import main
+from lit_probattn.head_size.experiment import perplexity_of
 from lit_probattn.head_size.grid import Grid, GridError
 from lit_probattn.head_size.ranks import (
     centre,
@@ -190,3 +191,14 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
     assert main([*command, "--report"]) == 0
     assert main([*command, "--shard", "2/2"]) == 2
     assert "--shard takes I/N" in capsys.readouterr().err
+
+
+def test_perplexity_of_test_results():
+    assert perplexity_of({"test/tokens_sliding": 3, "test/ppl_sliding": 7.5}) == (
+        "test/ppl_sliding",
+        7.5,
+    )
+    name, value = perplexity_of({"test/mlm_error": 80.0, "test/mlm_loss": 2.0})
+    assert (name, value) == ("exp(test/mlm_loss)", pytest.approx(7.389056, rel=1e-6))
+    with pytest.raises(GridError, match=r"no test/ppl_\* and no test/mlm_loss among test/accuracy"):
+        perplexity_of({"test/accuracy": 1.0})
