@@ -67,6 +67,7 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
     data, counted = build_data(cell), counts(cell)
     batch = int(cell.config["data"]["init_args"]["batch_size"])
     steps = _MeasuredSteps(cell, batch)
+    peak = steps.peak_bytes()  # first: it warms up
     if tflops is None:
         fixed, per_sample = steps.seconds()
         basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
@@ -78,7 +79,7 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
     return Prediction(
         hours=(training + evaluation) / 3600,
         basis=basis,
-        peak_bytes=steps.peak_bytes(),
+        peak_bytes=peak,
         num_parameters=counted["parameters"],
         macs=counted["macs"],
         steps=cell.max_steps,
@@ -106,11 +107,14 @@ class _MeasuredSteps:
         }
 
     def seconds(self) -> tuple[float, float]:
-        """Return seconds of a step without samples and of every sample, neither below 0."""
+        """Return seconds of a step without samples and of every sample, neither below 0.
+
+        The steps have run before.
+        """
         times = time_sides(
             self.steps,
             device=torch.device("cpu"),
-            warmup=1,
+            warmup=0,
             repeats=_ROUNDS,
             max_seconds=_MAX_SECONDS,
         )
