@@ -38,11 +38,11 @@ class LabelTask(Task):
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of a batch, in float32. Shape (B, num_classes)."""
+        """Logits of a batch, in float32 or better. Shape (B, num_classes)."""
         logits: Tensor = self.model(
             batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch)
         )
-        return logits.float()
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Mean cross-entropy over the batch. Shape ()."""
