@@ -80,15 +80,15 @@ def fish_sdpa(
     """
     scale = query.shape[-1] ** -0.5
     weight = mixing.weights[0].to(compute_dtype(query))
-    wide = _wide_heads(value, mixing, noise, masks, dropout)
+    wide = wide_heads(value, mixing, noise, masks, dropout)
     heads = num_heads // wide
-    value = _merge_values(value, wide)
+    value = merge_values(value, wide)
     query, key = concatenate_heads(query, key, weight)
     width = max(query.shape[-1], value.shape[-1])
     key = F.pad(key, (0, width - key.shape[-1])).expand(-1, heads, -1, -1)
     query = F.pad(query, (0, width - query.shape[-1])).expand(-1, heads, -1, -1)
     out = fused_attention(query, key, value, masks=masks, scale=scale)
-    return _split_values(out, wide)
+    return split_values(out, wide)
 
 
 def fish_blockwise(
@@ -114,9 +114,9 @@ def fish_blockwise(
     mixing = mixing.to(dtype).scaled(on_local, on_noise)
     if noise is None:
         mixing = MixingValues(mixing.mixer, mixing.weights, mixing.biases, None)
-    wide = _wide_heads(value, mixing, noise, masks, dropout)
+    wide = wide_heads(value, mixing, noise, masks, dropout)
     heads = num_heads // wide
-    value = _merge_values(value.to(dtype), wide)
+    value = merge_values(value.to(dtype), wide)
     tensors = mixing.tensors()
 
     def scores(block: Block, rows: Tensor, cols: Tensor, *parameters: Tensor) -> Tensor:
@@ -133,17 +133,21 @@ def fish_blockwise(
         masks=masks,
         dropout=dropout,
     )
-    return _split_values(out, wide)
+    return split_values(out, wide)
 
 
-def _wide_heads(
+def wide_heads(
     value: Tensor,
     mixing: MixingValues,
     noise: ScoreNoise | None,
     masks: Masks,
     dropout: AttentionDropout | None,
+    widest: int | None = None,
 ) -> int:
-    """Return how many local heads may share one map and one softmax: 1 unless all are alike."""
+    """Return how many local heads may share one map and one softmax: 1 unless all are alike.
+
+    Their values side by side are at most `widest` wide; None means what PyTorch's kernels take.
+    """
     own_maps = mixing.mixer != "shared" or dropout is not None
     own_maps = own_maps or (noise is not None and noise.kind != "global")
     for pairs in (masks.bias, masks.attn_mask):
@@ -151,20 +155,21 @@ def _wide_heads(
     if own_maps:
         return 1
     heads, head_dim = value.shape[1], value.shape[3]
-    if value.device.type == "cpu":
+    if widest is None and value.device.type == "cpu":
         return heads
-    fitting = [g for g in range(1, heads + 1) if heads % g == 0 and g * head_dim <= _WIDEST_VALUE]
+    widest = _WIDEST_VALUE if widest is None else widest
+    fitting = [g for g in range(1, heads + 1) if heads % g == 0 and g * head_dim <= widest]
     return fitting[-1] if fitting else 1
 
 
-def _merge_values(value: Tensor, wide: int) -> Tensor:
+def merge_values(value: Tensor, wide: int) -> Tensor:
     """(B, H, L, E_v) -> (B, H/wide, L, wide·E_v)."""
     if wide == 1:
         return value
     return value.unflatten(1, (-1, wide)).transpose(2, 3).flatten(3)
 
 
-def _split_values(out: Tensor, wide: int) -> Tensor:
+def split_values(out: Tensor, wide: int) -> Tensor:
     """(B, H/wide, N, wide·E_v) -> (B, H, N, E_v)."""
     if wide == 1:
         return out

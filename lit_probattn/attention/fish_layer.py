@@ -15,6 +15,7 @@ from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.fish import fish_blockwise, fish_reference, fish_sdpa
 from lit_probattn.attention.fish_cost import mixing_flops, mixing_macs, score_flops, value_flops
+from lit_probattn.attention.fish_fused import fish_refusal, fish_triton
 from lit_probattn.attention.fish_scores import (
     NoisePosition,
     ScalePosition,
@@ -76,7 +77,8 @@ class FiSHAttention(Attention):
         value_head_dim: size of a value head.
         bias: biases of the four projections.
         dropout: attention dropout in training.
-        backend: implementation. `sdpa` serves Hard FiSH and Hard MiSH.
+        backend: implementation. `sdpa` serves Hard FiSH and Hard MiSH, `triton` all but
+            mixer=relu_sum and more than two layers.
         rotary_dim: entries of global queries and keys that rotary positions turn.
         rotary_base: base of their angles.
 
@@ -89,6 +91,7 @@ class FiSHAttention(Attention):
         "reference": fish_reference,
         "sdpa": fish_sdpa,
         "blockwise": fish_blockwise,
+        "triton": fish_triton,
     }
     steps_over_cache: ClassVar[bool] = True
     # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
@@ -219,7 +222,9 @@ class FiSHAttention(Attention):
         return not self.draws_noise and super()._reads_parts(cache, num_queries)
 
     def unsupported(self, backend: str, call: Call) -> str | None:
-        """A fused softmax sees one head at a time: no mixing but the linear one, and no noise."""
+        """PyTorch's softmax sees one head at a time: only the linear mixing, and no noise."""
+        if backend == "triton":
+            return fish_refusal(self.mixing, call, self.head_dim, self.value_head_dim)
         if backend == "sdpa" and self.mixing.mixer not in ("linear", "shared"):
             return f"cannot mix scores through a ReLU (mixer={self.mixing.mixer})"
         if backend == "sdpa" and self.draws_noise:

@@ -79,7 +79,7 @@ def local_scores(
         if noise is not None and kind != "global":
             assert mixing.noise_scale is not None
             draw = noise.draw(global_scores, block, noise.num_maps)
-            deviation = _deviation(first, mixing.noise_scale, kind)
+            deviation = local_deviation(first, mixing.noise_scale, kind)
             units = torch.addcmul(units, deviation[:, None, None], draw)
     for weight, bias in zip(rest, mixing.biases, strict=True):
         if mixing.mixer == "mlp":
@@ -88,8 +88,8 @@ def local_scores(
     return units
 
 
-def _deviation(weight: Tensor, noise_scale: Tensor, kind: NoiseKind) -> Tensor:
-    """Return the standard deviation of the local noise of every unit, (H,)."""
+def local_deviation(weight: Tensor, noise_scale: Tensor, kind: NoiseKind) -> Tensor:
+    """Return the standard deviation of the local noise of every unit of the first layer, (H,)."""
     terms = weight * noise_scale
     # vector_norm has a zero gradient, not NaN, for units whose weights are all zero.
     return terms.sum(-1) if kind == "local" else torch.linalg.vector_norm(terms, dim=-1)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
+from lit_probattn.attention.backends import AutoRule, Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.feature_maps import (
@@ -19,6 +19,7 @@ from lit_probattn.attention.feature_maps import (
     feature_normals,
     orthogonal_projection,
 )
+from lit_probattn.attention.linear_fused import CHUNK_RULES, linear_refusal, linear_triton
 from lit_probattn.attention.linear_state import LinearState
 from lit_probattn.attention.linear_steps import (
     Denominator,
@@ -54,7 +55,7 @@ class LinearAttention(Attention):
         value_head_dim: size of a value head.
         bias: biases of the projections.
         dropout: probability of dropping a value in training.
-        backend: `reference` materialises the maps, `blockwise` is the O(N) form.
+        backend: `reference` materialises the maps, `blockwise` and `triton` are O(N).
         feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
             √E)).
         num_features: F of `favor`. None means E ln E.
@@ -76,11 +77,9 @@ class LinearAttention(Attention):
     backends: ClassVar[dict[str, BackendFunction]] = {
         "reference": linear_reference,
         "blockwise": linear_blockwise,
+        "triton": linear_triton,
     }
-    # The chunkwise form has no N x N work to save by storing.
-    auto_rules: ClassVar[dict[str, AutoRule]] = {
-        kind: AutoRule(("blockwise", "reference")) for kind in AUTO_RULES
-    }
+    auto_rules: ClassVar[dict[str, AutoRule]] = CHUNK_RULES
     projection: Tensor | None
 
     def __init__(
@@ -158,6 +157,9 @@ class LinearAttention(Attention):
 
     def unsupported(self, backend: str, call: Call) -> str | None:
         """Masks of pairs need the pairs; a state has none."""
+        if backend == "triton":
+            count = self.form.features.num_features(self.head_dim, self.projection)
+            return linear_refusal(self.variant, call, count, self.value_head_dim)
         if backend == "reference" and call.recurrent:
             return "cannot continue from a state"
         if backend == "blockwise" and call.attn_mask:

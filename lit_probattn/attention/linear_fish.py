@@ -143,7 +143,7 @@ def _linear_fish(
     if state is not None:
         state.replace(after, None)
         state.key_sums = z_after.detach()
-    return _normalise(numerator, _dot(rows, z_local), form)
+    return normalise(numerator, _dot(rows, z_local), form)
 
 
 def linear_fish_reference(
@@ -165,7 +165,7 @@ def _dot(rows: Tensor, z: Tensor) -> Tensor:
     return rows @ z.mT if z.shape[-2] == 1 else (rows * z).sum(-1, keepdim=True)
 
 
-def _normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
+def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
     """Divide by the normaliser, or by the root mean square of each head's output."""
     empty = total == 0
     if form.divides:

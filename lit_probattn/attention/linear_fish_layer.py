@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
+from lit_probattn.attention.backends import AutoRule, Backend, Call
 from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.feature_maps import FeatureMap
@@ -22,6 +22,11 @@ from lit_probattn.attention.linear_fish import (
 )
 from lit_probattn.attention.linear_fish_cost import linear_fish_flops, linear_fish_macs
 from lit_probattn.attention.linear_fish_norm import Normalizer, StateNormalizer
+from lit_probattn.attention.linear_fused import (
+    CHUNK_RULES,
+    linear_fish_refusal,
+    linear_fish_triton,
+)
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mixing import (
     HeadMixing,
@@ -68,9 +73,8 @@ class LinearFiSHAttention(Attention):
         sigma_shape: one s per global head, or one for all.
         sigma_param: what the parameter of s holds.
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
-        normalizer: `tied_abs`: r = |p|; `nonneg`: softplus of parameters of their own, at the start
-            1/G; `none`: no division but a root mean square norm per head; `auto`: `tied_abs` for
-            linear mixing, else `nonneg`.
+        normalizer: `tied_abs`: r = |p|; `nonneg`: softplus of parameters, 1/G at the start; `none`:
+            a root mean square norm per head; `auto`: `tied_abs` for linear mixing, else `nonneg`.
         eps: added to the normaliser.
         sum_normalize: divide features by their sum and the output by √E (released code of the
             language model that the paper builds on).
@@ -78,7 +82,7 @@ class LinearFiSHAttention(Attention):
         value_head_dim: size of a value head.
         bias: biases of the four projections.
         dropout: probability of dropping a value in training.
-        backend: `blockwise` is the O(N) form; `reference` materialises causal states.
+        backend: `blockwise` is the O(N) form, `triton` (kv_global, mixer=linear) its kernels.
 
     Raises:
         ValueError: more global than local heads, or choices that exclude each other.
@@ -88,11 +92,9 @@ class LinearFiSHAttention(Attention):
     backends: ClassVar[dict[str, BackendFunction]] = {
         "reference": linear_fish_reference,
         "blockwise": linear_fish_blockwise,
+        "triton": linear_fish_triton,
     }
-    # The chunkwise form has no N x N work to save by storing.
-    auto_rules: ClassVar[dict[str, AutoRule]] = {
-        kind: AutoRule(("blockwise", "reference")) for kind in AUTO_RULES
-    }
+    auto_rules: ClassVar[dict[str, AutoRule]] = CHUNK_RULES
 
     def __init__(
         self,
@@ -200,18 +202,14 @@ class LinearFiSHAttention(Attention):
         }
 
     def random_arguments(self, rng: RandomKey | None, first_row: int) -> dict[str, Any]:
-        """Return the noise of one call, if any: a draw belongs to a sequence, not to positions."""
+        """Return the noise of one call, if any; one draw serves all positions."""
         if self.noise_kind == "none" or not (self.training or self.noise_at_eval):
             return {}
         key = noise_key(rng, self.training)
         return {"noise": ScoreNoise("global", key, self.num_global_heads)}
 
     def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Refuse: local heads have states, and one pair has a weight per global head.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuse: local heads have states, and one pair has a weight per global head."""
         raise NotImplementedError(
             "linear FiSH mixes states, so its local heads have no attention maps; analyse "
             "FiSHAttention or LinearAttention instead"
@@ -219,6 +217,8 @@ class LinearFiSHAttention(Attention):
 
     def unsupported(self, backend: str, call: Call) -> str | None:
         """There are no pairs to mask."""
+        if backend == "triton":
+            return linear_fish_refusal(self, call)
         if call.attn_mask:
             return "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
         return super().unsupported(backend, call)
@@ -259,9 +259,9 @@ class LinearFiSHAttention(Attention):
         cache: Cache | None,
     ) -> Tensor:
         """Compute the heads' outputs; with a state, go on from it."""
+        arguments = {**arguments, "masks": masks, "dropout": dropout}
         state = cache if isinstance(cache, LinearFiSHState) else None
-        function = self.backends[backend]
-        return function(query, key, value, masks=masks, dropout=dropout, state=state, **arguments)
+        return self.backends[backend](query, key, value, state=state, **arguments)
 
     def new_cache(self, capacity: int = 0) -> LinearFiSHState:
         """Return an empty state; `capacity` does not matter, its size is constant."""

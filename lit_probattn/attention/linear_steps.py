@@ -132,7 +132,7 @@ def linear_reference(
     kernel = masked_kernel(kernel, masks)
     value = drop_values(value.to(dtype), dropout)
     numerator = kernel @ repeat_heads(value, kernel.shape[1])
-    return _finish(numerator, kernel.sum(-1, keepdim=True), query.shape[-1], form, masks)
+    return finish(numerator, kernel.sum(-1, keepdim=True), query.shape[-1], form, masks)
 
 
 def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
@@ -194,7 +194,7 @@ def linear_blockwise(
         numerator, total = product[..., :-1], product[..., -1:]
     else:
         numerator, total = product, None
-    return _finish(numerator, total, query.shape[-1], form, masks)
+    return finish(numerator, total, query.shape[-1], form, masks)
 
 
 def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
@@ -206,7 +206,7 @@ def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
     return value * keep.mT * dropout.scale
 
 
-def _finish(
+def finish(
     numerator: Tensor, total: Tensor | None, head_dim: int, form: LinearForm, masks: Masks
 ) -> Tensor:
     """Divide numerators by the chosen denominator and apply the output's factor."""

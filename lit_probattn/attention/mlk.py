@@ -34,7 +34,7 @@ class MLKAttention(LinearAttention):
         value_head_dim: size of a value head.
         bias: biases of the projections.
         dropout: probability of dropping a value in training.
-        backend: `reference` materialises the maps, `blockwise` is the O(N) form.
+        backend: `reference` materialises the maps, `blockwise` and `triton` are O(N).
         num_components: K.
         shifted_keys: False (MLK): K key projections. True (sMLK): one projection and K learned
             shifts, key[j, r] = key[j] + b_r.

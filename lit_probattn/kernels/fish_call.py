@@ -13,9 +13,11 @@ from lit_probattn.kernels.launch import Launch, Shape, choose_launch
 from lit_probattn.kernels.runtime import launch, padded, unit_stride
 
 # Registers of a thread that tiles may fill; the rest goes to addresses and what the compiler keeps.
-_BUDGET = {"forward": 256, "grad_query": 236, "grad_key": 256, "grad_bias": 240}
-# Most local heads of one program; tests lower it.
-MOST_HEADS = 8
+BUDGET = {"forward": 256, "grad_query": 280, "grad_key": 245, "grad_bias": 240}
+# With fewer rows than 16 per warp two warps share rows, and part of a tile is held twice.
+_SHARED_ROWS = 0.75
+# Most local heads of one program, and most columns of their accumulators together.
+MOST_HEADS, MOST_COLUMNS = 4, 256
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,28 @@ class Heads:
         return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
 
 
-# Tile sizes and warps of 16-bit kernels, best first.
+# Tile sizes (queries, keys) and warps of 16-bit kernels, best first.
 _TILES = {
-    "forward": ((128, 64, 8), (64, 64, 4), (128, 32, 8), (64, 32, 4), (64, 32, 8), (32, 32, 4)),
-    "grad_query": ((64, 64, 8), (64, 32, 4), (64, 32, 8), (32, 32, 4), (32, 16, 4)),
-    "grad_key": ((64, 64, 4), (32, 128, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 32, 4)),
-    "grad_bias": ((64, 64, 8), (64, 32, 4), (32, 32, 4)),
+    "forward": ((128, 64, 8), (128, 32, 8), (64, 32, 8), (64, 16, 4)),
+    "grad_query": ((64, 32, 8), (64, 16, 8)),
+    "grad_key": ((64, 64, 4), (32, 128, 8), (32, 64, 4), (32, 64, 8), (16, 64, 4), (16, 64, 8)),
+    "grad_bias": ((64, 64, 8), (64, 32, 8), (32, 32, 4)),
 }
+
+
+def head_groups(heads: Heads) -> list[int]:
+    """Return the head groups to try, largest first.
+
+    Several groups that draw noise per head hold a power of two: noise comes in fours.
+    """
+    most = max(1, min(MOST_HEADS, MOST_COLUMNS // heads.head_dim))
+    if heads.num_heads <= most:
+        groups = [heads.num_heads]
+    elif heads.noise == 2 and heads.units == 0:
+        groups = [1 << (most.bit_length() - 1)]
+    else:
+        groups = [-(-heads.num_heads // -(-heads.num_heads // most))]  # groups of even size
+    return groups + [g for g in (4, 2, 1) if g < groups[0]]
 
 
 def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
@@ -94,16 +111,13 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
 
     Larger groups compute the global maps fewer times. Tuned tables change the tile, not the group.
     """
-    largest = min(heads.num_heads, MOST_HEADS)
-    groups = [largest] + [1 << b for b in (3, 2, 1, 0) if 1 << b < largest]
-    if largest < heads.num_heads:  # all groups alike, and powers of two: noise comes in fours
-        groups = [g for g in groups if g & (g - 1) == 0]
     options = [Launch(q, k, warps, 2) for q, k, warps in _TILES[kernel]]
     if heads.itemsize == 4:
         options = [Launch(32, 32, 4, 1), Launch(16, 16, 4, 1)]
+    groups = head_groups(heads)
     group, default = groups[-1], options[-1]
     for candidate in groups:
-        fits = [o for o in options if heads.registers(kernel, candidate, o) <= _BUDGET[kernel]]
+        fits = [o for o in options if _fits(kernel, heads, candidate, o)]
         if fits:
             group, default = candidate, fits[0]
             break
@@ -111,6 +125,14 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
     shape = Shape(name, heads.head_dim, heads.num_global, heads.itemsize)
     found = choose_launch(shape, device, lambda _: default)
     return Plan(group, -(-heads.num_heads // group), found)
+
+
+def _fits(kernel: str, heads: Heads, group: int, found: Launch) -> bool:
+    budget: float = BUDGET[kernel]
+    rows = {"forward": found.block_q, "grad_key": found.block_k}.get(kernel)
+    if rows is not None and rows < 16 * found.num_warps:
+        budget *= _SHARED_ROWS
+    return heads.registers(kernel, group, found) <= budget
 
 
 class FishCall:

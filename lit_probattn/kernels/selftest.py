@@ -23,6 +23,7 @@ FAMILIES = {
     "mgk": "lit_probattn.kernels.dense_selftest",
     "smgk": "lit_probattn.kernels.dense_selftest",
     "fish": "lit_probattn.kernels.fish_selftest",
+    "gfish": "lit_probattn.kernels.fish_selftest",
     "linear": "lit_probattn.kernels.linear_selftest",
     "mlk": "lit_probattn.kernels.linear_selftest",
     "linear_fish": "lit_probattn.kernels.linear_selftest",

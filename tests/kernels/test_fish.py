@@ -1,0 +1,184 @@
+"""FiSH kernels against the float64 reference: output, every gradient, masks, noise, dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from lit_probattn.attention import FiSHAttention
+from lit_probattn.kernels import fish_call
+from lit_probattn.kernels.fish import fish_attention
+from lit_probattn.kernels.fish_noise import noise_tiles, philox_words
+from lit_probattn.kernels.fish_selftest import compare
+from lit_probattn.kernels.launch import Launch, forced
+from lit_probattn.kernels.runtime import draw_tensor
+from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
+from profiling.kernels_parity import BUDGET, Case, parity_rows
+from tests.attention.fish_oracle import fish_oracle
+from tests.helpers import largest_difference, run_with_gradients
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIZES = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
+CASES = [
+    Case("hard fish", FiSHAttention, {**SIZES, "noise": "none"}, ("causal", "bias")),
+    Case("fish", FiSHAttention, SIZES, ("key",)),
+    Case("fish, noise per head", FiSHAttention, {**SIZES, "noise": "local"}, ("pairs",)),
+    Case("mish", FiSHAttention, {**SIZES, "mixer": "shared"}, ("causal", "dropout")),
+    Case("gfish", FiSHAttention, {**SIZES, "mixer": "mlp"}, ("causal", "key")),
+]
+SHAPES = [(19, 21), (13, 23), (23, 17), (29, 31), (21, 29), (30, 25)]
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_error_is_within_twice_that_of_eager_code(case, dtype):
+    shapes = SHAPES if dtype == torch.float32 else SHAPES[2:5]
+    rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
+    assert {row.tensor for row in rows} >= {"out", "query", "key", "value", "mixing.weights.0"}
+    for row in rows:
+        assert row.ratio <= BUDGET, row
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("family", ["fish", "gfish"])
+@pytest.mark.parametrize(("blocks", "heads"), [((16, 16), 4), ((16, 32), 2), ((32, 16), 1)])
+def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
+    monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
+    with forced(Launch(*blocks)):
+        pairs = compare(family, DEVICE, torch.float32, 11, (21, 37))
+    for found, exact in pairs:
+        torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
+
+
+def words(key: RandomKey, batch: int) -> torch.Tensor:
+    return draw_tensor(key.philox_key(STREAM_NOISE), key.samples(batch, DEVICE))
+
+
+@triton.jit
+def _write_noise(
+    DRAW, OUT, WORDS, first, COUNT: tl.constexpr, ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    at = rows * COLS + cols
+    tiles = noise_tiles(DRAW, 1, rows + 5, cols + 3, first, COUNT, ALIGNED)
+    for i in tl.static_range(COUNT):
+        tl.store(OUT + i * ROWS * COLS + at, tiles[i])
+    x0, x1, x2, x3 = philox_words(DRAW, 1, rows + 5, cols + 3, first // 4)
+    tl.store(WORDS + at, x0.to(tl.int64))
+    tl.store(WORDS + ROWS * COLS + at, x1.to(tl.int64))
+    tl.store(WORDS + 2 * ROWS * COLS + at, x2.to(tl.int64))
+    tl.store(WORDS + 3 * ROWS * COLS + at, x3.to(tl.int64))
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "aligned"),
+    [(0, 7, True), (4, 4, True), (0, 2, True), (2, 2, False), (4, 2, False), (5, 1, False)],
+)
+def test_noise_is_the_draw_of_the_reference(first, count, aligned):
+    """Integer words bit for bit; normals to float32 rounding, of every map of a head group."""
+    key = RandomKey(3, 5, torch.tensor([4, 2**32 - 5]), 2)
+    out = torch.empty(count, 32, 64, device=DEVICE)
+    found_words = torch.empty(4, 32, 64, dtype=torch.int64, device=DEVICE)
+    _write_noise[(1,)](
+        words(key, 2), out, found_words, first, COUNT=count, ALIGNED=aligned, ROWS=32, COLS=64
+    )
+    rows, cols = torch.arange(5, 37).view(-1, 1), torch.arange(3, 67).view(1, -1)
+    counter = (rows, cols, torch.tensor(first // 4), torch.tensor(2**32 - 5))
+    expected_words = torch.stack(philox4x32(counter, key.philox_key(STREAM_NOISE)))
+    assert torch.equal(found_words.cpu(), expected_words)
+    cpu = torch.device("cpu")
+    maps = normal_noise(key, 2, first + count, range(5, 37), range(3, 67), cpu, torch.float64)
+    # A normal from float32 arithmetic: relative error a few 2⁻²⁴, and |ε| ≤ 6.7.
+    torch.testing.assert_close(out.cpu().double(), maps[1, first:], atol=1e-6, rtol=1e-6)
+
+
+LAYERS = {
+    "fish, simplex, scaled before": {"mixing": "simplex", "scale_position": "before"},
+    "noise on scaled scores": {"scale_position": "before", "noise_position": "scaled"},
+    "mish, noise per head": {"mixer": "shared", "noise": "local", "sigma_shape": "scalar"},
+    "gfish, noise per unit": {"mixer": "mlp", "noise": "local_global", "mixing_bias": "all"},
+    "more heads than a group": {"num_heads": 6, "noise": "local"},
+}
+
+
+def make_layer(options, dtype=torch.float32):
+    torch.manual_seed(1)
+    layer = FiSHAttention(11, 7, **{**SIZES, **options}).to(DEVICE, dtype)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith("mixing.weights"):
+                parameter.copy_(torch.randn(parameter.shape))
+    return layer
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_equals_independent_sums(name):
+    """The whole layer, with every mask, a sample that sees nothing and a bias with a gradient."""
+    layer, exact = make_layer(LAYERS[name]), make_layer(LAYERS[name], torch.float64)
+    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7])).fold(2)
+    key_mask = torch.rand(2, 19) < 0.7
+    key_mask[1] = False
+    pairs = torch.rand(2, 1, 17, 19) < 0.7
+    inputs = [
+        torch.randn(2, 17, 11),
+        torch.randn(2, 19, 11),
+        torch.randn(1, layer.num_heads, 17, 19),
+    ]
+
+    def call(which):
+        def run(leaves):
+            return which(
+                *(leaves[0], leaves[1]),
+                **{"key_mask": key_mask.to(DEVICE), "attn_mask": pairs.to(DEVICE)},
+                **{"is_causal": True, "bias": leaves[2], "rng": rng},
+            )
+
+        return run
+
+    layer.backend = "triton"
+    exact.backend, exact.backends = "reference", {"reference": fish_oracle}
+    found = run_with_gradients(layer, [x.to(DEVICE) for x in inputs], call(layer))
+    truth = run_with_gradients(exact, [x.to(DEVICE).double() for x in inputs], call(exact))
+    out, grad = largest_difference(found, truth)
+    assert out < 1e-5
+    assert grad < 2e-4  # sums of up to 600 terms of order one, in float32
+    assert (found[0][1] == layer.out_proj.bias).all()
+    assert found[1]["input0"][1].abs().max() == 0
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1), (1, 1)])
+def test_bias_gradient_is_summed_over_what_the_bias_is_broadcast_over(shape):
+    query, key, value = torch.randn(2, 2, 9, 5), torch.randn(2, 2, 11, 5), torch.randn(2, 3, 11, 5)
+    first, bias = torch.randn(3, 2), torch.randn(*shape, 9, 11)
+    cotangent = torch.randn(2, 3, 9, 5)
+    query, key, value, first, bias, cotangent = (
+        x.to(DEVICE) for x in (query, key, value, first, bias, cotangent)
+    )
+    leaf, exact = bias.clone().requires_grad_(), bias.double().requires_grad_()
+    fish_attention(query, key, value, first=first, bias=leaf).backward(cotangent)
+    scores = torch.einsum("hg,bgij->bhij", first.double(), query.double() @ key.double().mT)
+    ((scores + exact).softmax(-1) @ value.double()).backward(cotangent.double())
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_pairs_may_be_hidden_per_head():
+    query, key, value = torch.randn(2, 2, 9, 5), torch.randn(2, 2, 11, 5), torch.randn(2, 3, 11, 5)
+    first, pairs = torch.randn(3, 2), torch.rand(1, 3, 9, 11) < 0.6
+    query, key, value, first, pairs = (x.to(DEVICE) for x in (query, key, value, first, pairs))
+    found = fish_attention(query, key, value, first=first, pair_mask=pairs)
+    scores = torch.einsum("hg,bgij->bhij", first, query @ key.mT)
+    expected = scores.masked_fill(~pairs, float("-inf")).softmax(-1).nan_to_num() @ value
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_backward_gives_the_same_bits_twice():
+    grads = []
+    for _ in range(2):
+        pairs = compare("fish", DEVICE, torch.float32, 8, (17, 18))
+        grads.append([found for found, _ in pairs])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -1,0 +1,45 @@
+"""Kernels of linear attention, its mixtures and linear FiSH against float64 sums over all pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.attention import LinearAttention, LinearFiSHAttention, MLKAttention
+from lit_probattn.kernels.launch import Launch, forced
+from lit_probattn.kernels.linear_selftest import compare
+from profiling.kernels_parity import BUDGET, Case, parity_rows
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FISH = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
+CASES = [
+    Case("linear", LinearAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+    Case("mlk", MLKAttention, {}, ("causal", "key", "dropout")),
+    Case("smlk, not causal", MLKAttention, {"shifted_keys": True, "num_components": 3}, ("key",)),
+    Case("lfish", LinearFiSHAttention, {**FISH, "noise": "none"}, ("causal", "key")),
+    Case("lfish, noise", LinearFiSHAttention, FISH, ("causal",)),
+    Case("lfish, own normaliser", LinearFiSHAttention, {**FISH, "normalizer": "nonneg"}),
+]
+SHAPES = [(37, 45), (40, 40), (33, 21), (61, 67)]
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_error_is_within_twice_that_of_eager_code(case, dtype):
+    rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=SHAPES)
+    assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
+    for row in rows:
+        assert row.ratio <= BUDGET, row
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("chunk", [16, 32, 64])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_chunks_of_any_length_agree(weighted, is_causal, chunk):
+    for sizes in ((37, 37), (21, 40), (40, 21), (1, 5)):
+        with forced(Launch(chunk, chunk)):
+            pairs = compare(weighted, is_causal, DEVICE, torch.float32, 11, sizes)
+        for found, exact in pairs:
+            torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
