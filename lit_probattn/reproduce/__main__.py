@@ -112,8 +112,8 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if part["kind"] == "uea":
         _refuse(options, *_UEA)
         return _uea(options)
-    _refuse(options, "accelerator", "dry_run")
-    print("\n".join(other_lines(options.table, part)))
+    _refuse(options, "accelerator", "dry_run", "runs")
+    print("\n".join(other_lines(options.table, part, _place(options), options.tables)))
     if part["kind"] == "sweep" and not options.dry_run:
         on_gpu = options.accelerator in ("gpu", "cuda")
         for command in part["commands" if on_gpu else "without_gpu"]:

@@ -63,8 +63,10 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
     return "see the commands of `reproduce " + name + "`"
 
 
-def other_lines(name: str, part: Mapping[str, Any]) -> list[str]:
-    """Return what to run for a table that is no table of fits.
+def other_lines(
+    name: str, part: Mapping[str, Any], place: Place, folder: Path = FOLDER
+) -> list[str]:
+    """Return what to run for a table that is no table of fits, and the printed numbers.
 
     Raises:
         ConfigError: the table is out of scope, or a part of the package is missing.
@@ -75,8 +77,7 @@ def other_lines(name: str, part: Mapping[str, Any]) -> list[str]:
     if part["kind"] == "analysis":
         if importlib.util.find_spec(part["needs"]) is None:
             raise ConfigError(f"{name} ({title}) needs {part['needs']}, which is missing")
-        models = [f"python -m lit_probattn.reproduce {text}" for text in part["models"]]
-        return [f"{name}: {title}", "train first:", *models, "then: python -m " + part["needs"]]
+        return [f"{name}: {title}", *_study_lines(part, place, folder), *_printed(name, folder)]
     return [
         f"{name}: {title}",
         "with a GPU:",
@@ -84,3 +85,29 @@ def other_lines(name: str, part: Mapping[str, Any]) -> list[str]:
         "without:",
         *part["without_gpu"],
     ]
+
+
+def _study_lines(part: Mapping[str, Any], place: Place, folder: Path) -> list[str]:
+    """Commands that train the models of a study, or study those that are trained."""
+    lines: list[str] = []
+    for words in part["models"]:
+        before = len(lines)
+        table = read_table(words.split()[0], folder)
+        only = words.partition(" --only ")[2].split()
+        for cell in make_cells(table, only, table.seeds, Options(), place):
+            result = cell.result()
+            if result is not None:
+                run = Path(result["run_folder"])
+                best = f"{run}/checkpoints/best-{result['selected_step']:08d}.ckpt"
+                lines.append(
+                    f"python -m lit_probattn.analysis {part['study']} --checkpoint {best} "
+                    f"--out {run}/{part['study']}"
+                )
+        if len(lines) == before:
+            lines.append(f"train first: python -m lit_probattn.reproduce {words}")
+    return lines
+
+
+def _printed(name: str, folder: Path) -> list[str]:
+    rows = [row for row in read_published(folder) if row["table"] == name]
+    return [f"printed: {r['method']}, {r['heads']}: {r['metric']} {r['value']}" for r in rows]

@@ -117,7 +117,7 @@ def test_missing_parts_are_named(tmp_path, capsys, monkeypatch):
     assert "| listops | MGK" not in printed.out
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["mgk_table8"]) == 2
-    assert "needs lit_probattn.analysis, which is missing" in capsys.readouterr().err
+    assert "needs lit_probattn.analysis.priors, which is missing" in capsys.readouterr().err
 
 
 def test_other_commands_are_called(monkeypatch, capsys):

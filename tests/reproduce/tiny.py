@@ -60,7 +60,16 @@ TABLE = {
         },
     },
 }
-OTHER = {"outside": {"title": "Elsewhere", "kind": "out_of_scope", "reason": "not read here"}}
+OTHER = {
+    "study": {
+        "title": "A study",
+        "kind": "analysis",
+        "needs": "lit_probattn.analysis.priors",
+        "study": "priors",
+        "models": ["tiny --only listops mgk_1"],
+    },
+    "outside": {"title": "Elsewhere", "kind": "out_of_scope", "reason": "not read here"},
+}
 
 # Trains nothing: counts steps up to the end of --trainer.max_steps and leaves what a run leaves.
 # KILL in its folder kills its parent at that step, as the kernel would.
