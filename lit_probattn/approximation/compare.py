@@ -124,7 +124,8 @@ def draw(table: pd.DataFrame) -> Figure:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-        axis.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        for show in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            show(lambda v, _: f"{v:g}")
         axis.set_title(
             f"{method} (open: upper estimate)" if method == "ova" else method, fontsize=9
         )
