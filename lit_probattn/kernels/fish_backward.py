@@ -115,21 +115,21 @@ def fish_query_gradient_kernel(
     CAUSAL: tl.constexpr, HAS_KEY_MASK: tl.constexpr, PAIR_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
     WANT_SUMS: tl.constexpr, SLOTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: BM queries of one sample; the part of dq of HG local heads, and their sums.
+    """One program: BLOCK_Q queries of one sample; the part of dq of HG local heads, and their sums.
 
     DQ is (groups, B, G, N, E). SUMS is (query tiles, B · groups, SLOTS): sums over the program's
     pairs for the mixing weights and the noise scales, in the order
         U = 0: weight (HG, G), noise (G or HG);
         U > 0: W_2 (U, HG), W_1 (U, G), b_1 (U), noise (G or U).
     """
-    num_tiles = tl.cdiv(num_rows, BM)
+    num_tiles = tl.cdiv(num_rows, BLOCK_Q)
     tile, place = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
-    row = tile * BM
+    row = tile * BLOCK_Q
     batch, group = place // num_groups, place % num_groups
     first = group * HG
-    index = row + tl.arange(0, BM)
+    index = row + tl.arange(0, BLOCK_Q)
     rows = index[:, None]
     batch_64 = batch.to(tl.int64)
     queries = ()
@@ -137,15 +137,15 @@ def fish_query_gradient_kernel(
     for m in tl.static_range(G):
         pointer = Q + batch_64 * q_batch + m * q_head
         queries = queries + (load_rows(pointer, index, q_row, num_rows, E, EP),)
-        grads_q = grads_q + (tl.zeros((BM, EP), tl.float32),)
+        grads_q = grads_q + (tl.zeros((BLOCK_Q, EP), tl.float32),)
     found = ()
     for _i in tl.static_range(SLOTS):
-        found = found + (tl.zeros((BM,), tl.float32),)
+        found = found + (tl.zeros((BLOCK_Q,), tl.float32),)
     stop = num_cols
     if CAUSAL:
-        stop = tl.minimum(num_cols, tl.maximum(0, row + BM + offset))
-    for start in range(0, stop, BN):
-        key_index = start + tl.arange(0, BN)
+        stop = tl.minimum(num_cols, tl.maximum(0, row + BLOCK_Q + offset))
+    for start in range(0, stop, BLOCK_K):
+        key_index = start + tl.arange(0, BLOCK_K)
         cols = key_index[None, :]
         tiles = ()
         for m in tl.static_range(G):
@@ -191,7 +191,7 @@ def fish_query_gradient_kernel(
             grad_weight = tl.dot(grad_out, tl.trans(value), input_precision="ieee")
             kept = seen
             if DROPOUT:
-                kept = keep_tile(DROP_DRAW, batch, head, row, start, threshold, BM, BN)
+                kept = keep_tile(DROP_DRAW, batch, head, row, start, threshold, BLOCK_Q, BLOCK_K)
             _weight, e = _score_gradient(
                 score, grad_weight, lse[:, None], delta[:, None],
                 BIAS + batch_64 * bias_batch + source * bias_head,
@@ -265,36 +265,36 @@ def fish_key_gradient_kernel(
     NOISE: tl.constexpr, ALIGNED: tl.constexpr, HAS_B1: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_KEY_MASK: tl.constexpr, PAIR_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: BN keys of one sample; dv of HG local heads and their part of dk.
+    """One program: BLOCK_K keys of one sample; dv of HG local heads and their part of dk.
 
     Tiles are (keys, queries). DK is (groups, B, G, L, E), DV (B, H, L, D).
     """
-    num_tiles = tl.cdiv(num_cols, BN)
-    col = (tl.program_id(0) % num_tiles) * BN
+    num_tiles = tl.cdiv(num_cols, BLOCK_K)
+    col = (tl.program_id(0) % num_tiles) * BLOCK_K
     place = tl.program_id(0) // num_tiles
     batch, group = place // num_groups, place % num_groups
     first = group * HG
-    key_index = col + tl.arange(0, BN)
+    key_index = col + tl.arange(0, BLOCK_K)
     cols = key_index[:, None]
     batch_64 = batch.to(tl.int64)
     keys, grads_k = (), ()
     for m in tl.static_range(G):
         pointer = K + batch_64 * k_batch + m * k_head
         keys = keys + (load_rows(pointer, key_index, k_row, num_cols, E, EP),)
-        grads_k = grads_k + (tl.zeros((BN, EP), tl.float32),)
+        grads_k = grads_k + (tl.zeros((BLOCK_K, EP), tl.float32),)
     values, grads_v = (), ()
     for h in tl.static_range(HG):
         source = tl.minimum(first + h, num_heads - 1).to(tl.int64)
         pointer = V + batch_64 * v_batch + source * v_head
         values = values + (load_rows(pointer, key_index, v_row, num_cols, D, DP),)
-        grads_v = grads_v + (tl.zeros((BN, DP), tl.float32),)
+        grads_v = grads_v + (tl.zeros((BLOCK_K, DP), tl.float32),)
     begin = 0
     if CAUSAL:
-        begin = tl.maximum(0, col - offset) // BM * BM
-    for start in range(begin, num_rows, BM):
-        index = start + tl.arange(0, BM)
+        begin = tl.maximum(0, col - offset) // BLOCK_Q * BLOCK_Q
+    for start in range(begin, num_rows, BLOCK_Q):
+        index = start + tl.arange(0, BLOCK_Q)
         rows = index[None, :]
         tiles = ()
         for m in tl.static_range(G):
@@ -337,7 +337,9 @@ def fish_key_gradient_kernel(
             grad_weight = tl.dot(values[h], tl.trans(grad_out), input_precision="ieee")
             kept = seen
             if DROPOUT:
-                kept = tl.trans(keep_tile(DROP_DRAW, batch, head, start, col, threshold, BM, BN))
+                kept = tl.trans(
+                    keep_tile(DROP_DRAW, batch, head, start, col, threshold, BLOCK_Q, BLOCK_K)
+                )
             dropped, e = _score_gradient(
                 score, grad_weight, lse[None, :], delta[None, :],
                 BIAS + batch_64 * bias_batch + source * bias_head,
@@ -399,24 +401,24 @@ def fish_bias_gradient_kernel(
     NOISE: tl.constexpr, ALIGNED: tl.constexpr, HAS_B1: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_KEY_MASK: tl.constexpr, PAIR_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of pairs, HG heads; E_h, added over `num_samples` samples of one bias.
 
     DBIAS is (samples with a bias of their own, H, N, L).
     """
-    row_tiles, col_tiles = tl.cdiv(num_rows, BM), tl.cdiv(num_cols, BN)
-    row = (tl.program_id(0) % row_tiles) * BM
-    col = (tl.program_id(0) // row_tiles % col_tiles) * BN
+    row_tiles, col_tiles = tl.cdiv(num_rows, BLOCK_Q), tl.cdiv(num_cols, BLOCK_K)
+    row = (tl.program_id(0) % row_tiles) * BLOCK_Q
+    col = (tl.program_id(0) // row_tiles % col_tiles) * BLOCK_K
     group = tl.program_id(0) // (row_tiles * col_tiles) % num_groups
     place = tl.program_id(0) // (row_tiles * col_tiles) // num_groups
     first = group * HG
-    index = row + tl.arange(0, BM)
-    key_index = col + tl.arange(0, BN)
+    index = row + tl.arange(0, BLOCK_Q)
+    key_index = col + tl.arange(0, BLOCK_K)
     rows, cols = index[:, None], key_index[None, :]
     grads = ()
     for _i in tl.static_range(HG):
-        grads = grads + (tl.zeros((BM, BN), tl.float32),)
+        grads = grads + (tl.zeros((BLOCK_Q, BLOCK_K), tl.float32),)
     for step in range(num_samples):
         batch = place * num_samples + step
         batch_64 = batch.to(tl.int64)
@@ -465,7 +467,7 @@ def fish_bias_gradient_kernel(
             if DROPOUT:
                 kept = keep_tile(
                     DROP_DRAW, batch, head, row, col,
-                    threshold, BM, BN,
+                    threshold, BLOCK_Q, BLOCK_K,
                 )  # fmt: skip
             _weight, e = _score_gradient(
                 score, grad_weight, lse[:, None], delta[:, None],

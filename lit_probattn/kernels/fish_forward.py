@@ -34,20 +34,20 @@ def fish_forward_kernel(
     NOISE: tl.constexpr, ALIGNED: tl.constexpr, HAS_B1: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_KEY_MASK: tl.constexpr, PAIR_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: BM queries of one sample, HG local heads.
+    """One program: BLOCK_Q queries of one sample, HG local heads.
 
     Shapes: Q (B, G, N, E), K (B, G, L, E), V and OUT (B, H, N or L, D), LSE (B, H, N) in base 2.
     NOISE: 0 none, 1 per global map, 2 per local head (or hidden unit, U > 0).
     PAIR_MASK: 0 none, 1 shared by the heads, 2 one per head.
     """
-    num_tiles = tl.cdiv(num_rows, BM)
-    row = (tl.program_id(0) % num_tiles) * BM
+    num_tiles = tl.cdiv(num_rows, BLOCK_Q)
+    row = (tl.program_id(0) % num_tiles) * BLOCK_Q
     place = tl.program_id(0) // num_tiles
     batch = place // num_groups
     first = (place % num_groups) * HG
-    index = row + tl.arange(0, BM)
+    index = row + tl.arange(0, BLOCK_Q)
     rows = index[:, None]
     batch_64 = batch.to(tl.int64)
     queries = ()
@@ -56,14 +56,14 @@ def fish_forward_kernel(
         queries = queries + (load_rows(pointer, index, q_row, num_rows, E, EP),)
     tops, sums, outs = (), (), ()
     for _i in tl.static_range(HG):
-        tops = tops + (tl.full((BM,), float("-inf"), tl.float32),)
-        sums = sums + (tl.zeros((BM,), tl.float32),)
-        outs = outs + (tl.zeros((BM, DP), tl.float32),)
+        tops = tops + (tl.full((BLOCK_Q,), float("-inf"), tl.float32),)
+        sums = sums + (tl.zeros((BLOCK_Q,), tl.float32),)
+        outs = outs + (tl.zeros((BLOCK_Q, DP), tl.float32),)
     stop = num_cols
     if CAUSAL:
-        stop = tl.minimum(num_cols, tl.maximum(0, row + BM + offset))
-    for start in range(0, stop, BN):
-        key_index = start + tl.arange(0, BN)
+        stop = tl.minimum(num_cols, tl.maximum(0, row + BLOCK_Q + offset))
+    for start in range(0, stop, BLOCK_K):
+        key_index = start + tl.arange(0, BLOCK_K)
         cols = key_index[None, :]
         tiles = ()
         for m in tl.static_range(G):
@@ -115,7 +115,7 @@ def fish_forward_kernel(
             new_tops = new_tops + (top,)
             new_sums = new_sums + (sums[h] * shrink + tl.sum(weight, 1),)
             if DROPOUT:
-                kept = keep_tile(DROP_DRAW, batch, head, row, start, threshold, BM, BN)
+                kept = keep_tile(DROP_DRAW, batch, head, row, start, threshold, BLOCK_Q, BLOCK_K)
                 weight = tl.where(kept, weight * keep_scale, 0.0)
             pointer = V + batch_64 * v_batch + source * v_head
             value = load_rows(pointer, key_index, v_row, num_cols, D, DP)

@@ -1,0 +1,207 @@
+"""FiSH and linear operators as PyTorch sees them: schema, fakes, FLOPs, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from lit_probattn.attention import (
+    FiSHAttention,
+    LinearAttention,
+    LinearFiSHAttention,
+    MLKAttention,
+)
+from lit_probattn.attention.fish_cost import mixing_macs
+from lit_probattn.kernels import runtime
+from lit_probattn.kernels.fish_ops import fish_forward
+from lit_probattn.kernels.linear_ops import linear_forward
+from lit_probattn.randomness import RandomKey
+from profiling.counters import torch_flops
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+B, G, H, N, L, E, D, U = 2, 2, 3, 9, 11, 5, 7, 4
+CHECKS = (
+    *("test_schema", "test_autograd_registration", "test_faketensor"),
+    "test_aot_dispatch_dynamic",
+)
+
+
+def draw(*shape):
+    return torch.randn(*shape, device=DEVICE).requires_grad_()
+
+
+def fish_arguments(noise, units):
+    first = draw(units or H, G)
+    second, bias_1 = (draw(H, units), draw(units)) if units else (None, None)
+    scale = draw((0, G, units or H)[noise]) if noise else None
+    words = torch.randint(2**32, (2 + B,), device=DEVICE) if noise else None
+    key_mask = torch.rand(B, L, device=DEVICE) < 0.8
+    return (
+        *(draw(B, G, N, E), draw(B, G, L, E), draw(B, H, L, D), first, bias_1, second, scale),
+        *(words, None, key_mask, None, draw(1, H, N, L), True, noise, 3, 0.5, 0),
+    )
+
+
+@pytest.mark.parametrize(("noise", "units"), [(0, 0), (1, U), (2, 0)])
+def test_fish_passes_opcheck(noise, units):
+    torch.library.opcheck(fish_forward, fish_arguments(noise, units), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_linear_passes_opcheck(weighted):
+    heads = H if weighted else 2 * G
+    weights = (draw(H, G), draw(H, G)) if weighted else (None, None)
+    states = (None, None) if weighted else (draw(B, G, E, D), draw(B, G, E))
+    inputs = (draw(B, heads, N, E), draw(B, G, N, E), draw(B, G, N, D))
+    torch.library.opcheck(
+        linear_forward, (*inputs, *weights, *states, True, True), test_utils=CHECKS
+    )
+
+
+FISH = {"num_heads": 5, "num_global_heads": 2}
+LAYERS = {
+    "fish": lambda: FiSHAttention(16, E, **FISH),
+    "hard fish": lambda: FiSHAttention(16, E, **FISH, noise="none"),
+    "gfish": lambda: FiSHAttention(16, E, **FISH, mixer="mlp", mixer_ratios=[2]),
+    "linear": lambda: LinearAttention(16, E, 4, num_kv_heads=2),
+    "mlk": lambda: MLKAttention(16, E, 2),
+    "lfish": lambda: LinearFiSHAttention(16, E, **FISH, noise="none"),
+}
+
+
+def fish_scores_macs(layer, length):
+    widths, mixer = layer.mixing.widths, layer.mixing.mixer
+    pair = layer.num_global_heads * layer.head_dim + mixing_macs(widths, mixer, layer.noise_kind)
+    return length * length * pair
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["fish", "hard fish", "gfish"])
+def test_fish_counts_the_products_of_the_formula(name, train):
+    """As the reference; training counts the scores once more, which backward computes again."""
+    layer = LAYERS[name]().to("meta")
+    layer.backend = "triton"
+    x = torch.empty(1, 29, 16, device="meta", requires_grad=True)
+
+    def step():
+        out = layer(x)
+        if train:
+            out.sum().backward()
+
+    macs = layer.cost(29).macs
+    expected = 3 * macs + fish_scores_macs(layer, 29) if train else macs
+    assert torch_flops(step) == 2 * expected
+
+
+@pytest.mark.parametrize("name", ["linear", "mlk"])
+def test_linear_counts_the_products_of_the_formula(name):
+    layer = LAYERS[name]().to("meta")
+    layer.backend = "triton"
+    x = torch.empty(1, 29, 16, device="meta")
+    assert torch_flops(lambda: layer(x)) == 2 * layer.cost(29).macs
+
+
+@pytest.mark.parametrize("name", ["fish", "gfish", "mlk", "lfish"])
+def test_activation_checkpoints_give_the_same_gradients(name):
+    layer = LAYERS[name]().to(DEVICE)
+    layer.backend, layer.dropout = "triton", 0.2
+    rng = RandomKey(1, sample_ids=torch.tensor([3, 4]))
+    grads = []
+    for use in (False, True):
+        x = torch.randn(2, 13, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        x.requires_grad_()
+        out = checkpoint(layer, x, rng=rng, use_reentrant=False) if use else layer(x, rng=rng)
+        out.square().sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_of_size_n_by_n_is_saved(name):
+    layer = LAYERS[name]().to(DEVICE)
+    layer.backend, length = "triton", 41
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(torch.randn(1, length, 16, device=DEVICE), is_causal=True)
+    assert max(t.numel() for t in saved) < length * length
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_batch_without_samples_or_with_one_token_runs(name):
+    layer = LAYERS[name]().to(DEVICE)
+    layer.backend = "triton"
+    for batch, length in ((1, 1), (0, 3)):
+        x = torch.randn(batch, length, 16, device=DEVICE).requires_grad_()
+        out = layer(x, is_causal=True)
+        out.sum().backward()
+        assert out.shape == x.shape
+        assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "call", "reason"),
+    [
+        (lambda: FiSHAttention(16, E, **FISH, mixer="relu_sum"), {}, "mixer=relu_sum"),
+        (
+            lambda: FiSHAttention(16, E, **FISH, mixer="mlp", mixer_ratios=[1, 1]),
+            {},
+            "more than two layers",
+        ),
+        (lambda: FiSHAttention(16, 129, **FISH), {}, "heads of 129"),
+        (lambda: FiSHAttention(16, E, 40, num_global_heads=17), {}, "17 global maps"),
+        (
+            lambda: LinearFiSHAttention(16, E, **FISH, lfish_mode="key_global"),
+            {},
+            "lfish_mode=key_global",
+        ),
+        (lambda: LinearFiSHAttention(16, E, **FISH, mixer="mlp"), {}, "through a ReLU"),
+        (
+            lambda: MLKAttention(16, E, 2),
+            {"attn_mask": torch.ones(3, 3, dtype=torch.bool)},
+            "attn_mask",
+        ),
+        (
+            lambda: LinearAttention(16, 64, 2, feature_map="favor"),
+            {},
+            "states of 267 features",
+        ),
+    ],
+)
+def test_what_kernels_cannot_do_is_refused_with_what_works(layer, call, reason):
+    layer = layer().to(DEVICE)
+    layer.backend = "triton"
+    call = {k: v.to(DEVICE) for k, v in call.items()}
+    with pytest.raises(NotImplementedError, match=reason) as caught:
+        layer(torch.randn(2, 3, 16, device=DEVICE), **call)
+    assert "reference" in str(caught.value)
+    layer.backend = "auto"
+    assert layer(torch.randn(2, 3, 16, device=DEVICE), **call).shape == (2, 3, 16)
+
+
+def test_decoding_from_a_state_and_double_precision_are_refused():
+    layer = MLKAttention(16, E, 2, backend="triton").to(DEVICE)
+    x = torch.randn(2, 3, 16, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="from a state"):
+        layer(x, is_causal=True, cache=layer.new_cache())
+    layer = FiSHAttention(16, E, **FISH, backend="triton").to(DEVICE).double()
+    with pytest.raises(NotImplementedError, match="float64"):
+        layer(x.double())
+
+
+def test_a_broadcast_bias_that_wants_a_gradient_is_refused():
+    layer = FiSHAttention(16, E, **FISH, backend="triton").to(DEVICE)
+    x, bias = torch.randn(2, 3, 16, device=DEVICE), torch.randn(1, 5, 1, 3, device=DEVICE)
+    assert layer(x, bias=bias).isfinite().all()
+    with pytest.raises(NotImplementedError, match="blockwise"):
+        layer(x, bias=bias.requires_grad_())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_cpu_without_the_interpreter_is_refused(name, monkeypatch):
+    monkeypatch.delenv(runtime.INTERPRET_VARIABLE)
+    layer = LAYERS[name]()
+    layer.backend = "triton"
+    with pytest.raises(NotImplementedError, match="cannot run on the CPU"):
+        layer(torch.randn(2, 3, 16))
