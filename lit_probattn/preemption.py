@@ -4,8 +4,9 @@ A handler only sets a flag. The ranks agree on it together with the finite-loss 
 optimiser step (or after the next batch of a validation), so that all of them save the same step and
 none is left waiting in a collective call. `RunCheckpoint` then saves and raises `Preempted`.
 
-Lightning's own handlers are replaced: they call collectives from inside a signal handler, and keep
-SLURM's checkpoint in a place of its own instead of the run folder.
+Lightning's own handlers are replaced: they call collectives from inside a signal handler, keep
+SLURM's checkpoint in a place of its own instead of the run folder, and have the ranks exchange a
+number, which waits for the device, before every batch.
 """
 
 import os
@@ -67,8 +68,11 @@ class StopSignals(Callback):
         self._install()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Install them again."""
+        """Install them again; leave out Lightning's question after every batch, which is ours."""
         self._install()
+        loop: Any = trainer.fit_loop.epoch_loop
+        if hasattr(loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = lambda: None
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
