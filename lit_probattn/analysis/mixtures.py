@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.trained import AnalysisError
-from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import Attention, MGKAttention, MLKAttention, SoftmaxAttention
+from lit_probattn.attention.linear_steps import masked_kernel
 from lit_probattn.attention.mgk import component_scores
 from lit_probattn.attention.steps import masked_softmax, repeat_heads
 
@@ -93,7 +94,8 @@ def posterior(call: LayerCall) -> tuple[Tensor, Tensor]:
     """Return attention weights P_ij and responsibilities γ_ijr of a mixture layer's call.
 
     Source: MGK, ICML 2022, Eq. (8): γ_ijr = exp(s_ijr) / Σ_r' exp(s_ijr'); hard inference: 1 for
-    the first largest s_ijr. P_ij γ_ijr is the joint posterior of key and component.
+    the first largest s_ijr. MLK, section 2.5: γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same).
+    P_ij γ_ijr is the joint posterior of key and component.
 
     Returns:
         (S, H, N, L) and (S, H, K, N, L), by the layer's own scores, priors and masks.
@@ -102,9 +104,12 @@ def posterior(call: LayerCall) -> tuple[Tensor, Tensor]:
         AnalysisError: the variant has no components.
     """
     layer = call.layer
+    if isinstance(layer, MLKAttention) and layer.form.mix == "after":
+        return _linear_posterior(call, layer)
     if not isinstance(layer, MGKAttention):
         raise AnalysisError(
-            f"{type(layer).__name__} has no components with responsibilities: use MGKAttention"
+            f"{type(layer).__name__} has no components with responsibilities: expected "
+            "MGKAttention, or MLKAttention with mix=after"
         )
     query, key, masks = call.project()
     prior = None if layer.prior is None else layer.prior(masks.num_keys).to(query)
@@ -126,3 +131,27 @@ def posterior(call: LayerCall) -> tuple[Tensor, Tensor]:
         shares, total = scores.softmax(2), scores.logsumexp(2)
     weights = masked_softmax(total if bias is None else total + bias, allowed, layer.row_eps)
     return weights, shares
+
+
+def _linear_posterior(call: LayerCall, layer: MLKAttention) -> tuple[Tensor, Tensor]:
+    """Return the same for a linear mixture, whose kernel is a sum over components."""
+    query, key, masks = call.project()
+    arguments = layer.score_arguments(masks.num_keys)
+    prior = arguments["prior"]
+    parts = []
+    for component in range(layer.num_components):
+        alone = torch.zeros_like(prior)
+        alone[:, component] = prior[:, component]
+        parts.append(layer.reference_scores(query, key, **{**arguments, "prior": alone}))
+    kernel = torch.stack(parts, 2)
+    total = kernel.sum(2)
+    shares = kernel / total.masked_fill(total == 0, 1.0)[:, :, None]
+    visible = masked_kernel(total, masks)
+    norm = visible.sum(-1, keepdim=True)
+    return visible / norm.masked_fill(norm == 0, 1.0), shares
+
+
+def has_components(layer: Attention) -> bool:
+    """Whether `posterior` can read a layer."""
+    linear = isinstance(layer, MLKAttention) and layer.form.mix == "after"
+    return linear or isinstance(layer, MGKAttention)

@@ -23,11 +23,13 @@ class Sequence:
         sample_id: number of its sample in the split.
         part: its number within the sample: text of a pair, window of a picture; else 0.
         call: the layer's call for this sequence alone.
+        tokens: ids at its positions, if the model reads tokens.
     """
 
     sample_id: int
     part: int
     call: LayerCall
+    tokens: list[int] | None = None
 
     @property
     def layer(self) -> str:
@@ -71,8 +73,7 @@ def sequences(
     for batch in batches:
         with record(trained.task.model) as calls:
             trained.forward(batch)
-        ids = batch["sample_ids"].tolist()
-        chosen = [s for c in calls for s in _pick(c, ids, parts, options.seed, padded)]
+        chosen = [s for c in calls for s in _pick(c, batch, parts, options.seed, padded)]
         chosen = [s for s in chosen if s.call.query.shape[1] >= min_len]
         found += len(chosen)
         yield chosen
@@ -98,16 +99,23 @@ def check_sampling(trained: Trained, options: argparse.Namespace) -> None:
 
 
 def _pick(
-    call: LayerCall, sample_ids: list[int], parts: int, seed: int, padded: bool
+    call: LayerCall, batch: dict[str, Any], parts: int, seed: int, padded: bool
 ) -> Iterator[Sequence]:
+    sample_ids, inputs = batch["sample_ids"].tolist(), batch["inputs"]
     per_sample = call.num_sequences // len(sample_ids)
+    rows = inputs.flatten(0, -2) if not inputs.is_floating_point() else None
+    if rows is not None and rows.shape != call.query.shape[:2]:
+        rows = None
     for row, sample_id in enumerate(sample_ids):
         if sample_id < 0:
             continue
         order = generator(seed, call.name, sample_id).permutation(per_sample)[:parts]
         for part in sorted(order.tolist()):
-            one = call.one(row * per_sample + part, padded=padded)
-            yield Sequence(sample_id, part, one)
+            number = row * per_sample + part
+            one = call.one(number, padded=padded)
+            length = one.query.shape[1]
+            tokens = None if rows is None else rows[number, :length].tolist()
+            yield Sequence(sample_id, part, one, tokens)
 
 
 def longest(found: list[Sequence]) -> list[Sequence]:

@@ -132,6 +132,24 @@ def test_responsibilities_are_the_formula_and_sum_to_one(e_step):
         torch.testing.assert_close(shares[s, h, :, i, j], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_responsibilities_of_linear_mixtures(causal):
+    layer = MLKAttention(10, 3, 2)
+    torch.nn.init.uniform_(layer.prior.value, 0.2, 0.9)
+    call = layer_call(layer, length=7, key_mask=MASK, is_causal=causal)
+    weights, shares = mixtures.posterior(call)
+    torch.testing.assert_close(weights, call.weights(), rtol=0, atol=1e-13)
+    query = layer.query_proj(call.query).unflatten(-1, (2, 3)).transpose(1, 2)
+    key = layer.key_proj(call.query).unflatten(-1, (2, 2, 3)).permute(0, 2, 3, 1, 4)
+    for s, h, i, j in np.ndindex(2, 2, 7, 7):
+        features = torch.nn.functional.elu(key[s, h, :, j]) + 1
+        kernel = features @ (torch.nn.functional.elu(query[s, h, i]) + 1)
+        expected = layer.prior.value[h] * kernel
+        torch.testing.assert_close(
+            shares[s, h, :, i, j], (expected / expected.sum()).detach(), rtol=0, atol=1e-12
+        )
+
+
 def test_token_shares_split_the_attention():
     call = layer_call(mgk(), length=7, key_mask=MASK).one(1, padded=True)
     found = responsibilities.token_shares(call)

@@ -107,6 +107,7 @@ def test_samples_are_drawn_by_seed_and_whatever_the_batch_size(tmp_path):
         sample = trained.data.collate()([trained.data.split("val")[one.sample_id]])
         real = int(sample["key_mask"][0, one.part].sum())
         assert one.call.query.shape[1] == real
+        assert one.tokens == sample["inputs"][0, one.part, :real].tolist()
 
 
 def test_cropping_keeps_labels_and_cuts_what_has_positions():
