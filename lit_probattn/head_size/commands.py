@@ -51,7 +51,8 @@ def theory(options: argparse.Namespace) -> None:
         f"Counter-example (d = 1, n = 2): the second column is ({column[0]}, {column[1]}) for "
         f"every weight, the error at least {min(errors):.2f} over {len(scan)} weights; certificate "
         f"‖C (log P) U‖ = {unreachable(inputs, weights):.3f}.",
-        "Mean divergence of fitted heads from random maps (figure): zero from the thresholds on.",
+        "Mean divergence of fitted heads from random maps (figure): zero from n − 1 on, where the "
+        "truncated factors are exact; at the causal threshold it is what L-BFGS leaves.",
         markdown_table(divergence, digits=2),
     ]
     if options.strictness:
