@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.errors import DataError
-from lit_probattn.reproduce.cells import Place, parse_settings
+from lit_probattn.reproduce.cells import Place, parse_settings, portable
 from lit_probattn.reproduce.commands import dry_run, run_table
 from lit_probattn.reproduce.protocol import Options
 from lit_probattn.reproduce.states import list_lines, make_cells, missing_parts, other_lines
@@ -162,7 +162,7 @@ def _fits(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     mine = cells[index::count]
     if options.dry_run:
         return dry_run(mine, options.tflops, options.commands)
-    command = shlex.join([*PROGRAM.split(), *map(_without_place, arguments)])
+    command = shlex.join([*PROGRAM.split(), *portable(arguments)])
     out = options.out or options.runs / "reproduce" / "reports" / table.name
     return run_table(
         table,
@@ -191,11 +191,6 @@ def _devices(text: str) -> list[str]:
     if text:
         return text.split(",")
     return [os.environ["LOCAL_RANK"]] if "LOCAL_RANK" in os.environ else []
-
-
-def _without_place(argument: str) -> str:
-    """An argument without the folders of this machine."""
-    return Path(argument).name if os.path.isabs(argument) else argument
 
 
 def _uea(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -166,6 +167,11 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
 def flag(key: str, value: Any) -> list[str]:
     """Return `--key value`."""
     return [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
+
+
+def portable(arguments: Sequence[str]) -> list[str]:
+    """Return arguments without the folders of this machine: absolute paths by their last part."""
+    return [Path(a).name if os.path.isabs(a) else a for a in arguments]
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

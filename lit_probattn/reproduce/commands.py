@@ -116,11 +116,19 @@ class Counted:
         return failed
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
-        """Return parameters, multiply-adds, and the size of the test split."""
+        """Return parameters, multiply-adds here and at full length, size of the test split."""
+        published = Cell(cell.task, cell.row, cell.seed, place=cell.place)
+        return {
+            **self._count(cell),
+            "macs_published_length": self._count(published)["macs"],
+            "num_test": self._tests.get(_data_key(cell)),
+        }
+
+    def _count(self, cell: Cell) -> dict[str, int]:
         key = json.dumps(cell.config, sort_keys=True)
         if key not in self._counts:
             self._counts[key] = counts(cell)
-        return {**self._counts[key], "num_test": self._tests.get(_data_key(cell))}
+        return self._counts[key]
 
 
 def run_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -62,7 +63,7 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, path: Path) -> N
             marker="D",
             facecolors="none",
             edgecolors="tab:red",
-            label="published",
+            label="published (its own protocol)",
         )
         axis.set_yticks(list(places.values()), list(part["method"]))
         axis.set_ylim(-len(places) + 0.4, 0.6)
@@ -70,6 +71,6 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, path: Path) -> N
         axis.grid(axis="y", visible=False)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(textwrap.fill(title, 24 + 32 * len(panels)), fontsize=10)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from lit_probattn.reproduce.cells import Cell
 from lit_probattn.reproduce.figure import draw
+from lit_probattn.reproduce.flat import flat_result
 from lit_probattn.reproduce.protocol import Difference, differences
 from lit_probattn.reproduce.summary import Sample, ranked_differences, significance
 from lit_probattn.reproduce.tables import AVERAGE, Metric, Row, Table, TaskEntry
@@ -55,7 +56,7 @@ class Report:
     @cached_property
     def rows(self) -> pd.DataFrame:
         """One row per finished cell."""
-        return pd.DataFrame([_flat(cell, result) for cell, result in self.results])
+        return pd.DataFrame([flat_result(result) for _, result in self.results])
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -83,7 +84,9 @@ class Report:
         for name, sample in samples.items():
             row, cost = self.table.rows[name], by_row[name][0]
             base_cost = by_row.get(self.table.baseline, [None])[0]
-            ratio = None if base_cost is None else cost["macs"] / base_cost["macs"]
+            ratio = None
+            if base_cost is not None:
+                ratio = cost["macs_published_length"] / base_cost["macs_published_length"]
             published = row.published.get(task.name, {}).get(metric.name)
             entries.append(
                 self._entry(task, row, metric, sample, published, cost)
@@ -116,7 +119,7 @@ class Report:
                 sample, published, self.table.published_runs, size, comparable=comparable
             ),
             "num_parameters": cost["parameters"],
-            "macs": cost["macs"],
+            "macs_published_length": cost["macs_published_length"],
             "selected_on_test": cost["selected_on_test"],
         }
 
@@ -241,8 +244,8 @@ _LEGEND = [
     "Mean ± standard deviation over seeds (n − 1). Notes are ours − published with a 95 % "
     "interval, for which the published runs, printed without deviations, are assumed to vary as "
     "ours do; and ours − baseline with Welch's interval, * where it excludes 0 (no correction for "
-    "several comparisons). FLOP ratio: multiply-adds of one forward pass at full length by the "
-    "equations, without the output layer of a language model, to the baseline's.",
+    "several comparisons). FLOP ratio: multiply-adds of one forward pass at the published length "
+    "by the equations, without the output layer of a language model, to the baseline's.",
 ]
 
 
@@ -263,33 +266,3 @@ def table_lines(summary: pd.DataFrame) -> list[str]:
             f"{row['difference_from_baseline']} | {row['num_parameters']:,} | {ratio} |"
         )
     return lines
-
-
-def _flat(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    """One line of rows.csv."""
-    hardware, git = result.get("hardware") or {}, result.get("git") or {}
-    gpus = [gpu["name"] for gpu in hardware.get("gpus") or []]
-    backends = result.get("backends") or {}
-    on_gpu = any("(cuda" in call for call in backends)
-    packages = result.get("packages") or {}
-    shown = ("torch", "lightning", "triton", "lit-probattn")
-    versions = [f"{name} {packages[name]}" for name in shown if packages.get(name)]
-    return {
-        **{key: result[key] for key in ("task", "row", "seed")},
-        **{f"value {name}": value for name, value in result["values"].items()},
-        **{
-            key: result[key]
-            for key in (
-                *("parameters", "macs", "num_test", "max_steps", "selected_step"),
-                *("selected_on_test", "num_starts", "fit_seconds_of_last_start"),
-            )
-        },
-        "backends": "; ".join(f"{call}: {name}" for call, name in backends.items()),
-        "device": gpus[0]
-        if on_gpu and gpus
-        else f"{hardware.get('processor')}, {hardware.get('num_cores')} cores",
-        "versions": ", ".join([f"python {result.get('python')}", *versions]),
-        "git_revision": f"{str(git.get('revision'))[:7]}{'+' if git.get('dirty') else ''}",
-        "run_folder": result["run_folder"],
-        "command": result["command"],
-    }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.checkpoints import newest_good_checkpoint, step_of
-from lit_probattn.reproduce.cells import Cell
+from lit_probattn.reproduce.cells import Cell, portable
 from lit_probattn.run_record import read_starts
 
 # A command of a cell, and its exit status.
@@ -28,6 +28,8 @@ Facts = Callable[[Cell], Mapping[str, Any]]
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 _POLL_SECONDS = 0.1
+# How long a cell that another process works on is asked for.
+GRACE_SECONDS = 5.0
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
 
 
@@ -104,7 +106,7 @@ def cell_result(
         "fit_seconds_of_last_start": seconds,
         "num_starts": len(starts),
         "run_folder": str(version),
-        "command": shlex.join(["python", "-m", "lit_probattn", *cell.fit_arguments()]),
+        "command": shlex.join(["python", "-m", "lit_probattn", *portable(cell.fit_arguments())]),
         "python": last.get("python"),
         "packages": last.get("packages"),
         "git": last.get("git"),
@@ -127,23 +129,31 @@ def resumed_step(cell: Cell) -> int | None:
 
 @contextmanager
 def claim(cell: Cell) -> Iterator[int | None]:
-    """Lock a cell; yields the lock's file, or None if another process has it.
+    """Lock a cell; yields the lock's file, or None if another process keeps it.
 
-    The system frees the lock when the last process that has the file open ends, however it ends;
-    the commands of the cell inherit it.
+    Commands of a process that was just killed need a moment to end. The system frees the lock when
+    the last process that has the file open ends, however it ends; the commands of the cell inherit
+    it.
     """
     path = cell.folder / "locks" / f"{cell.name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield handle
+        yield handle if _locked(handle) else None
     finally:
         os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    end = time.monotonic() + GRACE_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_SECONDS)
 
 
 def child_environment(slot: int, jobs: int, devices: Sequence[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from lit_probattn.run_record import read_starts
 from tests.reproduce.tiny import ROOT, program, tiny_cells, write_tables
 from tests.runs import in_child
 
-COUNTED = {"parameters": 1, "macs": 2, "num_test": 42}
+COUNTED = {"parameters": 1, "macs": 2, "macs_published_length": 2, "num_test": 42}
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,8 @@ def test_half_a_result_counts_as_none(tmp_path):
     assert runner().run(cells[:1], lambda: None).ran == 1
 
 
-def test_cell_of_another_process_is_left_to_it(tmp_path):
+def test_cell_of_another_process_is_left_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_probattn.reproduce.runner.GRACE_SECONDS", 0.2)
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
     lock = cells[0].folder / "locks" / f"{cells[0].name}.lock"
     lock.parent.mkdir(parents=True)
