@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from profiling.builders import ConfigError
+from profiling.kernels_cli import add_arguments as add_kernels_arguments
 from profiling.rows import RowsError
 
 
@@ -47,8 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     memory = commands.add_parser("memory", help="predicted beside measured peak memory")
     memory.add_argument("--config", required=True, help="a sweep file; its memory points are run")
     kernels = commands.add_parser("kernels", help="backends side by side, behind parity tests")
-    kernels.add_argument("--config", required=True, help="a kernels file of configs/profiling")
-    kernels.add_argument("--out", help="report folder; default prints only")
+    add_kernels_arguments(kernels)
     return parser
 
 
@@ -112,15 +112,17 @@ def _memory(options: argparse.Namespace) -> int:
 
 def _kernels(options: argparse.Namespace) -> int:
     from profiling.kernels import run_kernels
+    from profiling.kernels_cli import run, write
     from profiling.kernels_config import load_kernels
 
-    config = load_kernels(options.config)
-    text, passed = run_kernels(config, Path.cwd())
+    if options.config:
+        text, passed = run_kernels(load_kernels(options.config), Path.cwd())
+        rows: list[dict[str, object]] = []
+    else:
+        text, rows, passed = run(options)
     print(text)
     if options.out:
-        folder = Path(options.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.md").write_text(text + "\n", encoding="utf-8")
+        write(Path(options.out), text, rows)
     return 0 if passed else 1
 
 

@@ -6,23 +6,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from lit_probattn.attention import Attention
-from lit_probattn.attention.masks import make_masks
-from lit_probattn.randomness import AttentionDropout, RandomKey
-from profiling.builders import ConfigError, build_attention
+from profiling.builders import ConfigError
+from profiling.counters import UncountedOperationError, torch_flops
 from profiling.environment import command_line, device_name, git_revision, versions
-from profiling.kernels_config import Comparison, KernelsConfig, Side
+from profiling.kernels_config import Comparison, KernelsConfig, points
+from profiling.kernels_sides import side_function
 from profiling.memory import peak_bytes
 from profiling.report_tables import markdown_table
 from profiling.sweep import missing_device
-from profiling.timing import Timing, quantile, summarise, time_sides
+from profiling.timing import Timing, quantile, summarise, time_once, time_sides
 
 
 @dataclass(frozen=True)
@@ -32,99 +30,7 @@ class SideResult:
     timing: Timing
     seconds: list[float]
     peak_memory_bytes: int
-
-
-def heads_of(
-    layer: Attention, batch: int, seq_len: int, make: Callable[..., Tensor]
-) -> list[Tensor]:
-    """Return random query, stored keys and value of a layer, as its projections would give."""
-
-    def split(width: int, num_heads: int) -> Tensor:
-        return make(batch, seq_len, width).unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-    query = split(layer.num_query_heads * layer.head_dim, layer.num_query_heads)
-    key = layer.split_keys(make(batch, seq_len, layer.key_width))
-    value = split(layer.num_value_heads * layer.value_head_dim, layer.num_value_heads)
-    return [x.contiguous().requires_grad_() for x in (query, key, value)]
-
-
-def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor]]:
-    """Return a function that runs a side once, forward or forward and backward.
-
-    Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
-    priors inside, as in the layer, and parameters get their gradients.
-
-    Raises:
-        ConfigError: the attention cannot be built.
-    """
-    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
-    generator = torch.Generator(device).manual_seed(config.seed)
-    train = config.mode == "train"
-
-    def make(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
-
-    if side.torch_sdpa is not None:
-        shape = (config.batch_size, side.torch_sdpa.num_heads, config.seq_len, config.head_dim)
-        inputs = [make(*shape).requires_grad_() for _ in range(3)]
-        parameters: list[Tensor] = []
-
-        def forward() -> Tensor:
-            return F.scaled_dot_product_attention(
-                inputs[0], inputs[1], inputs[2], is_causal=config.is_causal
-            )
-    else:
-        assert side.attention is not None
-        class_path, init_args = side.attention.resolve(Path.cwd())
-        layer = build_attention(class_path, init_args, config.head_dim, config.head_dim)
-        layer.to(device=device, dtype=dtype).train(train)
-        inputs = heads_of(layer, config.batch_size, config.seq_len, make)
-        projections = {
-            id(p) for m in layer.children() if "Linear" in type(m).__name__ for p in m.parameters()
-        }
-        parameters = [p for p in layer.parameters() if id(p) not in projections]
-        forward = _attention_call(layer, side.backend, inputs, config)
-    with torch.no_grad():
-        grad_out = make(*forward().shape)
-
-    def run() -> list[Tensor]:
-        if not train:
-            with torch.no_grad():
-                return [forward()]
-        out = forward()
-        return [out, *torch.autograd.grad(out, [*inputs, *parameters], grad_out.to(out.dtype))]
-
-    return run
-
-
-def _attention_call(
-    layer: Attention, backend: str, inputs: list[Tensor], config: KernelsConfig
-) -> Callable[[], Tensor]:
-    if backend not in layer.backends:
-        raise ConfigError(
-            f"{layer.variant} has no backend {backend!r}; expected one of "
-            f"{', '.join(layer.backends)}"
-        )
-    dropout = None
-    if layer.dropout and config.mode == "train":
-        dropout = AttentionDropout(layer.dropout, RandomKey(config.seed))
-    query, key, value = inputs
-    batch, heads, length = query.shape[:3]
-    masks = make_masks(batch, heads, length, value.shape[2], is_causal=config.is_causal)
-
-    def forward() -> Tensor:
-        arguments = layer.score_arguments(length)
-        arguments.update(layer.random_arguments(RandomKey(config.seed), 0))
-        keys = layer.keys_for(backend, key)
-        return layer.run(
-            *(backend, query, keys, value),
-            masks=masks,
-            dropout=dropout,
-            arguments=arguments,
-            cache=None,
-        )
-
-    return forward
+    flops: int | None = None
 
 
 def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
@@ -140,14 +46,25 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
     return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
 
 
-def measure(config: KernelsConfig) -> dict[str, SideResult]:
-    """Time every side in turns and take the peak memory of one call of each."""
+def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:
+    """Time every side in turns and take the peak memory of one call of each.
+
+    Returns:
+        The results, and for sides that could not run the reason.
+    """
     device = torch.device(config.device)
-    functions = {name: side_function(side, config) for name, side in config.sides.items()}
-    memory = {}
-    for name, function in functions.items():
-        function()
-        memory[name] = peak_bytes(function, device)
+    functions, memory, flops, failed = {}, {}, {}, {}
+    for name, side in config.sides.items():
+        try:
+            function = side_function(side, config)
+            function()
+            memory[name] = peak_bytes(function, device)
+            flops[name] = _flops(function)
+            functions[name] = function
+        except torch.OutOfMemoryError:
+            failed[name] = "out of memory"
+        except RuntimeError as error:  # a backend that does not take these sizes
+            failed[name] = str(error).splitlines()[0][:80]
     times = time_sides(
         functions,
         device=device,
@@ -155,10 +72,27 @@ def measure(config: KernelsConfig) -> dict[str, SideResult]:
         repeats=config.repeats,
         max_seconds=config.max_seconds,
     )
-    return {
-        name: SideResult(summarise(seconds), seconds, memory[name])
+    results = {
+        name: SideResult(summarise(seconds), seconds, memory[name], flops[name])
         for name, seconds in times.items()
     }
+    return results, failed
+
+
+def _flops(function: Callable[[], object]) -> int | None:
+    try:
+        return torch_flops(function)
+    except UncountedOperationError:
+        return None
+
+
+def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """Return FLOP/s of a large square matrix product on random data, the best of a few."""
+    size = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    function = partial(torch.matmul, a, b)
+    function()
+    return 2 * size**3 / min(time_once(function, device) for _ in range(10))
 
 
 def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
@@ -173,38 +107,62 @@ def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
     if gone is not None:
         raise ConfigError(gone)
     green, summary = parity(config, root)
-    results = measure(config)
-    length = f"N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}"
-    passes = "forward + backward" if config.mode == "train" else "forward"
+    ceiling = product_ceiling(torch.device(config.device), getattr(torch, config.dtype))
     lines = [
         "# Implementations of attention side by side",
         "",
         f"- Command: `{command_line()}`",
-        f"- Random data, {config.dtype}, {length}, {passes}"
-        f"{', causal' if config.is_causal else ''}; attention alone, no projections",
+        f"- Random data, {config.dtype}; attention alone, no projections",
         f"- Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles",
-        f"- Hardware: {device_name(config.device)}",
+        f"- Hardware: {device_name(config.device)}; a large matrix product reaches "
+        f"{ceiling / 1e12:.3g} TFLOP/s",
+        "- TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
         f"- Versions: {versions()}; revision {git_revision()}",
         f"- Parity tests: {'passed' if green else 'FAILED'}: {summary}",
+    ]
+    passed = green
+    for point in points(config):
+        section, holds = _section(point, ceiling, green)
+        lines += section
+        passed &= holds
+    return "\n".join(lines), passed
+
+
+def _section(config: KernelsConfig, ceiling: float, green: bool) -> tuple[list[str], bool]:
+    """Measure one point; return its part of the report and whether its bounds hold."""
+    results, failed = measure(config)
+    passes = "forward + backward" if config.mode == "train" else "forward"
+    lines = [
         "",
-        *markdown_table(pd.DataFrame([_side_line(n, r) for n, r in results.items()])),
+        f"## N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}, "
+        f"{passes}{', causal' if config.is_causal else ''}",
+        "",
+        *markdown_table(pd.DataFrame([_side_line(n, r, ceiling) for n, r in results.items()])),
+        "",
+        *(f"{name} did not run: {reason}" for name, reason in failed.items()),
         "",
     ]
     if not green:
-        lines.append("No ratios: the parity tests did not pass, so speed says nothing.")
-        return "\n".join(lines), False
-    compared = [_compare(c, results) for c in config.comparisons]
+        return [*lines, "No ratios: the parity tests did not pass, so speed says nothing."], False
+    compared = [
+        _compare(c, results)
+        for c in config.comparisons
+        if c.side in results and c.against in results
+    ]
     lines += markdown_table(pd.DataFrame([line for line, _ in compared]))
-    return "\n".join(lines), all(passed for _, passed in compared)
+    return lines, all(passed for _, passed in compared)
 
 
-def _side_line(name: str, result: SideResult) -> dict[str, object]:
+def _side_line(name: str, result: SideResult, ceiling: float) -> dict[str, object]:
     timing = result.timing
+    speed = None if result.flops is None else result.flops / timing.median_s
     return {
         "side": name,
-        "median (ms)": f"{timing.median_s * 1e3:.1f}",
-        "p20 – p80 (ms)": f"{timing.p20_s * 1e3:.1f} – {timing.p80_s * 1e3:.1f}",
+        "median (ms)": f"{timing.median_s * 1e3:.3f}",
+        "p20 – p80 (ms)": f"{timing.p20_s * 1e3:.3f} – {timing.p80_s * 1e3:.3f}",
         "calls": timing.repeats,
+        "TFLOP/s": "–" if speed is None else f"{speed / 1e12:.3g}",
+        "of ceiling": "–" if speed is None else f"{speed / ceiling:.0%}",
         "peak memory (MiB)": f"{result.peak_memory_bytes / 2**20:.1f}",
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +14,26 @@ from profiling.config import AttentionEntry, describe
 Mode = Literal["train", "eval"]
 
 
+SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
+
+
 class TorchSdpa(BaseModel):
-    """PyTorch's own fused softmax attention."""
+    """PyTorch's own softmax attention: what it chooses, or one of its backends by name."""
 
     model_config = ConfigDict(extra="forbid")
     num_heads: int = Field(ge=1)
+    backend: SdpaBackend = "any"
+
+
+class Grid(BaseModel):
+    """Points at which all sides are measured; each value replaces that of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+    seq_lens: list[int] = Field(min_length=1)
+    head_dims: list[int] = Field(min_length=1)
+    is_causal: list[bool] = Field(default=[False], min_length=1)
+    modes: list[Mode] = Field(default=["train"], min_length=1)
+    tokens: int = Field(ge=1, description="batch size times length, the same at every point")
 
 
 class Side(BaseModel):
@@ -61,6 +77,7 @@ class KernelsConfig(BaseModel):
     warmup: int = Field(default=3, ge=0)
     repeats: int = Field(default=20, ge=1)
     max_seconds: float = 120.0
+    grid: Grid | None = None
     sides: dict[str, Side]
     comparisons: list[Comparison]
     parity_tests: list[str] = Field(default_factory=list)
@@ -75,6 +92,28 @@ class KernelsConfig(BaseModel):
                         f"expected one of {', '.join(self.sides)}"
                     )
         return self
+
+
+def points(config: KernelsConfig) -> list[KernelsConfig]:
+    """Return the configurations of all points of the grid; the file's own without one."""
+    if config.grid is None:
+        return [config]
+    grid = config.grid
+    return [
+        config.model_copy(
+            update={
+                "grid": None,
+                "seq_len": length,
+                "head_dim": size,
+                "is_causal": causal,
+                "mode": mode,
+                "batch_size": max(1, grid.tokens // length),
+            }
+        )
+        for size, length, causal, mode in product(
+            grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes
+        )
+    ]
 
 
 def load_kernels(path: str | Path) -> KernelsConfig:

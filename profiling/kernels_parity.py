@@ -8,88 +8,21 @@ output and in every gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.attention.mgk import component_scores
 from lit_probattn.randomness import AttentionDropout, RandomKey
+from profiling.kernels_cases import Case
 
 BUDGET = 2.0  # error of the kernel over that of eager code
-
-
-@dataclass(frozen=True)
-class Case:
-    """A layer and the masks that it is tested with.
-
-    Args:
-        name: what the table prints.
-        layer: the class.
-        options: its arguments; two heads unless they say otherwise.
-        masks: any of causal, key, pairs, bias, dropout.
-    """
-
-    name: str
-    layer: Callable[..., Attention]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    masks: tuple[str, ...] = ()
-
-
-CASES: list[Case] = [
-    Case("softmax", SoftmaxAttention),
-    Case("softmax, grouped", SoftmaxAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
-    Case("softmax, value size 9", SoftmaxAttention, {"value_head_dim": 9}, ("key", "dropout")),
-    Case("gaussian", SoftmaxAttention, {"score": "gaussian"}, ("pairs", "bias")),
-    Case("mgk soft", MGKAttention, {}, ("causal",)),
-    Case("mgk soft, K=1", MGKAttention, {"num_components": 1}, ("key",)),
-    Case(
-        "mgk soft, K=3, variances 1 3 5",
-        MGKAttention,
-        {"num_components": 3, "variance": "paper_main"},
-        ("causal", "key", "bias"),
-    ),
-    Case(
-        "mgk soft, K=4, learned variances",
-        MGKAttention,
-        {"num_components": 4, "learn_variance": True, "include_log_det": True},
-    ),
-    Case("mgk soft, dot", MGKAttention, {"score": "dot", "variance": "paper_main"}, ("pairs",)),
-    Case("mgk soft, multi-query", MGKAttention, {"num_kv_heads": 1}, ("causal", "dropout")),
-    Case(
-        "mgk soft, prior per position",
-        MGKAttention,
-        {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
-    ),
-    Case("mgk hard", MGKAttention, {"e_step": "hard"}, ("causal",)),
-    Case(
-        "mgk hard, variances 1 3 5",
-        MGKAttention,
-        {"e_step": "hard", "num_components": 3, "variance": "paper_main"},
-        ("key",),
-    ),
-    Case("smgk soft", MGKAttention, {"shifted_keys": True}, ("causal",)),
-    Case("smgk soft, K=4", MGKAttention, {"shifted_keys": True, "num_components": 4}, ("key",)),
-    Case(
-        "smgk soft, learned variances",
-        MGKAttention,
-        {"shifted_keys": True, "variance": "paper_main", "learn_variance": True},
-        ("dropout",),
-    ),
-    Case(
-        "smgk soft, mixtures per query head",
-        MGKAttention,
-        {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2, "mixture_heads": "query"},
-        ("bias",),
-    ),
-    Case("smgk hard", MGKAttention, {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
-]
 
 
 @dataclass(frozen=True)
@@ -143,12 +76,18 @@ class Inputs:
 
 
 def make_inputs(
-    layer: Attention, case: Case, num_queries: int, num_keys: int, dtype: torch.dtype, seed: int
+    layer: Attention,
+    case: Case,
+    num_queries: int,
+    num_keys: int,
+    dtype: torch.dtype,
+    seed: int,
+    clear: bool = True,
 ) -> Inputs:
     """Return random inputs whose values `dtype` holds, on the layer's device.
 
-    Hard inference: pairs whose best two components are closer than rounding can tell apart are
-    hidden, because which of them wins, and so gets the gradient, is not defined there.
+    Hard inference with `clear`: pairs whose best two components are closer than rounding can tell
+    apart are hidden, because which of them wins, and so gets the gradient, is not defined there.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(layer.parameters()).device
@@ -167,9 +106,9 @@ def make_inputs(
     key = layer.split_keys(draw(batch, num_keys, layer.key_width))
     value = split(layer.num_value_heads * layer.value_head_dim, layer.num_value_heads, num_keys)
     pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
-    if isinstance(layer, MGKAttention) and layer.e_step == "hard":
-        clear = _clear_winners(layer, query, key)
-        pairs = clear if pairs is None else clear & pairs
+    if clear and isinstance(layer, MGKAttention) and layer.e_step == "hard":
+        leads = _clear_winners(layer, query, key)
+        pairs = leads if pairs is None else leads & pairs
     masks = make_masks(
         *(batch, heads, num_queries, num_keys),
         key_mask=coin(batch, num_keys) if "key" in case.masks else None,

@@ -110,10 +110,19 @@ class DenseCall:
             "VALUE_PAD": padded(value.shape[-1]),
         }
 
+    @property
+    def form(self) -> str:
+        """Name of the form of scores, which launch configurations depend on."""
+        if self.components == 1:
+            return "softmax"
+        family = "smgk" if self.products == 1 else "mgk"
+        return f"{family}_hard" if self.flags["HARD"] else family
+
     def launch(self, kernel: str) -> tuple[dict[str, int], int, int]:
         """Return the launch options of a kernel, and its tile sizes."""
         width = max(self.flags["KEY_PAD"], self.flags["VALUE_PAD"])
-        shape = Shape(kernel, width, self.components, self.query.element_size())
+        name = f"{self.form}_{kernel}"
+        shape = Shape(name, width, self.components, self.query.element_size())
         found = choose_launch(shape, self.query.device)
         options = {
             "BLOCK_Q": found.block_q,

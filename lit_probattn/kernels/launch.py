@@ -42,7 +42,7 @@ class Shape:
     """What a launch configuration depends on.
 
     Args:
-        kernel: name of the kernel, `forward`, `grad_query`, `grad_key` of a family.
+        kernel: name of the kernel, which ends in `forward`, `grad_query` or `grad_key`.
         head_dim: padded width of the widest head.
         num_tiles: score tiles that are alive at once (components).
         itemsize: bytes of an entry of query.
@@ -60,6 +60,8 @@ class Shape:
 
 
 _forced: list[Launch] = []
+_forced_for: dict[str, Launch] = {}
+_watchers: list[dict[Shape, None]] = []
 
 
 @contextmanager
@@ -70,6 +72,26 @@ def forced(launch: Launch) -> Iterator[None]:
         yield
     finally:
         _forced.pop()
+
+
+@contextmanager
+def forced_for(key: str, launch: Launch) -> Iterator[None]:
+    """Use a configuration for the kernels of one `Shape.key`, for tuning."""
+    _forced_for[key] = launch
+    try:
+        yield
+    finally:
+        del _forced_for[key]
+
+
+@contextmanager
+def seen_shapes() -> Iterator[dict[Shape, None]]:
+    """Collect the shapes that configurations are chosen for, in order."""
+    _watchers.append({})
+    try:
+        yield _watchers[-1]
+    finally:
+        _watchers.pop()
 
 
 @lru_cache
@@ -97,21 +119,25 @@ def default_launch(shape: Shape) -> Launch:
     """Return a configuration that compiles without spills in 16 bit on sm_80 and sm_90."""
     if shape.itemsize == 4:  # IEEE float32 products run on the ordinary units: small tiles
         return Launch(32, 32, num_warps=4, num_stages=1 if shape.head_dim > 64 else 2)
-    wide = shape.head_dim > 64
-    many = shape.num_tiles > 2
-    if shape.kernel == "forward":
-        return Launch(128, 32 if wide or many else 64, 8 if wide or shape.num_tiles > 1 else 4, 3)
-    if shape.kernel == "grad_query":
-        return Launch(64, 32 if wide or many else 64, 4, 2)
-    return Launch(32, 64, 4, 2)
+    # More score tiles, wider heads, and the two forms of the sum of shifted keys: smaller tiles.
+    small = shape.head_dim > 64 or shape.num_tiles > 2 or shape.kernel.startswith("smgk_")
+    if shape.kernel.endswith("forward"):
+        return Launch(128, 32 if small else 64, 8 if small or shape.num_tiles > 1 else 4, 3)
+    if shape.kernel.endswith("grad_query"):
+        return Launch(64, 32 if small else 64, 4, 2)
+    return Launch(32, 64, 8 if shape.head_dim > 64 and shape.num_tiles > 1 else 4, 2)
 
 
 def choose_launch(
     shape: Shape, device: torch.device, default: Callable[[Shape], Launch] = default_launch
 ) -> Launch:
     """Return the configuration of a kernel on a device: forced, tuned or its family's default."""
+    if _watchers:
+        _watchers[-1][shape] = None
     if _forced:
         return _forced[-1]
+    if shape.key in _forced_for:
+        return _forced_for[shape.key]
     if is_recording():
         return default(shape)
     if device.type != "cuda":  # the interpreter: fewer, larger operations

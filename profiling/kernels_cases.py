@@ -1,0 +1,94 @@
+"""The layers and masks that the kernels are compared, compiled and tuned with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer and the masks that it is tested with.
+
+    Args:
+        name: what the table prints.
+        layer: the class.
+        options: its arguments; two heads unless they say otherwise.
+        masks: any of causal, key, pairs, bias, dropout.
+    """
+
+    name: str
+    layer: Callable[..., Attention]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
+
+
+CASES: list[Case] = [
+    Case("softmax", SoftmaxAttention),
+    Case("softmax, grouped", SoftmaxAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+    Case("softmax, value size 9", SoftmaxAttention, {"value_head_dim": 9}, ("key", "dropout")),
+    Case("gaussian", SoftmaxAttention, {"score": "gaussian"}, ("pairs", "bias")),
+    Case("mgk soft", MGKAttention, {}, ("causal",)),
+    Case("mgk soft, K=1", MGKAttention, {"num_components": 1}, ("key",)),
+    Case(
+        "mgk soft, K=3, variances 1 3 5",
+        MGKAttention,
+        {"num_components": 3, "variance": "paper_main"},
+        ("causal", "key", "bias"),
+    ),
+    Case(
+        "mgk soft, K=4, learned variances",
+        MGKAttention,
+        {"num_components": 4, "learn_variance": True, "include_log_det": True},
+    ),
+    Case("mgk soft, dot", MGKAttention, {"score": "dot", "variance": "paper_main"}, ("pairs",)),
+    Case("mgk soft, multi-query", MGKAttention, {"num_kv_heads": 1}, ("causal", "dropout")),
+    Case(
+        "mgk soft, prior per position",
+        MGKAttention,
+        {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
+    ),
+    Case("mgk hard", MGKAttention, {"e_step": "hard"}, ("causal",)),
+    Case(
+        "mgk hard, variances 1 3 5",
+        MGKAttention,
+        {"e_step": "hard", "num_components": 3, "variance": "paper_main"},
+        ("key",),
+    ),
+    Case("smgk soft", MGKAttention, {"shifted_keys": True}, ("causal",)),
+    Case("smgk soft, K=4", MGKAttention, {"shifted_keys": True, "num_components": 4}, ("key",)),
+    Case(
+        "smgk soft, learned variances",
+        MGKAttention,
+        {"shifted_keys": True, "variance": "paper_main", "learn_variance": True},
+        ("dropout",),
+    ),
+    Case(
+        "smgk soft, mixtures per query head",
+        MGKAttention,
+        {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2, "mixture_heads": "query"},
+        ("bias",),
+    ),
+    Case("smgk hard", MGKAttention, {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
+]
+
+
+def compile_cases() -> list[Case]:
+    """Return the cases whose kernels the compile table lists: each form once, causal."""
+    mixture = {"num_components": 2}
+    cases = [
+        Case("softmax", SoftmaxAttention),
+        Case("mgk soft", MGKAttention, mixture),
+        Case("mgk hard", MGKAttention, {**mixture, "e_step": "hard"}),
+        Case("smgk soft", MGKAttention, {**mixture, "shifted_keys": True}),
+        Case("smgk hard", MGKAttention, {**mixture, "shifted_keys": True, "e_step": "hard"}),
+        Case(
+            "smgk soft, variances 1 3",
+            MGKAttention,
+            {**mixture, "shifted_keys": True, "variance": "paper_main"},
+        ),
+    ]
+    return [replace(case, masks=("causal",)) for case in cases]
