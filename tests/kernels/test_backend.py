@@ -1,0 +1,202 @@
+"""How layers come to the kernels: who is chosen, who refuses, what a failed self-test does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.backends import Call
+from lit_probattn.kernels import selftest
+from lit_probattn.kernels.runtime import launch
+
+ROOT = Path(__file__).parents[2]
+B, N, C, E = 2, 13, 11, 7
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ON_CUDA = Call("cuda", torch.bfloat16, 10**9, dropout=True, bias_needs_grad=False)
+LAYERS = {
+    "softmax": lambda **options: SoftmaxAttention(C, E, 2, **options),
+    "mgk": lambda **options: MGKAttention(C, E, 2, **options),
+    "mgk-hard": lambda **options: MGKAttention(C, E, 2, e_step="hard", **options),
+    "mgk-soft": lambda **options: MGKAttention(C, E, 2, e_step="soft", **options),
+    "smgk": lambda **options: MGKAttention(C, E, 2, shifted_keys=True, **options),
+    "smgk-rotary": lambda **options: MGKAttention(
+        C, E, 2, shifted_keys=True, rotary_dim=4, **options
+    ),
+    "smgk-rotary-after": lambda **options: MGKAttention(
+        C, E, 2, shifted_keys=True, rotary_dim=4, rotary_shift="after", **options
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_give_the_same_through_the_kernel(name):
+    """The whole layer, training, with padding, dropout and a causal mask; setting B gathers."""
+    torch.manual_seed(3)
+    layer = LAYERS[name](dropout=0.3).to(DEVICE)
+    x = torch.randn(B, N, C, device=DEVICE)
+    mask = torch.arange(N, device=DEVICE) < torch.tensor([[N], [9]], device=DEVICE)
+    found = {}
+    for backend in ("reference", "triton"):
+        layer.backend = backend
+        layer.zero_grad()
+        from lit_probattn.randomness import RandomKey
+
+        rng = RandomKey(5, sample_ids=torch.tensor([8, 3], device=DEVICE))
+        out = layer(x, key_mask=mask, is_causal=True, rng=rng)
+        out.square().sum().backward()
+        grads = {n: p.grad.clone() for n, p in layer.named_parameters()}
+        statistics = layer.prior_statistics() if isinstance(layer, MGKAttention) else None
+        if statistics is not None:
+            grads["statistics"] = statistics.clone()
+            layer.apply_prior_update(torch.zeros_like(statistics))
+        found[backend] = (out.detach(), grads)
+    torch.testing.assert_close(found["triton"][0], found["reference"][0], atol=1e-5, rtol=1e-5)
+    for key, expected in found["reference"][1].items():
+        torch.testing.assert_close(found["triton"][1][key], expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+def test_decoding_through_the_kernel_equals_the_whole_sequence(name):
+    layer = LAYERS[name]().to(DEVICE).eval()
+    layer.backend = "triton"
+    x = torch.randn(B, N, C, device=DEVICE)
+    whole = layer(x, is_causal=True)
+    cache = layer.new_cache()
+    steps = [layer(x[:, i : i + 4], is_causal=True, cache=cache) for i in range(0, N, 4)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SoftmaxAttention(C, E, 2).double(), "float64"),
+        (lambda: SoftmaxAttention(C, 160, 2), "at most 128"),
+        (lambda: MGKAttention(C, E, 2, row_eps=1e-6), "row_eps"),
+    ],
+)
+def test_what_a_kernel_cannot_do_is_refused_with_what_would_work(make, words):
+    layer = make()
+    layer.backend = "triton"
+    x = torch.randn(B, N, C, dtype=next(layer.parameters()).dtype)
+    with pytest.raises(NotImplementedError, match=words) as error:
+        layer(x)
+    assert "use one of: auto" in str(error.value)
+    layer.backend = "auto"
+    layer(x)
+
+
+def test_bias_that_wants_a_gradient_goes_elsewhere():
+    layer = MGKAttention(C, E, 2)
+    x, bias = torch.randn(B, N, C), torch.randn(2, N, N)[None].requires_grad_()
+    layer.backend = "triton"
+    with pytest.raises(NotImplementedError, match=r"gradient to the additive bias.*blockwise"):
+        layer(x, bias=bias)
+
+
+def test_without_a_gpu_an_explicit_kernel_says_what_is_missing():
+    code = """
+import torch
+from lit_probattn.attention import MGKAttention
+layer = MGKAttention(8, 4, 2, backend="triton")
+try:
+    layer(torch.zeros(1, 3, 8))
+except NotImplementedError as error:
+    print(error)
+layer.backend = "auto"
+print(tuple(layer(torch.zeros(1, 3, 8)).shape))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    message, shape = done.stdout.splitlines()
+    assert "cannot run on the CPU" in message
+    assert "TRITON_INTERPRET=1" in message
+    assert "use one of: auto, reference, sdpa, blockwise" in message
+    assert shape == "(1, 3, 8)"
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch):
+    """A GPU by name; self-tests run on the device that is there."""
+    monkeypatch.setattr(selftest, "_results", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "pretended")
+    real = selftest.run
+    monkeypatch.setattr(selftest, "run", lambda f, _, dtype, size: real(f, DEVICE, dtype, size))
+    calls = []
+    module = type("Family", (), {})()
+    monkeypatch.setattr(selftest, "import_module", lambda name: module)
+    ones = torch.ones(3)
+
+    def self_test(family, device, dtype, head_dim):
+        calls.append((family, dtype, head_dim))
+        return [(ones, ones), (ones * module.factor, ones)]
+
+    module.self_test, module.factor, module.calls = self_test, 1.0, calls
+    return module
+
+
+def choice(layer, backend):
+    from lit_probattn.attention.backends import choose_backend
+
+    return choose_backend(layer.variant, backend, layer.backends, layer.unsupported, ON_CUDA)
+
+
+def test_auto_takes_a_kernel_that_passes_its_self_test_once_per_kind(pretend_gpu):
+    layer = MGKAttention(C, E, 2)
+    assert choice(layer, "auto") == choice(layer, "auto") == choice(layer, "triton") == "triton"
+    assert pretend_gpu.calls == [("mgk", torch.bfloat16, E)]
+    assert choice(MGKAttention(C, 16, 2, shifted_keys=True), "auto") == "triton"
+    assert pretend_gpu.calls[1:] == [("smgk", torch.bfloat16, 16)]
+
+
+@pytest.mark.parametrize("factor", [1.5, float("nan")])
+def test_a_kernel_that_fails_its_self_test_is_left_out_with_one_warning(pretend_gpu, factor):
+    pretend_gpu.factor = factor
+    layer = MGKAttention(C, E, 2)
+    with pytest.warns(UserWarning, match="mgk: failed its self-test.*not used"):
+        assert choice(layer, "auto") == "blockwise"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choice(layer, "auto") == "blockwise"
+    with pytest.raises(NotImplementedError, match="failed its self-test"):
+        choice(layer, "triton")
+
+
+@pytest.mark.parametrize("family", ["softmax", "mgk", "smgk"])
+def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
+    from lit_probattn.kernels import dense_selftest
+
+    monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
+    assert selftest.run(family, DEVICE, torch.float32, 8) is None
+    monkeypatch.setattr(dense_selftest, "plain_attention", _scaled(dense_selftest.plain_attention))
+    assert "relative error" in selftest.run(family, DEVICE, torch.float32, 8)
+
+
+def _scaled(function):
+    return lambda *args: function(*args) * 1.001
+
+
+def test_a_kernel_that_raises_has_failed(monkeypatch):
+    from lit_probattn.kernels import dense_selftest
+
+    def broken(*args):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(dense_selftest, "mixture_attention", broken)
+    message = selftest.run("softmax", DEVICE, torch.float32, 8)
+    assert "RuntimeError: no such instruction" in message
+
+
+def test_launching_on_a_wrong_tensor_is_refused():
+    with pytest.raises(ValueError, match="cannot compute in float64"):
+        launch(None, 1, (torch.zeros(3, dtype=torch.float64),), {})
