@@ -1,7 +1,8 @@
 """What a layer learned beside its projections: priors, variances, mixing weights, noise scales.
 
 Source: MGK, ICML 2022, table 8 (priors as they enter, clamped, and normalised over components);
-FiSH, NeurIPS 2022, Eq. (8) (mixing weights p_kj and noise scales s_k). Reads the checkpoint only.
+FiSH, NeurIPS 2022, Eq. (8) (mixing weights p_kj and noise scales s_k); α of AST. Reads the
+checkpoint only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lit_probattn.analysis.trained import (
     add_model_arguments,
     open_trained,
 )
-from lit_probattn.attention import Attention
+from lit_probattn.attention import ASTAttention, Attention
 from lit_probattn.attention.mixing import HeadMixing
 from lit_probattn.attention.mixture import MixturePrior, MixtureVariance
 
@@ -41,8 +42,8 @@ def run(options: argparse.Namespace) -> None:
     table = parameter_rows(trained)
     if table.empty:
         raise AnalysisError(
-            "the attention layers have no priors, variances or mixing weights: expected a mixture "
-            "(MGK, MLK) or a mixed (FiSH) variant"
+            "the attention layers have no priors, variances, mixing weights or α: expected a "
+            "mixture (MGK, MLK), a mixed (FiSH) or an adaptively sparse (AST) variant"
         )
     results = Results(options.out, "priors", options.command)
     results.table(table)
@@ -82,7 +83,7 @@ def layer_values(layer: Attention) -> dict[str, Tensor]:
     """Return the learned quantities of a layer, each (heads, components) float64 on the CPU.
 
     `prior` π, `variance` σ² (only where learned or unequal), `mixing` p of local by global head
-    (only for linear mixing), `noise_scale` s (one row).
+    (only for linear mixing), `noise_scale` s (one row), `alpha` of entmax.
     """
     found: dict[str, Tensor] = {}
     prior, variance = getattr(layer, "prior", None), getattr(layer, "variance", None)
@@ -96,6 +97,8 @@ def layer_values(layer: Attention) -> dict[str, Tensor]:
         found["mixing"] = mixing.values(None).weights[0]
     if isinstance(noise, nn.Module):
         found["noise_scale"] = noise()[None]
+    if isinstance(layer, ASTAttention) and layer.pre_alpha is not None:
+        found["alpha"] = layer.alphas()[:, None]
     return {name: values.detach().double().cpu() for name, values in found.items()}
 
 
@@ -105,7 +108,15 @@ def draw(axis: Axes, quantity: str, part: pd.DataFrame) -> None:
     components = int(part["component"].max())
     if len(groups) > _MOST_BARS or quantity == "mixing":
         matrix = part.pivot_table(index=["layer", "head"], columns="component", values="value")
-        image = axis.imshow(matrix.to_numpy(), aspect="auto", cmap="viridis")
+        limit = float(matrix.abs().to_numpy().max()) or 1.0
+        signed = bool((matrix.to_numpy() < 0).any())
+        image = axis.imshow(
+            matrix.to_numpy(),
+            aspect="auto",
+            cmap="RdBu_r" if signed else "viridis",
+            vmin=-limit if signed else None,
+            vmax=limit if signed else None,
+        )
         labels = [f"{layer}.{head}" for layer, head in matrix.index]
         step = max(1, len(labels) // 16)
         axis.set_yticks(range(0, len(labels), step), labels[::step], fontsize=7)
@@ -122,7 +133,8 @@ def draw(axis: Axes, quantity: str, part: pd.DataFrame) -> None:
         axis.set_xticks(range(len(labels)), labels, fontsize=7)
         axis.set_xlabel("layer.head" if own else "layer")
         axis.margins(y=0.25)
-        axis.legend(fontsize=7, frameon=False, ncols=min(3, components))
+        if components > 1:
+            axis.legend(fontsize=7, frameon=False, ncols=min(3, components))
     axis.set_title(_TITLE[quantity], fontsize=9)
 
 
@@ -131,10 +143,12 @@ _COMPONENT = {
     "variance": "component",
     "mixing": "global head",
     "noise_scale": "global head",
+    "alpha": "α",
 }
 _TITLE = {
     "prior": "prior π",
     "variance": "variance σ²",
     "mixing": "mixing weight p",
     "noise_scale": "noise scale s",
+    "alpha": "α of entmax",
 }

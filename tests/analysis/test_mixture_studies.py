@@ -12,7 +12,13 @@ import torch
 from lit_probattn.analysis import keys, likelihood, mixtures, priors, responsibilities
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.attention import FiSHAttention, MGKAttention, MLKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    ASTAttention,
+    FiSHAttention,
+    MGKAttention,
+    MLKAttention,
+    SoftmaxAttention,
+)
 from tests.analysis.made import change, checkpoint, layer_call
 
 LENGTHS = torch.tensor([7, 5])
@@ -205,6 +211,16 @@ def test_other_learned_quantities():
     torch.testing.assert_close(found["noise_scale"], torch.full((1, 2), 0.01).double())
     assert set(priors.layer_values(MLKAttention(10, 3, 2))) == {"prior"}
     assert priors.layer_values(SoftmaxAttention(10, 3, 2)) == {}
+
+
+def test_learned_alphas():
+    pytest.importorskip("entmax")
+    layer = ASTAttention(10, 3, 2)
+    torch.nn.init.zeros_(layer.pre_alpha)
+    torch.testing.assert_close(
+        priors.layer_values(layer)["alpha"], torch.full((2, 1), 1.5).double()
+    )
+    assert priors.layer_values(ASTAttention(10, 3, 2, alpha=1.5)) == {}
 
 
 def test_position_priors_are_averaged():
