@@ -116,7 +116,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axis.hist(part["relative_rank"], bins=bins, color="#3b6ea5")
         axis.axvline(part["relative_rank"].mean(), color="black", lw=1, ls="--")
         rank, length = part["rank"].mean(), part["num_tokens"].mean()
-        axis.set_title(f"layer {layer}: mean rank {rank:.1f} of {length:.0f}", fontsize=9)
+        axis.set_title(f"layer {layer}: mean rank {rank:.1f} of {length:.1f}", fontsize=9)
     for unused in flat[len(layers) :]:
         unused.remove()
     figure.supxlabel("rank / number of positions (dashed: mean)", fontsize=9)
