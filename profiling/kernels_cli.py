@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", help="comma-separated, e.g. float32,bfloat16")
     parser.add_argument("--cases", help="only kernels whose name holds one of these parts")
     parser.add_argument("--head-dims", help="comma-separated head sizes")
+    parser.add_argument(
+        "--passes", choices=["all", "forward"], default="all", help="kernels to compile"
+    )
     parser.add_argument("--capabilities", help="comma-separated, default 80,90")
     parser.add_argument("--out", help="report folder; default prints only")
 
@@ -114,6 +117,7 @@ def _compile_table(
             _integers(options.head_dims, HEAD_DIMS),
             _integers(options.capabilities, CAPABILITIES),
             dtype,
+            forward_only=options.passes == "forward",
         )
     )
     wrong = faults(found)

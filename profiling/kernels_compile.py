@@ -69,6 +69,7 @@ def compile_rows(
     head_dims: Sequence[int],
     capabilities: Sequence[int],
     dtype: torch.dtype = torch.bfloat16,
+    forward_only: bool = False,
 ) -> Iterator[CompiledRow]:
     """Compile what calls of the cases would launch, one row per kernel.
 
@@ -80,6 +81,8 @@ def compile_rows(
     for case in cases:
         for head_dim in head_dims:
             for launched in recorded_launches(case, head_dim, dtype):
+                if forward_only and "forward" not in launched.kernel.__name__:
+                    continue
                 for capability in capabilities:
                     yield _row(case, head_dim, dtype, launched, capability)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.builders import ConfigError, build_attention
@@ -102,6 +102,8 @@ def _sdpa_call(
 def _attention_call(
     layer: Attention, backend: str, inputs: list[Tensor], config: KernelsConfig
 ) -> Callable[[], Tensor]:
+    if backend == "flex":
+        return _flex_call(layer, inputs, config)
     if backend not in layer.backends:
         raise ConfigError(
             f"{layer.variant} has no backend {backend!r}; expected one of "
@@ -124,6 +126,30 @@ def _attention_call(
             dropout=dropout,
             arguments=arguments,
             cache=None,
+        )
+
+    return forward
+
+
+def _flex_call(
+    layer: Attention, inputs: list[Tensor], config: KernelsConfig
+) -> Callable[[], Tensor]:
+    """FlexAttention over the expanded keys; for comparison only, layers have no such backend."""
+    from lit_probattn.kernels.flex import mgk_flex
+
+    if not isinstance(layer, MGKAttention) or layer.e_step == "hard":
+        raise ConfigError(f"flex serves soft MGK only, received {layer.variant}")
+    query, key, value = inputs
+
+    def forward() -> Tensor:
+        arguments = layer.score_arguments(key.shape[-2])
+        return mgk_flex(
+            *(query, layer.expand_keys(key), value),
+            precision=1.0 / layer.variance(),
+            offset=arguments["log_prior"],
+            gaussian=layer.score == "gaussian",
+            equal_precision=layer.variance.is_equal,
+            is_causal=config.is_causal,
         )
 
     return forward
