@@ -94,6 +94,9 @@ def open_picture(path: Path) -> Image.Image:
     """
     try:
         with Image.open(path) as picture:
+            if picture.format == "PNG":
+                picture.verify()  # reading the pixels does not look at them
+        with Image.open(path) as picture:
             picture.load()
             if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
                 # Without this, what lies under transparent pixels would show.

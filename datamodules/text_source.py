@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ __all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
 
 _BLOCK_BYTES = 4 << 20
 _BLOCK_ROWS = 16384
+# What the zip module raises for an archive with wrong bytes: some say it is encrypted, or packed in
+# a way that nobody knows.
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
+    *(NotImplementedError, RuntimeError),
+)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -88,8 +95,13 @@ class PlainText(TextSource):
         """Bytes of text."""
         if self.member is None:
             return self.paths[0].stat().st_size
-        with zipfile.ZipFile(self.paths[0]) as archive:
-            return archive.getinfo(self.member).file_size
+        try:
+            with zipfile.ZipFile(self.paths[0]) as archive:
+                return archive.getinfo(self.member).file_size
+        except _DAMAGED as error:
+            if self.member is None:
+                raise
+            raise DataError(f"{self.name} is damaged: {error}") from None
 
     def identity(self) -> list[Any]:
         """The file, and the name in the archive."""
@@ -101,15 +113,17 @@ class PlainText(TextSource):
         Raises:
             DataError: A byte is not UTF-8, or the archive is damaged.
         """
-        with self._open() as file:
-            try:
+        try:
+            with self._open() as file:
                 file.seek(start)
                 position = start
                 while raw := file.read(_BLOCK_BYTES) + file.readline():
                     yield Block(self._decode(raw, position), position + len(raw))
                     position += len(raw)
-            except (zipfile.BadZipFile, EOFError) as error:
-                raise DataError(f"{self.name} is damaged: {error}") from None
+        except _DAMAGED as error:
+            if self.member is None:
+                raise
+            raise DataError(f"{self.name} is damaged: {error}") from None
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
@@ -171,13 +185,23 @@ class ParquetText(TextSource):
             if position + count <= start:
                 position += count
                 continue
-            for batch in self._shard(path).iter_batches(_BLOCK_ROWS, columns=["text"]):
-                rows = batch.column(0).to_pylist()
+            for rows in self._batches(path):
                 skip = max(0, start - position)
                 if skip < len(rows):
                     text = self._join(rows[skip:], path, position + skip)
                     yield Block(text, position + len(rows))
                 position += len(rows)
+
+    def _batches(self, path: Path) -> Iterator[list[str | None]]:
+        """Yield the rows of a shard in pieces."""
+        import pyarrow as pa
+
+        try:
+            for batch in self._shard(path).iter_batches(_BLOCK_ROWS, columns=["text"]):
+                yield batch.column(0).to_pylist()
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            text = " ".join(str(error).split())
+            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
 
     def _shard(self, path: Path) -> Any:
         import pyarrow as pa
@@ -186,7 +210,8 @@ class ParquetText(TextSource):
         try:
             shard = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} is not a Parquet file, or damaged: {error}") from None
+            text = " ".join(str(error).split())
+            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
         schema = shard.schema_arrow
         kinds = {field.name: field.type for field in schema}
         kind = kinds.get("text")

@@ -53,7 +53,10 @@ def read_ts(path: Path) -> TsFile:
             f"reading {path.name} needs the optional package aeon, which cannot be imported "
             f'({error}): pip install "lit-probattn[uea]"'
         ) from None
-    values, _ = load_from_ts_file(str(path))
+    try:
+        values, _ = load_from_ts_file(str(path))
+    except Exception as error:  # it raises plain OSError and ValueError for what it checks itself
+        raise DataError(f"{path}: aeon refuses the file: {' '.join(str(error).split())}") from None
     series = [np.ascontiguousarray(np.asarray(case).T, dtype=np.float32) for case in values]
     if [case.shape for case in series] != shapes:
         raise DataError(

@@ -86,9 +86,10 @@ def _archive(corpus: Corpus) -> Callable[[Path], dict[str, TextSource]]:
             wanted = f"wiki.{names[0]}.tokens"
             member = next((m for m in members if m.rpartition("/")[2] == wanted), None)
             if member is None:
+                shown = ", ".join(map(repr, members[:8]))
                 raise DataError(
-                    f"{path} has no {wanted}; it has {', '.join(members[:8])}. Expected the "
-                    f"word-level archive {corpus}-v1.zip, not the raw one"
+                    f"{path} has no {wanted}; it has {shown}. Expected the word-level archive "
+                    f"{corpus}-v1.zip, not the raw one"
                 )
             found[name] = PlainText((path,), member)
         return found

@@ -4,13 +4,15 @@ Names: `step-00000500.ckpt` (everything needed to go on) and `best-00000400.ckpt
 best validation so far). The number is the optimiser step.
 """
 
+import hashlib
 import os
 import re
 import tempfile
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
@@ -18,6 +20,13 @@ from safetensors.torch import save_file
 
 Kind = Literal["step", "best"]
 _NAME = re.compile(r"(step|best)-(\d{8})\.ckpt")
+
+
+# What the zip module raises for wrong bytes; a wrong flag makes a member look encrypted.
+_BAD_ARCHIVE = (
+    *(zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError),
+    *(NotImplementedError, RuntimeError),
+)
 
 
 class CheckpointError(RuntimeError):
@@ -57,10 +66,50 @@ def check_checkpoint(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             member = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        sealed = _seal_holds(path)
+    except _BAD_ARCHIVE as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
     if member is not None:
         raise CheckpointError(f"checkpoint {path} is damaged: checksum of {member!r} is wrong")
+    if not sealed:
+        raise CheckpointError(f"checkpoint {path} is damaged: checksum of the file is wrong")
+
+
+# The archive's comment, at its very end, holds the SHA-256 of all before it: checksums of members
+# do not cover the table of contents, whose damage PyTorch's reader may not notice.
+_SEAL = b"sha256:"
+_SEAL_BYTES = len(_SEAL) + 64
+
+
+def _seal(file: BinaryIO) -> None:
+    """Append the seal to an archive without comment that was just written."""
+    end = file.seek(-2, os.SEEK_END)  # the length of the comment
+    file.seek(0)
+    digest = _digest(file, end)
+    file.seek(end)
+    file.write(_SEAL_BYTES.to_bytes(2, "little") + _SEAL + digest.encode())
+    file.flush()
+
+
+def _seal_holds(path: Path) -> bool:
+    """Whether the seal fits the file; True for one without, as other programs write them."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _SEAL_BYTES))
+        seal = file.read()
+        if not seal.startswith(_SEAL):
+            return True
+        file.seek(0)
+        return seal == _SEAL + _digest(file, size - _SEAL_BYTES - 2).encode()
+
+
+def _digest(file: BinaryIO, num_bytes: int) -> str:
+    """SHA-256 of the next bytes of a file."""
+    digest = hashlib.sha256()
+    while num_bytes > 0 and (part := file.read(min(num_bytes, 1 << 20))):
+        digest.update(part)
+        num_bytes -= len(part)
+    return digest.hexdigest()
 
 
 def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
@@ -149,9 +198,10 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "w+b") as file:
             torch.save(checkpoint, file)
             file.flush()
+            _seal(file)
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)

@@ -31,6 +31,7 @@ from lit_probattn.checkpoints import CheckedCheckpointIO
 from lit_probattn.cli_errors import CommandError
 from lit_probattn.cli_exit import DEBUG_VARIABLE, exit_status, quieten
 from lit_probattn.cli_files import config_files, read_config_files, run_folder_of, run_name
+from lit_probattn.cli_nulls import refuse_nulls
 from lit_probattn.cli_parser import Instantiator, RunParser
 from lit_probattn.out_of_memory import MemoryAdvice
 from lit_probattn.peers import SignsOfLife
@@ -54,6 +55,10 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,  # its FLOPs column cannot count attention
 }
+
+
+# What the DataModule tells the model once it is constructed.
+SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 
 
 class RunCLI(LightningCLI):
@@ -93,7 +98,7 @@ class RunCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's settings; hand sizes of the data and the seed to the model."""
         parser.add_class_arguments(RunSettings, "run")
-        for size in ("vocab_size", "num_features", "num_classes", "max_seq_len"):
+        for size in SIZES_OF_DATA:
             parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
@@ -101,6 +106,9 @@ class RunCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; `args` is always given."""
         self.config = parser.parse_args(args)
+        command = self.config.get("subcommand")
+        if command is not None:
+            refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
 
     def _parse_ckpt_path(self) -> None:
         """The configuration decides, not what a checkpoint remembers of another one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import pickletools
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -151,9 +152,21 @@ class _ForbiddenError(Exception):
     """The file names something that a file of CIFAR-10 does not need."""
 
 
+def _check_opcodes(content: bytes) -> None:
+    """Refuse a place in the memo beyond the file: Python would allocate memory up to it.
+
+    Raises:
+        ValueError: there is one, or the file is no pickle.
+    """
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(content):
+            raise ValueError(f"memo place {argument}")
+
+
 def _parse(place: str, content: bytes) -> Batch:
     """Read one file and check it."""
     try:
+        _check_opcodes(content)
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except _ForbiddenError as error:
         raise DataError(

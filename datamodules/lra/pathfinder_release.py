@@ -146,6 +146,8 @@ def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
         if not entry.path.stat().st_size:
             return None
         with PilImage.open(entry.path, formats=["PNG"]) as picture:
+            picture.verify()  # the checksums, which reading the pixels does not look at
+        with PilImage.open(entry.path, formats=["PNG"]) as picture:
             if picture.size != (side, side) or picture.mode != "L":
                 width, height = picture.size
                 raise DataError(
