@@ -12,7 +12,10 @@ import pytest
 
 from lit_probattn.kernels.aot import SHARED_LIMIT
 from lit_probattn.kernels.launch import Shape, default_launch
-from profiling.kernels_compile import CompiledRow, faults
+from lit_probattn.kernels.runtime import interpreted
+from profiling.builders import ConfigError
+from profiling.kernels_cases import compile_cases
+from profiling.kernels_compile import CompiledRow, compile_rows, faults
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,14 +75,10 @@ def test_faults_name_what_must_not_be():
     assert "233472 bytes of shared memory" in found[1]
 
 
+@pytest.mark.skipif(not interpreted(), reason="kernels are compiled in this process")
 def test_interpreting_and_compiling_do_not_mix():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "profiling", "kernels", "--compile-table"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "unset TRITON_INTERPRET" in done.stderr
+    with pytest.raises(ConfigError, match="unset TRITON_INTERPRET"):
+        list(compile_rows(compile_cases(), [32], [90]))
 
 
 def test_default_tiles_are_smaller_where_more_has_to_be_held():
