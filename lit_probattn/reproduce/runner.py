@@ -61,7 +61,8 @@ def cell_work(cell: Cell, facts: Facts) -> Work:
         CellError: a command ended with another status than 0.
     """
     begin = time.perf_counter()
-    yield from _command(cell, cell.fit_arguments())
+    if resumed_step(cell) != cell.max_steps:  # else killed after its last step
+        yield from _command(cell, cell.fit_arguments())
     seconds = time.perf_counter() - begin
     version = cell.version()
     if version is None:

@@ -73,6 +73,19 @@ def test_killed_command_goes_on_and_runs_no_finished_cell_again(tmp_path):
     assert cells[1].result()["num_starts"] == 2
 
 
+def test_cell_killed_after_its_last_step_is_tested_only(tmp_path):
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    (tmp_path / "KILL").write_text(f"{cells[0].name} 16")
+
+    def work():
+        runner().run(cells[:1], lambda: None)
+        return 0
+
+    assert in_child(work) == -signal.SIGKILL
+    assert runner().run(cells[:1], lambda: None).ran == 1
+    assert commands_run(cells[0]) == ["fit", "test"]
+
+
 def test_half_a_result_counts_as_none(tmp_path):
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
     runner().run(cells[:1], lambda: None)
