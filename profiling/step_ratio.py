@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -115,7 +116,13 @@ def measure(options: argparse.Namespace, dropout: float) -> tuple[pd.DataFrame, 
     difference = largest_difference(sides, tokens)
     steps = {side: make_step(model, tokens) for side, model in sides.items()}
     named = {f"{name}|{form}": step for (name, form), step in steps.items()}
-    times = time_sides(named, device=device, warmup=options.warmup, repeats=options.repeats)
+    times = time_sides(
+        named,
+        device=device,
+        warmup=options.warmup,
+        repeats=options.repeats,
+        max_seconds=options.max_seconds,
+    )
     rows = []
     for name, form in steps:
         seconds, plain = times[f"{name}|{form}"], times[f"{name}|{PLAIN}"]
@@ -198,6 +205,7 @@ def write_report(
     where = f"{options.batch} sequences of {options.length} tokens"
     draw(rows, out / "figures" / "step_time.png", f"ListOps model, {where}, {options.device}")
     text = "\n".join(markdown_table(table(rows)))
+    rounds = " and ".join(str(n) for n in dict.fromkeys(rows["time_repeats"]))
     backends = "; ".join(f"{call}: {name}" for call, name in recorded_choices().items())
     (out / "report.md").write_text(
         f"""# Time of a training step: this package beside the plain formula
@@ -211,7 +219,7 @@ forward and backward; dropout 0.1 outside attention. Backends that `auto` chose:
 
 `plain` stores every N x N map, as released code does (`profiling/materialised.py`), on the same \
 weights; in evaluation the logits of the two forms differ by at most {difference:.1e}. All sides \
-run in turns in one process: {options.warmup} untimed rounds, then {options.repeats}; ratios are \
+run in turns in one process: {options.warmup} untimed rounds, then {rounds}; ratios are \
 medians over rounds of the ratio within a round. Peak memory is the allocator's, above what is \
 resident.
 
@@ -238,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--device", default="cpu", help="torch device")
     add("--warmup", type=int, default=1, help="untimed rounds")
     add("--repeats", type=int, default=7, help="timed rounds")
+    add("--max_seconds", type=float, default=math.inf, help="of each rate; 3 rounds at least")
     add("--out", type=Path, default=Path("reports/step_ratio_listops"), help="report folder")
     options = parser.parse_args(arguments)
     measured = [measure(options, dropout) for dropout in options.dropout]
