@@ -155,7 +155,8 @@ def truncated_output(opened: Opened, rank: int) -> Tensor:
     """Return heads' outputs with logits of rank `rank`, (B, H, N, E_v)."""
     arguments = opened.layer.score_arguments(opened.key.shape[-2])
     logits = opened.layer.reference_scores(opened.query, opened.key, **arguments)
-    return masked_softmax(truncate(logits.float(), rank), opened.allowed) @ opened.value
+    weights = masked_softmax(truncate(logits.float(), rank), opened.allowed)
+    return weights.to(opened.value.dtype) @ opened.value
 
 
 def draw_ranks(table: pd.DataFrame) -> Figure:
@@ -173,7 +174,7 @@ def draw_ranks(table: pd.DataFrame) -> Figure:
     axis.set_xlabel("layer (a dot per head)")
     axis.set_ylabel("rank of centred logits")
     axis.set_ylim(0)
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
