@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # Commands of lit_probattn that bring the three packages together.
 COMMANDS = (
-    *("quickstart.py", "doctor.py", "convert.py", "reproduce.py", "reproduce/"),
+    *("quickstart.py", "doctor/", "convert.py", "reproduce.py", "reproduce/"),
     *("uea_benchmark/", "out_of_memory.py"),
 )
 # Single-device code: knows no rank, no strategy.

@@ -1,0 +1,97 @@
+"""Can processes of this machine talk to each other: gloo, and NCCL where there are GPUs.
+
+    python -m lit_probattn.doctor.reach BACKEND RANK COUNT PORT
+
+is one of the processes; `check_contact` starts them and waits a bounded time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from lit_probattn.doctor.findings import Finding
+
+SECTION = "Contact between processes"
+
+
+def check_contact(timeout_s: float) -> Iterator[Finding]:
+    """Sum over two processes by gloo; over up to two GPUs by NCCL."""
+    yield _try("gloo", 2, timeout_s)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
+        yield Finding(SECTION, "nccl", "note", "not tried: it needs a GPU")
+    elif not dist.is_nccl_available():
+        yield Finding(SECTION, "nccl", "problem", "this PyTorch was built without NCCL")
+    else:
+        yield _try("nccl", min(gpus, 2), timeout_s)
+
+
+def _try(backend: str, count: int, timeout_s: float) -> Finding:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = time.monotonic()
+    words = [sys.executable, "-m", "lit_probattn.doctor.reach", backend]
+    processes = [
+        subprocess.Popen(
+            [*words, str(rank), str(count), str(port), str(timeout_s)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(count)
+    ]
+    failures = []
+    for process in processes:
+        try:
+            left = max(0.1, start + timeout_s - time.monotonic())
+            _, told = process.communicate(timeout=left)
+            if process.returncode:
+                failures.append((told.strip().splitlines() or ["no message"])[-1])
+        except subprocess.TimeoutExpired:
+            failures.append(f"no answer within {timeout_s:.0f} s")
+    for process in processes:
+        process.kill()
+        process.communicate()
+    if failures:
+        hint = f"set {backend.upper()}_SOCKET_IFNAME to the interface of this network"
+        return Finding(SECTION, backend, "problem", f"{failures[0]}; {hint}")
+    seconds = time.monotonic() - start
+    return Finding(SECTION, backend, "ok", f"{count} processes agree after {seconds:.1f} s")
+
+
+def _take_part(backend: str, rank: int, count: int, port: int, timeout_s: float) -> None:
+    """Join the group, and sum a number over it.
+
+    Raises:
+        RuntimeError: the sum is wrong.
+    """
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend,
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=count,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    number = torch.tensor([float(rank + 1)], device=device)
+    dist.all_reduce(number)
+    dist.destroy_process_group()
+    if float(number) != count * (count + 1) / 2:
+        raise RuntimeError(f"the sum over {count} processes is {float(number)}")
+
+
+if __name__ == "__main__":
+    _take_part(sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5]))
