@@ -19,8 +19,8 @@ def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
     Raises:
         CommandError: a key is null whose type does not allow it.
     """
-    for key, cls in known.items():
-        _check(config.get(key), _types(cls.__init__), key)
+    for key, own in known.items():
+        _check(config.get(key), _all_types(own), key)
     for key in ("model", "data"):
         for path, class_path, arguments in _classes(config.get(key), key):
             cls = _import(class_path)

@@ -73,7 +73,7 @@ def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
     Raises:
         ValueError: the model needs a size that the data do not have.
     """
-    parameters = inspect.signature(class_type.__init__).parameters
+    parameters = inspect.signature(class_type).parameters
     for key, size in links.items():
         name = key.rpartition(".")[2]
         needed = name in parameters and parameters[name].default is inspect.Parameter.empty

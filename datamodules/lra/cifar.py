@@ -159,7 +159,8 @@ def _check_opcodes(content: bytes) -> None:
         ValueError: there is one, or the file is no pickle.
     """
     for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= argument < len(content):
+        is_place = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
+        if is_place and not 0 <= int(argument or 0) < len(content):
             raise ValueError(f"memo place {argument}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from datamodules.errors import DataError
 from datamodules.imagenet_files import find_root
 from datamodules.lra import aan, cifar, imdb, listops_release, pathfinder_release
 from datamodules.uea_archive import ARCHIVES, BUNDLED, find_archive
-from datamodules.wikitext_release import find_release
+from datamodules.wikitext_release import Corpus, find_release
 from lit_probattn.doctor.findings import Finding, size
 
 SECTION = "Data"
@@ -91,14 +92,14 @@ def _uea(data: Path) -> tuple[bool, str]:
 
 
 def _wikitext(data: Path) -> tuple[bool, str]:
-    looked = {name: _release(lambda d, n=name: find_release(d, n))(data) for name in _CORPORA}
+    looked = {name: _release(partial(find_release, corpus=name))(data) for name in _CORPORA}
     present = [name for name, (found, _) in looked.items() if found]
     if present:
         return True, f"found {', '.join(present)}"
     return False, looked[_CORPORA[0]][1]
 
 
-_CORPORA = ("wikitext-103", "wikitext-2")
+_CORPORA: tuple[Corpus, ...] = ("wikitext-103", "wikitext-2")
 _LOOK: dict[str, Callable[[Path], tuple[bool, str]]] = {
     "listops": _listops,
     "text": _release(imdb.find_release),

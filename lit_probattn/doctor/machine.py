@@ -37,12 +37,11 @@ def check_versions() -> Iterator[Finding]:
         yield Finding(where, PACKAGE, "problem", "not installed: pip install -e .")
         return
     for need in requirements:
-        optional = need.marker is not None
         try:
             found = metadata.version(need.name)
         except metadata.PackageNotFoundError:
-            status = "note" if optional else "problem"
-            yield Finding(where, need.name, status, f"not installed; {need.specifier} is needed")
+            text = f"not installed; {need.specifier} is needed"
+            yield Finding(where, need.name, "note" if need.marker else "problem", text)
             continue
         fits = need.specifier.contains(found, prereleases=True)
         text = found if fits else f"{found} does not fit {need.specifier}"

@@ -94,4 +94,5 @@ def _take_part(backend: str, rank: int, count: int, port: int, timeout_s: float)
 
 
 if __name__ == "__main__":
-    _take_part(sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5]))
+    _rank, _count, _port = map(int, sys.argv[2:5])
+    _take_part(sys.argv[1], _rank, _count, _port, float(sys.argv[5]))
