@@ -142,7 +142,7 @@ def _clear_winners(layer: MGKAttention, query: Tensor, key: Tensor) -> Tensor:
 def heads_and_gradients(
     layer: Attention, backend: str, inputs: Inputs, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return the heads' output and the gradients of query, keys, value and parameters."""
+    """Return the heads' output and the gradients of query, keys, value, parameters and bias."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in inputs.tensors]
     names = ["query", "key", "value"]
     projections = {id(p) for m in layer.children() for p in _linear_parameters(m)}
@@ -152,13 +152,17 @@ def heads_and_gradients(
             leaves.append(parameter)
     query, key, value = leaves[:3]
     bias = inputs.masks.bias
+    if bias is not None:
+        bias = bias.detach().to(dtype).requires_grad_()
+        names.append("bias")
+        leaves.append(bias)
     masks = Masks(
         inputs.masks.num_queries,
         inputs.masks.num_keys,
         inputs.masks.key_mask,
         inputs.masks.attn_mask,
         inputs.masks.is_causal,
-        bias if bias is None or dtype != torch.float64 else bias.double(),
+        bias,
     )
     arguments = layer.score_arguments(value.shape[2])
     arguments.update(layer.random_arguments(RandomKey(3), 0))

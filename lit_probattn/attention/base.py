@@ -190,7 +190,8 @@ class Attention(nn.Module):
         if backend == "sdpa" and call.bias_needs_grad:
             return "cannot give a gradient to the additive bias without storing all scores"
         if backend == "triton":
-            return kernel_refusal(self.variant, call, self.head_dim, self.value_head_dim)
+            sizes = (self.head_dim, self.value_head_dim)
+            return kernel_refusal(self.variant, call, *sizes, bias_gradient=True)
         return None
 
     @property

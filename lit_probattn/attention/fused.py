@@ -33,7 +33,9 @@ def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor
     }
 
 
-def kernel_refusal(family: str, call: Call, *head_dims: int) -> str | None:
+def kernel_refusal(
+    family: str, call: Call, *head_dims: int, bias_gradient: bool = False
+) -> str | None:
     """Say why the fused kernel of a family cannot serve a call ("cannot …"), or None if it can.
 
     Args:
@@ -41,10 +43,11 @@ def kernel_refusal(family: str, call: Call, *head_dims: int) -> str | None:
             GPU with this dtype and head size.
         call: the call.
         head_dims: sizes of query and value heads.
+        bias_gradient: whether the kernel gives an additive bias its gradient.
     """
     if call.recurrent:
         return "cannot continue from a state"
-    if call.bias_needs_grad:
+    if call.bias_needs_grad and not bias_gradient:
         return "cannot give a gradient to the additive bias"
     return _refusal(family, call.device, call.dtype, head_dims)
 

@@ -329,7 +329,8 @@ class MGKAttention(MStepPriors, Attention):
             return "cannot add row_eps to the sums of rows"
         if backend == "triton":
             family = "smgk" if self.shares_product else "mgk"
-            return kernel_refusal(family, call, self.head_dim, self.value_head_dim)
+            sizes = (self.head_dim, self.value_head_dim)
+            return kernel_refusal(family, call, *sizes, bias_gradient=True)
         return super().unsupported(backend, call)
 
     # ------------------------------------------------------------------ cost

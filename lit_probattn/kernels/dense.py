@@ -10,6 +10,7 @@ same bits every time.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -133,7 +134,8 @@ def mixture_attention_backward(
         *(scale, is_causal, hard, equal_scales, threshold),
     )
     grad_out, out = unit_stride(grad_out), unit_stride(out)
-    grads = _new_gradients(query, key, value, scales, row_bias, key_bias, bias, wants_scales)
+    inputs = (query, key, value, scales, row_bias, key_bias, bias)
+    grads = _new_gradients(inputs, wants_scales, wants_bias)
     grad_query, grad_key, grad_value, grad_scales, grad_row, grad_col, grad_bias = grads
     batch, heads, rows, _ = query.shape
     if not out.numel() or not key.shape[3]:
@@ -189,57 +191,55 @@ def mixture_attention_backward(
     )
     if part is not grad_value:
         grad_value.copy_(part.unflatten(1, (value.shape[1], -1)).float().sum(2))
+    if wants_bias and bias is not None:
+        _launch_grad_bias(call, bias, (*shared, grad_bias), grad_out)
     if wants_scales:
         grad_scales.copy_(per_key.sum((0, 3)))
     return grad_query, grad_key, grad_value, grad_scales, grad_row, grad_col, grad_bias
 
 
-def _new_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scales: Tensor | None,
-    row_bias: Tensor | None,
-    key_bias: Tensor | None,
-    bias: Tensor | None,
-    wants_scales: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    def terms(tensor: Tensor | None, wanted: bool = True) -> Tensor:
-        if tensor is None or not wanted:
-            return query.new_empty(0, dtype=torch.float32)
-        return query.new_empty(tensor.shape, dtype=torch.float32)
+def _launch_grad_bias(
+    call: DenseCall, bias: Tensor, tensors: tuple[Tensor, ...], grad_out: Tensor
+) -> None:
+    """Start the pass for the bias, one program per tile of it."""
+    from lit_probattn.kernels.dense_bias import grad_bias_kernel
 
+    rows, cols = grad_out.shape[2], call.key.shape[3]
+    one_row, one_col = (bias.shape[2] == 1 and rows > 1), (bias.shape[3] == 1 and cols > 1)
+    options, block_q, block_k = call.launch("grad_bias")
+    tiles = 1 if one_row else math.ceil(rows / block_q)
+    tiles *= 1 if one_col else math.ceil(cols / block_k)
+    launch(
+        grad_bias_kernel,
+        tiles * bias.shape[0] * bias.shape[1],
+        (
+            *(*tensors, *call.pointers, *call.numbers, *call.input_strides),
+            *(*grad_out.stride()[:3], *call.pair_strides, *call.sizes),
+            *(grad_out.shape[0], *bias.shape),
+        ),
+        {**call.flags, "ONE_ROW": one_row, "ONE_COL": one_col, **options},
+    )
+
+
+def _new_gradients(
+    inputs: Sequence[Tensor | None], wants_scales: bool, wants_bias: bool
+) -> tuple[Tensor, ...]:
+    """Return room for the gradients of query, key, value, scales, row_bias, key_bias and bias."""
+    points, others = inputs[:3], inputs[3:]
+    wanted = (wants_scales, True, True, wants_bias)
+    assert points[0] is not None
     return (
-        *(like(query), like(key), like(value)),
-        *(terms(scales, wants_scales), terms(row_bias), terms(key_bias)),
-        terms(bias, False),
+        *(like(x) for x in points if x is not None),
+        *(
+            points[0].new_empty(0 if x is None or not w else x.shape, dtype=torch.float32)
+            for x, w in zip(others, wanted, strict=True)
+        ),
     )
 
 
 @mixture_attention_backward.register_fake
-def _(
-    grad_out: Tensor,
-    out: Tensor,
-    normaliser: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scales: Tensor | None,
-    row_bias: Tensor | None,
-    key_bias: Tensor | None,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    pair_mask: Tensor | None,
-    draw: Tensor | None,
-    scale: float,
-    is_causal: bool,
-    hard: bool,
-    equal_scales: bool,
-    threshold: int,
-    wants_scales: bool,
-    wants_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _new_gradients(query, key, value, scales, row_bias, key_bias, bias, wants_scales)
+def _(grad_out: Tensor, out: Tensor, normaliser: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    return _new_gradients(call[:7], *call[-2:])
 
 
 _NUM_TENSORS = 10  # query … draw
@@ -258,9 +258,7 @@ def _backward(ctx: Any, grad_out: Tensor | None, _: Tensor | None) -> tuple[Any,
     out, normaliser, *inputs = ctx.saved_tensors
     needed = ctx.needs_input_grad
     found = mixture_attention_backward(
-        *(grad_out, out, normaliser, *inputs, *ctx.rest),
-        wants_scales=needed[3],
-        wants_bias=needed[6],
+        *(grad_out, out, normaliser, *inputs, *ctx.rest), needed[3], needed[6]
     )
     grads = [
         grad.to(tensor.dtype) if wanted else None

@@ -89,7 +89,7 @@ def mgk_flex(
         mask = create_block_mask(
             *(visible, batch, heads, query.shape[2], components * length), device=str(key.device)
         )
-    run = _compiled() if query.device.type == "cuda" else flex_attention
+    run: Callable[..., Tensor] = _compiled() if query.device.type == "cuda" else flex_attention
     flat = key.transpose(2, 3).flatten(2, 3)
     out: Tensor = run(
         *(query, flat, value.repeat_interleave(components, 2), score, mask), scale=1.0

@@ -70,6 +70,22 @@ def test_bias_of_minus_infinity_hides_like_a_mask():
     assert all(g.isfinite().all() for g in grads)
 
 
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("shape", [(1, H, N, L), (B, 1, 1, L), (B, H, N, 1), (1, 1, 1, 1)])
+def test_bias_gets_the_gradient_of_what_it_is_broadcast_to(shape):
+    query, key, value = (draw(B, H, n, E) for n in (N, L, L))
+    bias = draw(*shape).requires_grad_()
+    cotangent = draw(B, H, N, E)
+    out = attend(query, key[:, :, None], value, bias=bias, is_causal=True)
+    (found,) = torch.autograd.grad(out, bias, cotangent)
+    seen = torch.ones(N, L, dtype=torch.bool, device=DEVICE).tril(L - N)
+    exact = bias.detach().double().requires_grad_()
+    scores = query.double() @ key.double().mT * E**-0.5 + exact
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    (expected,) = torch.autograd.grad(weights @ value.double(), exact, cotangent.double())
+    torch.testing.assert_close(found.double(), expected, atol=3e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family", FORMS)
 def test_dropped_pairs_are_those_of_the_reference(family):
     """One sample per basis vector as values: the output is the dropped weights themselves."""
