@@ -11,7 +11,7 @@ from profiling.kernels_parity import BUDGET, parity_rows
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter's bfloat16 is wrong; a GPU's is what training uses.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-SHAPES = [(37, 45), (33, 5)]
+SHAPES = [(37, 45), (29, 31), (7, 33), (33, 5)]
 DENSE = [case for case in CASES if case.name.startswith(("softmax", "gaussian", "mgk", "smgk"))]
 
 
@@ -19,7 +19,9 @@ DENSE = [case for case in CASES if case.name.startswith(("softmax", "gaussian", 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
-    rows = parity_rows(case, dtype, device=DEVICE, head_dim=13, shapes=SHAPES)
+    # Priors have a few numbers only: float32 draws more, so that a ratio is no accident.
+    shapes = SHAPES if dtype == torch.float32 else SHAPES[:2]
+    rows = parity_rows(case, dtype, device=DEVICE, head_dim=13, shapes=shapes)
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
     for row in rows:
         assert row.ratio <= BUDGET, row
