@@ -3,7 +3,9 @@
 Three sides take turns on the same machine: one process; one process with half of the batch, which
 is the work of each of two processes; two processes with DDP over gloo. Every process computes with
 one thread. One round trains each side for a few steps. A side's time is the median over the steps
-of all rounds; the spread is that of the rounds' ratios (20 % and 80 % quantiles).
+of all rounds; the spread is that of the rounds' ratios (20 % and 80 % quantiles). Beside the time
+on the wall stands the processor time of all processes of a side, which other work on the machine
+hardly changes; it leaves out waiting for the other process.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import numpy.typing as npt
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.cli import main as train
+from lit_probattn.tasks.collectives import sum_over_ranks
 from profiling.environment import device_name, git_revision, versions
 from profiling.ranks import RanksError, run_in_ranks
 from profiling.timing import quantile
@@ -41,20 +45,22 @@ class StepTimes(Callback):
     """Writes the seconds of every optimiser step, without the first few, to a .npy file.
 
     Args:
-        path: the file; shape (steps - warm-up,).
+        path: the file; shape (steps - warm-up, 2), on the wall and of all processors.
     """
 
     def __init__(self, path: str) -> None:
-        self.path, self.marks = path, list[float]()
+        self.path, self.marks = path, list[tuple[float, float]]()
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Read the clock."""
-        self.marks.append(time.perf_counter())
+        """Read the clocks."""
+        self.marks.append((time.perf_counter(), time.process_time()))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the file."""
+        times = np.diff(np.asarray(self.marks), axis=0)[WARMUP:]
+        times[:, 1] = sum_over_ranks(torch.tensor(times[:, 1])).numpy()
         if trainer.is_global_zero:
-            np.save(self.path, np.diff(self.marks)[WARMUP:])
+            np.save(self.path, times)
 
 
 def fit_arguments(side: str, variant: str, steps: int, folder: Path) -> list[str]:
@@ -81,7 +87,7 @@ def fit_arguments(side: str, variant: str, steps: int, folder: Path) -> list[str
 
 
 def step_times(side: str, variant: str, steps: int, folder: Path) -> npt.NDArray[np.float64]:
-    """Seconds of the steps of one training, without the first few.
+    """Seconds of the steps of one training, without the first few; shape (steps - warm-up, 2).
 
     Raises:
         RanksError: the training failed.
@@ -93,7 +99,7 @@ def step_times(side: str, variant: str, steps: int, folder: Path) -> npt.NDArray
 
 
 def measure(variant: str, rounds: int, steps: int) -> dict[str, list[npt.NDArray[np.float64]]]:
-    """Times of all sides, round by round; shape of each (steps - warm-up,)."""
+    """Times of all sides, round by round; shape of each (steps - warm-up, 2)."""
     times: dict[str, list[npt.NDArray[np.float64]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds):
@@ -104,19 +110,22 @@ def measure(variant: str, rounds: int, steps: int) -> dict[str, list[npt.NDArray
 
 def table_text(times: dict[str, list[npt.NDArray[np.float64]]]) -> str:
     """Markdown: the median step of each side, and the ratios with their spread over the rounds."""
-    medians = {side: float(np.median(np.concatenate(rounds))) for side, rounds in times.items()}
-    lines = ["| side | median step (ms) |", "| --- | --- |"]
-    lines += [f"| {side} | {1000 * value:.1f} |" for side, value in medians.items()]
+    whole = {side: np.median(np.concatenate(rounds), axis=0) for side, rounds in times.items()}
+    lines = ["| side | median step (ms) | processor time (ms) |", "| --- | --- | --- |"]
+    lines += [
+        f"| {side} | {1e3 * wall:.1f} | {1e3 * cpu:.1f} |" for side, (wall, cpu) in whole.items()
+    ]
     lines += ["", "| ratio | median | 20 % to 80 % of the rounds |", "| --- | --- | --- |"]
-    for name, other in (
-        ("2 processes / 1 process, same global batch", "1 process"),
-        ("2 processes / 1 process with half the batch (1 = no overhead)", list(SIDES)[1]),
+    full, half, two = SIDES
+    for name, other, clock in (
+        ("2 processes / 1 process, same global batch: wall", full, 0),
+        ("2 processes / 1 process with half the batch: wall (1 = no overhead)", half, 0),
+        ("2 processes / 1 process, same global batch: processor time (1 = no overhead)", full, 1),
     ):
-        pairs = zip(times["2 processes"], times[other], strict=True)
-        ratios = [float(np.median(two) / np.median(one)) for two, one in pairs]
-        ratio = medians["2 processes"] / medians[other]
+        pairs = zip(times[two], times[other], strict=True)
+        ratios = [float(np.median(a[:, clock]) / np.median(b[:, clock])) for a, b in pairs]
         spread = f"{quantile(ratios, 0.2):.2f} to {quantile(ratios, 0.8):.2f}"
-        lines.append(f"| {name} | {ratio:.2f} | {spread} |")
+        lines.append(f"| {name} | {whole[two][clock] / whole[other][clock]:.2f} | {spread} |")
     return "\n".join(lines)
 
 

@@ -11,10 +11,15 @@ from profiling.ddp_overhead import SIDES, WARMUP, fit_arguments, main, table_tex
 def test_ratios_are_those_of_the_medians():
     names = list(SIDES)
     rounds = {names[0]: [0.4, 0.4, 0.4], names[1]: [0.2, 0.2, 0.2], names[2]: [0.3, 0.2, 0.25]}
-    text = table_text({side: [np.full(5, t) for t in times] for side, times in rounds.items()})
-    assert f"| {names[2]} | 250.0 |" in text
-    assert "same global batch | 0.62 | 0.55 to 0.70 |" in text
-    assert "(1 = no overhead) | 1.25 | 1.10 to 1.40 |" in text
+    cpu = dict(zip(names, (0.4, 0.2, 0.44), strict=True))
+    times = {
+        side: [np.tile((t, cpu[side]), (5, 1)) for t in walls] for side, walls in rounds.items()
+    }
+    text = table_text(times)
+    assert f"| {names[2]} | 250.0 | 440.0 |" in text
+    assert "same global batch: wall | 0.62 | 0.55 to 0.70 |" in text
+    assert "half the batch: wall (1 = no overhead) | 1.25 | 1.10 to 1.40 |" in text
+    assert "processor time (1 = no overhead) | 1.10 | 1.10 to 1.10 |" in text
 
 
 def test_sides_differ_in_processes_and_batch_only(tmp_path):
