@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/wikitext103.md").read_text().splitlines()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE
-    if line.startswith("|") and "wikitext" not in line and "---" not in line
+    if line.startswith("|") and line.count("|") == 8 and "---" not in line
 ][1:]
 
 
@@ -41,4 +41,4 @@ def test_row(row):
 
 
 def test_every_row_of_the_tables_is_there():
-    assert len(ROWS) == 25
+    assert len(ROWS) == 26
