@@ -77,7 +77,9 @@ def read_header(file: TextIO, place: Place) -> TsHeader:
             continue
         if not text.startswith("@"):
             raise place.error(f"expected a tag or @data, received {shortened(text)}")
-        tag, *values = text[1:].split()
+        tag, *values = text[1:].split() or [""]
+        if not tag:
+            raise place.error("expected the name of a tag after @")
         key = tag.lower()
         if key in seen:
             raise place.error(f"@{tag} is given twice")

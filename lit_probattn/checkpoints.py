@@ -79,6 +79,8 @@ def check_checkpoint(path: Path) -> None:
 # do not cover the table of contents, whose damage PyTorch's reader may not notice.
 _SEAL = b"sha256:"
 _SEAL_BYTES = len(_SEAL) + 64
+# The record that ends an archive; its last two bytes say how long the comment is.
+_END, _END_BYTES = b"PK\x05\x06", 22
 
 
 def _seal(file: BinaryIO) -> None:
@@ -95,12 +97,15 @@ def _seal_holds(path: Path) -> bool:
     """Whether the seal fits the file; True for one without, as other programs write them."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _SEAL_BYTES))
-        seal = file.read()
-        if not seal.startswith(_SEAL):
+        file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
+        end = file.read()
+        record = end.rfind(_END)
+        declared = int.from_bytes(end[record + _END_BYTES - 2 : record + _END_BYTES], "little")
+        if record < 0 or declared != _SEAL_BYTES:
             return True
         file.seek(0)
-        return seal == _SEAL + _digest(file, size - _SEAL_BYTES - 2).encode()
+        digest = _digest(file, size - len(end) + record + _END_BYTES - 2)
+        return end[record + _END_BYTES :] == _SEAL + digest.encode()
 
 
 def _digest(file: BinaryIO, num_bytes: int) -> str:

@@ -85,6 +85,7 @@ BAD = {
     "typo in a tag": (GOOD.replace("@missing", "@missinq"), 4, "did you mean @missing"),
     "no boolean": (GOOD.replace("@missing false", "@missing no"), 4, "must be true or false"),
     "no number of dimensions": (GOOD.replace("@dimensions 2", "@dimensions two"), 6, "positive"),
+    "a lone @": (GOOD.replace("@missing false", "@"), 4, "expected the name of a tag after @"),
     "tag twice": (GOOD.replace("@missing false", "@missing false\n@missing true"), 5, "twice"),
     "data before @data": (GOOD.replace("@data\n", ""), 9, "expected a tag or @data"),
     "not text": (GOOD.encode() + b"\xff\xfe1:2:Up\n", 12, "not UTF-8"),
