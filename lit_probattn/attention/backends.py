@@ -60,7 +60,9 @@ class AutoRule:
 # CPU, float32, forward and backward, N from 32 to 4096, softmax and MGK, with and without dropout:
 # the fused reduction was the fastest nearly wherever it serves; of the others the reference was up
 # to about 4 million scores, and two to three times slower than blocks from 16 million on.
-# CUDA: not measured; the reference is left out of short calls too, for its memory.
+# CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
+# reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
+# reference is left out of short calls too, for its memory.
 AUTO_RULES = {
     "cpu": AutoRule(("sdpa", "blockwise", "reference"), store_up_to=1 << 22),
     "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),

@@ -6,12 +6,13 @@ embed_dim / num_heads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend
 from lit_probattn.attention.base import Attention, BackendFunction, Cost, reference_output
 from lit_probattn.attention.blockwise import Block, blockwise_attention
 from lit_probattn.attention.fused import softmax_triton
@@ -167,6 +168,11 @@ class SoftmaxAttention(Attention):
 
     variant: ClassVar[str] = "softmax"
     steps_over_cache: ClassVar[bool] = True
+    # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
+    auto_rules: ClassVar[Mapping[str, AutoRule]] = {
+        **AUTO_RULES,
+        "cuda": AutoRule(("sdpa", "triton", "blockwise", "reference")),
+    }
     backends: ClassVar[dict[str, BackendFunction]] = {
         "reference": softmax_reference,
         "sdpa": softmax_sdpa,

@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import Call
+from lit_probattn.attention.backends import Call, choose_backend
 from lit_probattn.kernels import selftest
 from lit_probattn.kernels.runtime import launch
+from lit_probattn.randomness import RandomKey
 
 ROOT = Path(__file__).parents[2]
 B, N, C, E = 2, 13, 11, 7
@@ -46,8 +48,6 @@ def test_layers_give_the_same_through_the_kernel(name):
     for backend in ("reference", "triton"):
         layer.backend = backend
         layer.zero_grad()
-        from lit_probattn.randomness import RandomKey
-
         rng = RandomKey(5, sample_ids=torch.tensor([8, 3], device=DEVICE))
         out = layer(x, key_mask=mask, is_causal=True, rng=rng)
         out.square().sum().backward()
@@ -151,8 +151,6 @@ def pretend_gpu(monkeypatch):
 
 
 def choice(layer, backend):
-    from lit_probattn.attention.backends import choose_backend
-
     return choose_backend(layer.variant, backend, layer.backends, layer.unsupported, ON_CUDA)
 
 
@@ -162,6 +160,15 @@ def test_auto_takes_a_kernel_that_passes_its_self_test_once_per_kind(pretend_gpu
     assert pretend_gpu.calls == [("mgk", torch.bfloat16, E)]
     assert choice(MGKAttention(C, 16, 2, shifted_keys=True), "auto") == "triton"
     assert pretend_gpu.calls[1:] == [("smgk", torch.bfloat16, 16)]
+
+
+def test_auto_leaves_plain_softmax_to_pytorch_and_takes_the_kernel_for_dropout(pretend_gpu):
+    layer = SoftmaxAttention(C, E, 2)
+    assert choice(layer, "auto") == "triton"
+    plain = replace(ON_CUDA, dropout=False)
+    assert choose_backend("softmax", "auto", layer.backends, layer.unsupported, plain,
+                          layer.auto_rules) == "sdpa"  # fmt: skip
+    assert choice(MGKAttention(C, E, 2, e_step="hard"), "auto") == "triton"
 
 
 @pytest.mark.parametrize("factor", [1.5, float("nan")])

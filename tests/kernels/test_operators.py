@@ -8,9 +8,11 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.kernels.dense import mixture_attention
+from lit_probattn.kernels.runtime import interpreted
 from lit_probattn.randomness import RandomKey
 from profiling.counters import torch_flops
 from profiling.exact import backend_macs
+from profiling.memory import predicted_bytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, L, E, K = 2, 4, 19, 23, 8, 2
@@ -101,6 +103,33 @@ def test_nothing_of_size_n_by_n_is_saved():
         layer(torch.randn(1, length, 16, device=DEVICE), is_causal=True)
     assert max(t.numel() for t in saved) <= 3 * length * 2 * E  # keys of three components
     assert 3 * length * 2 * E < length * length
+
+
+@pytest.mark.skipif(not interpreted(), reason="predicts with fake CPU tensors")
+@pytest.mark.parametrize("name", ["mgk of two", "mgk hard", "smgk"])
+def test_predicted_memory_of_a_training_step_is_linear_and_below_that_of_twice_the_heads(name):
+    """Fake tensors: as many keys as PyTorch's fused softmax with twice the heads, fewer values."""
+    makers = {**LAYERS, "mgk of two": lambda: MGKAttention(16, E, 2)}
+
+    def peak(make, backend, length):
+        def build():
+            layer, x = make(), torch.randn(2, length, 16, requires_grad=True)
+            layer.backend = backend
+
+            def step():
+                layer(x).sum().backward()
+                layer.zero_grad(set_to_none=True)
+                x.grad = None
+
+            return step, (layer, x)
+
+        return predicted_bytes(build)[0]
+
+    ours = [peak(makers[name], "triton", n) for n in (512, 1024)]
+    assert ours[1] < 2.05 * ours[0]
+    fused = peak(lambda: SoftmaxAttention(16, E, 4), "sdpa", 1024)
+    assert ours[1] < 1.2 * fused
+    assert peak(makers[name], "reference", 1024) > 20 * ours[1]
 
 
 @pytest.mark.slow
