@@ -231,11 +231,12 @@ class Report:
         lines = ["| cell | steps | selected step | starts | minutes | command |"]
         lines.append("| --- | --- | --- | --- | --- | --- |")
         for cell, result in self.results:
-            minutes = result["fit_seconds_of_last_start"] / 60
+            seconds = result["fit_seconds_of_last_start"]
             least = "at least " if result["num_starts"] > 1 else ""
+            minutes = f"{least}{seconds / 60:.1f}" if seconds > 1 else "unknown"
             lines.append(
                 f"| {cell.label} | {result['max_steps']} | {result['selected_step']} | "
-                f"{result['num_starts']} | {least}{minutes:.1f} | `{result['command']}` |"
+                f"{result['num_starts']} | {minutes} | `{result['command']}` |"
             )
         return lines
 
