@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    Attention,
+    FiSHAttention,
+    LinearAttention,
+    LinearFiSHAttention,
+    MGKAttention,
+    MLKAttention,
+    SoftmaxAttention,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     masks: tuple[str, ...] = ()
 
+
+_FISH = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
 
 CASES: list[Case] = [
     Case("softmax", SoftmaxAttention),
@@ -73,7 +83,22 @@ CASES: list[Case] = [
         ("bias",),
     ),
     Case("smgk hard", MGKAttention, {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
+    Case("fish hard", FiSHAttention, {**_FISH, "noise": "none"}, ("causal", "pairs")),
+    Case("fish", FiSHAttention, _FISH, ("key",)),
+    Case("fish, noise per head", FiSHAttention, {**_FISH, "noise": "local"}, ("pairs",)),
+    Case("fish, shared mixing", FiSHAttention, {**_FISH, "mixer": "shared"}, ("causal", "dropout")),
+    Case("gfish", FiSHAttention, {**_FISH, "mixer": "mlp"}, ("causal", "key")),
+    Case("linear", LinearAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+    Case("mlk", MLKAttention, {}, ("causal", "key", "dropout")),
+    Case("mlk, shifted keys", MLKAttention, {"shifted_keys": True, "num_components": 3}, ("key",)),
+    Case("linear fish hard", LinearFiSHAttention, {**_FISH, "noise": "none"}, ("causal", "key")),
+    Case("linear fish", LinearFiSHAttention, _FISH, ("causal",)),
+    Case("linear fish, own normaliser", LinearFiSHAttention, {**_FISH, "normalizer": "nonneg"}),
 ]
+
+
+def _of_8(num_global_heads: int) -> dict[str, int]:
+    return {"num_heads": 8, "num_global_heads": num_global_heads}
 
 
 def compile_cases() -> list[Case]:
@@ -90,5 +115,11 @@ def compile_cases() -> list[Case]:
             MGKAttention,
             {**mixture, "shifted_keys": True, "variance": "paper_main"},
         ),
+        Case("fish hard, 2 of 8", FiSHAttention, {**_of_8(2), "noise": "none"}),
+        Case("fish hard, 4 of 8", FiSHAttention, {**_of_8(4), "noise": "none"}),
+        Case("fish, 2 of 8", FiSHAttention, _of_8(2)),
+        Case("gfish, 2 of 8", FiSHAttention, {**_of_8(2), "mixer": "mlp"}),
+        Case("linear", LinearAttention),
+        Case("linear fish, 2 of 8", LinearFiSHAttention, {**_of_8(2), "noise": "none"}),
     ]
     return [replace(case, masks=("causal",)) for case in cases]

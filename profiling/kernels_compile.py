@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 
 import torch
 
@@ -54,12 +55,14 @@ class CompiledRow:
     compile_s: float
 
 
-def recorded_launches(case: Case, head_dim: int, dtype: torch.dtype) -> list[Launched]:
+def recorded_launches(
+    case: Case, head_dim: int, dtype: torch.dtype, capability: int = 90
+) -> list[Launched]:
     """Return the launches of one forward and backward call, without running them."""
     torch.manual_seed(0)
     layer = case.layer(head_dim, head_dim, **{"num_heads": 2, **case.options})
     inputs = make_inputs(layer, case, _LENGTH, _LENGTH, dtype, seed=0, clear=False)
-    with recording() as launches:
+    with recording(capability) as launches:
         heads_and_gradients(layer, "triton", inputs, dtype)
     return launches
 
@@ -78,13 +81,11 @@ def compile_rows(
     """
     if interpreted():
         raise ConfigError("kernels cannot be compiled in the interpreter: unset TRITON_INTERPRET")
-    for case in cases:
-        for head_dim in head_dims:
-            for launched in recorded_launches(case, head_dim, dtype):
-                if forward_only and "forward" not in launched.kernel.__name__:
-                    continue
-                for capability in capabilities:
-                    yield _row(case, head_dim, dtype, launched, capability)
+    for case, head_dim, capability in product(cases, head_dims, capabilities):
+        for launched in recorded_launches(case, head_dim, dtype, capability):
+            if forward_only and "forward" not in launched.kernel.__name__:
+                continue
+            yield _row(case, head_dim, dtype, launched, capability)
 
 
 def _row(

@@ -23,6 +23,8 @@ from lit_probattn.randomness import STREAM_NOISE, AttentionDropout
 
 # Score tiles of all global maps, and all hidden units, are written out in a program.
 MOST_GLOBAL, MOST_UNITS = 16, 32
+# Entries of one position in all global heads: queries of a tile stay in shared memory.
+MOST_ENTRIES = 1024
 _WIDEST_VALUE = 128
 
 
@@ -41,6 +43,11 @@ def fish_refusal(mixing: HeadMixing, call: Call, *head_dims: int) -> str | None:
         return f"cannot mix scores through more than two layers (widths {widths})"
     if widths[0] > MOST_GLOBAL:
         return f"cannot hold {widths[0]} global maps: at most {MOST_GLOBAL}"
+    if widths[0] * head_dims[0] > MOST_ENTRIES:
+        return (
+            f"cannot hold {widths[0]} global maps of heads of {head_dims[0]} entries: at most "
+            f"{MOST_ENTRIES} together"
+        )
     if len(widths) == 3 and widths[1] > MOST_UNITS:
         return f"cannot hold {widths[1]} hidden units: at most {MOST_UNITS}"
     family = "gfish" if len(widths) == 3 else "fish"

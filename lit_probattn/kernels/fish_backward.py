@@ -75,9 +75,9 @@ def _hidden_sums(
     tiles, noise, grads, found, W1, B1, W2, SCALE, first, num_heads,
     G: tl.constexpr, U: tl.constexpr, HG: tl.constexpr, NOISE: tl.constexpr, HAS_B1: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile's row sums to those of W_2 (HG · U), W_1 (U · G), b_1 (U) and noise of units (U).
+    """Add a tile's sums over its second dimension to those found before.
 
-    Over queries in rows only.
+    Order: W_2 (U · HG), W_1 (U · G), b_1 (U), noise of units (U).
     """
     second, one, bias, deviation = (), (), (), ()
     for u in tl.static_range(U):
@@ -100,7 +100,7 @@ def _hidden_sums(
 
 @triton.jit
 def fish_query_gradient_kernel(
-    Q, K, V, DO, LSE, DELTA, DQ, SUMS,
+    Q, K, V, DO, LSE, DELTA, DQ, EXACT,
     W1, B1, W2, SCALE,
     NOISE_DRAW, DROP_DRAW, KEY_MASK, PAIRS, BIAS,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
@@ -114,15 +114,12 @@ def fish_query_gradient_kernel(
     NOISE: tl.constexpr, ALIGNED: tl.constexpr, HAS_B1: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_KEY_MASK: tl.constexpr, PAIR_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    WANT_SUMS: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_Q queries of one sample; the part of dq of HG local heads, and their sums.
 
-    DQ is (groups, B, G, N, E). SUMS is (query tiles, B · groups, SLOTS): sums over the program's
-    pairs for the mixing weights and the noise scales, in the order
-        U = 0: weight (HG, G), noise (G or HG);
-        U > 0: W_2 (U, HG), W_1 (U, G), b_1 (U), noise (G or U).
+    DQ is (groups, B, G, N, E). EXACT (B, H, N) is δ again, to float32 precision: each row of E has
+    the sum zero, so what it sums to is the error that δ took over from the rounding of the output.
     """
     num_tiles = tl.cdiv(num_rows, BLOCK_Q)
     tile, place = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
@@ -138,9 +135,9 @@ def fish_query_gradient_kernel(
         pointer = Q + batch_64 * q_batch + m * q_head
         queries = queries + (load_rows(pointer, index, q_row, num_rows, E, EP),)
         grads_q = grads_q + (tl.zeros((BLOCK_Q, EP), tl.float32),)
-    found = ()
-    for _i in tl.static_range(SLOTS):
-        found = found + (tl.zeros((BLOCK_Q,), tl.float32),)
+    residuals = ()
+    for _i in tl.static_range(HG):
+        residuals = residuals + (tl.zeros((BLOCK_Q,), tl.float32),)
     stop = num_cols
     if CAUSAL:
         stop = tl.minimum(num_cols, tl.maximum(0, row + BLOCK_Q + offset))
@@ -169,7 +166,7 @@ def fish_query_gradient_kernel(
                 tiles, noise, W1, B1, W2, SCALE, first, num_heads, G, U, HG, NOISE, HAS_B1
             )
         totals, local_grads = (), ()
-        weight_sums, noise_sums = (), ()
+        new_residuals = ()
         for h in tl.static_range(HG):
             head = first + h
             real = head < num_heads
@@ -199,6 +196,7 @@ def fish_query_gradient_kernel(
                 seen, rows, cols, num_rows, num_cols, bias_row, bias_col, pair_row, pair_col,
                 kept, keep_scale, HAS_BIAS, PAIR_MASK, DROPOUT,
             )  # fmt: skip
+            new_residuals = new_residuals + (residuals[h] + tl.sum(e, 1),)
             if U > 0:
                 local_grads = local_grads + (e,)
             else:
@@ -209,28 +207,13 @@ def fish_query_gradient_kernel(
                         summed = summed + (term,)
                     else:
                         summed = summed + (totals[m] + term,)
-                    if WANT_SUMS:
-                        weight_sums = weight_sums + (found[h * G + m] + tl.sum(e * tiles[m], 1),)
                 totals = summed
-                if WANT_SUMS and NOISE == 2:
-                    noise_sums = noise_sums + (found[HG * G + h] + tl.sum(e * noise[h], 1),)
         if U > 0:
             totals = _hidden_gradients(
                 tiles, noise, local_grads, W1, B1, W2, SCALE, first, num_heads,
                 G, U, HG, NOISE, HAS_B1,
             )  # fmt: skip
-            if WANT_SUMS:
-                weight_sums = _hidden_sums(
-                    tiles, noise, local_grads, found, W1, B1, W2, SCALE, first, num_heads,
-                    G, U, HG, NOISE, HAS_B1,
-                )  # fmt: skip
-        if WANT_SUMS:
-            if NOISE == 1:
-                for m in tl.static_range(G):
-                    noise_sums = noise_sums + (
-                        found[SLOTS - G + m] + tl.sum(totals[m] * noise[m], 1),
-                    )
-            found = weight_sums + noise_sums
+        residuals = new_residuals
         new_grads = ()
         for m in tl.static_range(G):
             pointer = K + batch_64 * k_batch + m * k_head
@@ -243,15 +226,17 @@ def fish_query_gradient_kernel(
     for m in tl.static_range(G):
         place_q = DQ + (part * G + m) * num_rows * E
         store_rows(place_q, index, E, num_rows, E, EP, grads_q[m] * on_global)
-    if WANT_SUMS:
-        where = (tile.to(tl.int64) * num_batch * num_groups + place) * SLOTS
-        for slot in tl.static_range(SLOTS):
-            tl.store(SUMS + where + slot, tl.sum(found[slot], 0))
+    for h in tl.static_range(HG):
+        head = first + h
+        limit = tl.where(head < num_heads, num_rows, 0)
+        at = (batch_64 * num_heads + head) * num_rows + index
+        delta = tl.load(DELTA + at, mask=index < limit, other=0.0)
+        tl.store(EXACT + at, delta + residuals[h], mask=index < limit)
 
 
 @triton.jit
 def fish_key_gradient_kernel(
-    Q, K, V, DO, LSE, DELTA, DK, DV,
+    Q, K, V, DO, LSE, DELTA, DK, DV, SUMS,
     W1, B1, W2, SCALE,
     NOISE_DRAW, DROP_DRAW, KEY_MASK, PAIRS, BIAS,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
@@ -265,14 +250,20 @@ def fish_key_gradient_kernel(
     NOISE: tl.constexpr, ALIGNED: tl.constexpr, HAS_B1: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_KEY_MASK: tl.constexpr, PAIR_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    WANT_SUMS: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_K keys of one sample; dv of HG local heads and their part of dk.
 
-    Tiles are (keys, queries). DK is (groups, B, G, L, E), DV (B, H, L, D).
+    Tiles are (keys, queries). DK is (groups, B, G, L, E), DV (B, H, L, D). SUMS is (key tiles,
+    B · groups, SLOTS): sums over the program's pairs for the mixing weights and the noise scales,
+        U = 0: weight (HG, G), noise (G or HG);
+        U > 0: W_2 (U, HG), W_1 (U, G), b_1 (U), noise (G or U).
+    DELTA is the exact one of the query pass: the sums run over many rows, whose errors in δ add up.
     """
     num_tiles = tl.cdiv(num_cols, BLOCK_K)
-    col = (tl.program_id(0) % num_tiles) * BLOCK_K
+    tile = tl.program_id(0) % num_tiles
+    col = tile * BLOCK_K
     place = tl.program_id(0) // num_tiles
     batch, group = place // num_groups, place % num_groups
     first = group * HG
@@ -290,6 +281,9 @@ def fish_key_gradient_kernel(
         pointer = V + batch_64 * v_batch + source * v_head
         values = values + (load_rows(pointer, key_index, v_row, num_cols, D, DP),)
         grads_v = grads_v + (tl.zeros((BLOCK_K, DP), tl.float32),)
+    found = ()
+    for _i in tl.static_range(SLOTS):
+        found = found + (tl.zeros((BLOCK_K,), tl.float32),)
     begin = 0
     if CAUSAL:
         begin = tl.maximum(0, col - offset) // BLOCK_Q * BLOCK_Q
@@ -318,6 +312,7 @@ def fish_key_gradient_kernel(
                 tiles, noise, W1, B1, W2, SCALE, first, num_heads, G, U, HG, NOISE, HAS_B1
             )
         totals, local_grads, new_values = (), (), ()
+        weight_sums, noise_sums = (), ()
         for h in tl.static_range(HG):
             head = first + h
             real = head < num_heads
@@ -360,13 +355,29 @@ def fish_key_gradient_kernel(
                         summed = summed + (term,)
                     else:
                         summed = summed + (totals[m] + term,)
+                    if WANT_SUMS:
+                        weight_sums = weight_sums + (found[h * G + m] + tl.sum(e * tiles[m], 1),)
                 totals = summed
+                if WANT_SUMS and NOISE == 2:
+                    noise_sums = noise_sums + (found[HG * G + h] + tl.sum(e * noise[h], 1),)
         grads_v = new_values
         if U > 0:
             totals = _hidden_gradients(
                 tiles, noise, local_grads, W1, B1, W2, SCALE, first, num_heads,
                 G, U, HG, NOISE, HAS_B1,
             )  # fmt: skip
+        if WANT_SUMS:
+            if U > 0:
+                weight_sums = _hidden_sums(
+                    tiles, noise, local_grads, found, W1, B1, W2, SCALE, first, num_heads,
+                    G, U, HG, NOISE, HAS_B1,
+                )  # fmt: skip
+            if NOISE == 1:
+                for m in tl.static_range(G):
+                    noise_sums = noise_sums + (
+                        found[SLOTS - G + m] + tl.sum(totals[m] * noise[m], 1),
+                    )
+            found = weight_sums + noise_sums
         new_grads = ()
         for m in tl.static_range(G):
             pointer = Q + batch_64 * q_batch + m * q_head
@@ -383,6 +394,10 @@ def fish_key_gradient_kernel(
         limit = tl.where(first + h < num_heads, num_cols, 0)
         place_v = DV + (batch_64 * num_heads + first + h) * num_cols * D
         store_rows(place_v, key_index, D, limit, D, DP, grads_v[h])
+    if WANT_SUMS:
+        where = (tile.to(tl.int64) * num_batch * num_groups + place) * SLOTS
+        for slot in tl.static_range(SLOTS):
+            tl.store(SUMS + where + slot, tl.sum(found[slot], 0))
 
 
 @triton.jit

@@ -10,12 +10,24 @@ import torch
 from torch import Tensor
 
 from lit_probattn.kernels.launch import Launch, Shape, choose_launch
-from lit_probattn.kernels.runtime import launch, padded, unit_stride
+from lit_probattn.kernels.runtime import (
+    is_recording,
+    launch,
+    padded,
+    target_capability,
+    unit_stride,
+)
 
 # Registers of a thread that tiles may fill; the rest goes to addresses and what the compiler keeps.
-BUDGET = {"forward": 256, "grad_query": 280, "grad_key": 245, "grad_bias": 240}
+# Before Hopper all operands of a product pass through registers.
+_BUDGET = {
+    80: {"forward": 236, "grad_query": 260, "grad_key": 245, "grad_bias": 220},
+    90: {"forward": 256, "grad_query": 280, "grad_key": 245, "grad_bias": 240},
+}
+# Bytes of shared memory that the tiles of a program may take.
+_SHARED = {80: 156 << 10, 90: 216 << 10}
 # With fewer rows than 16 per warp two warps share rows, and part of a tile is held twice.
-_SHARED_ROWS = 0.75
+_SHARED_ROWS = {"forward": 0.75, "grad_key": 0.6, "crowded": 0.6}
 # Most local heads of one program, and most columns of their accumulators together.
 MOST_HEADS, MOST_COLUMNS = 4, 256
 
@@ -56,18 +68,24 @@ class Heads:
     itemsize: int
 
     def slots(self, group: int) -> int:
-        """Sums that one program of the query pass makes for weights and noise scales."""
+        """Sums that one program of the key pass makes for weights and noise scales."""
         units, maps = self.units, self.num_global
         if units == 0:
             return group * maps + (0, maps, group)[self.noise]
         return units * group + units * maps + units + (0, maps, units)[self.noise]
+
+    def shared_bytes(self, group: int, found: Launch) -> int:
+        """Estimate the shared memory of a forward program: queries, and keys and values twice."""
+        columns = found.block_q * self.num_global
+        columns += 2 * found.block_k * (self.num_global + group)
+        return columns * self.head_dim * self.itemsize
 
     def registers(self, kernel: str, group: int, found: Launch) -> float:
         """Estimate the registers per thread of a program; fitted to compiled kernels."""
         threads = 32 * found.num_warps
         tile = found.block_q * found.block_k / threads
         maps = self.num_global
-        noise = (0, maps, 4 if self.units == 0 else min(4, self.units))[self.noise]
+        noise = (0, maps, 6 if self.units == 0 else min(4, self.units))[self.noise]
         local = group + 1 if self.units else 0
         if kernel == "forward":
             sums = group * self.head_dim * found.block_q / threads
@@ -76,15 +94,19 @@ class Heads:
         tiles = (2 * maps + noise + local + 3) * tile
         if kernel == "grad_query":
             sums = maps * self.head_dim * found.block_q / threads
-            return sums + tiles + 12 * (maps + 2 * group) + 2 * self.slots(group)
+            return sums + tiles + 12 * (maps + 2 * group) + 2 * group
         if kernel == "grad_key":
-            return (maps + group) * self.head_dim * found.block_k / threads + tiles
+            sums = (maps + group) * self.head_dim * found.block_k / threads
+            return sums + tiles + self.slots(group)
         return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
 
 
 # Tile sizes (queries, keys) and warps of 16-bit kernels, best first.
 _TILES = {
-    "forward": ((128, 64, 8), (128, 32, 8), (64, 32, 8), (64, 16, 4)),
+    "forward": (
+        *((128, 64, 8), (128, 32, 8), (128, 16, 8)),
+        *((64, 32, 8), (64, 16, 8), (64, 16, 4)),
+    ),
     "grad_query": ((64, 32, 8), (64, 16, 8)),
     "grad_key": ((64, 64, 4), (32, 128, 8), (32, 64, 4), (32, 64, 8), (16, 64, 4), (16, 64, 8)),
     "grad_bias": ((64, 64, 8), (64, 32, 8), (32, 32, 4)),
@@ -111,27 +133,39 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
 
     Larger groups compute the global maps fewer times. Tuned tables change the tile, not the group.
     """
+    capability = 90 if target_capability(device) >= 90 else 80
     options = [Launch(q, k, warps, 2) for q, k, warps in _TILES[kernel]]
-    if heads.itemsize == 4:
-        options = [Launch(32, 32, 4, 1), Launch(16, 16, 4, 1)]
     groups = head_groups(heads)
+    compiled = device.type == "cuda" or is_recording()
+    if heads.itemsize == 4 and compiled:  # IEEE products run on ordinary units, out of registers
+        options, groups = [Launch(32, 32, 8, 1)], [1]
     group, default = groups[-1], options[-1]
     for candidate in groups:
-        fits = [o for o in options if _fits(kernel, heads, candidate, o)]
+        fits = [o for o in options if _fits(kernel, heads, candidate, o, capability)]
         if fits:
             group, default = candidate, fits[0]
             break
-    name = f"fish_{kernel}_{heads.units}_{heads.noise}_{group}"
+    name = f"fish_{heads.units}_{heads.noise}_{group}_{kernel}"
     shape = Shape(name, heads.head_dim, heads.num_global, heads.itemsize)
     found = choose_launch(shape, device, lambda _: default)
     return Plan(group, -(-heads.num_heads // group), found)
 
 
-def _fits(kernel: str, heads: Heads, group: int, found: Launch) -> bool:
-    budget: float = BUDGET[kernel]
+def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int) -> bool:
+    budget: float = _BUDGET[capability][kernel]
+    if kernel == "forward" and heads.shared_bytes(group, found) > _SHARED[capability]:
+        return False
+    if capability < 90 and kernel == "forward":
+        budget -= 0.4 * group * found.block_k
+    if heads.units:
+        budget -= 16
+    if kernel == "grad_key" and group > 2 and found.block_q < 32:
+        return False  # two groups with larger tiles make fewer addresses
     rows = {"forward": found.block_q, "grad_key": found.block_k}.get(kernel)
     if rows is not None and rows < 16 * found.num_warps:
-        budget *= _SHARED_ROWS
+        wide = heads.num_global * heads.head_dim >= 256
+        crowded = heads.units > 0 or heads.noise == 2 or (heads.noise == 1 and wide)
+        budget *= _SHARED_ROWS["crowded" if crowded or capability < 90 else kernel]
     return heads.registers(kernel, group, found) <= budget
 
 

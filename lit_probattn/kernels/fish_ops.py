@@ -128,26 +128,28 @@ def fish_backward(
     grad_out = unit_stride(grad_out)
     given = (grad_out, lse, (grad_out.float() * out.float()).sum(-1).contiguous())
     plan = call.plan("grad_query")
-    tiles = math.ceil(call.num_rows / plan.launch.block_q)
+    tiles = call.tiles(call.num_rows, plan.launch.block_q)
+    grad_query = _new_parts(query, plan)
+    exact = torch.empty_like(given[2])
+    call.run(fish_query_gradient_kernel, plan, tiles, (*given, grad_query, exact), grad_out)
+    given = (*given[:2], exact)
+
+    plan = call.plan("grad_key")
+    tiles = math.ceil(call.num_cols / plan.launch.block_k)
+    grad_key = _new_parts(key, plan)
+    grad_value = torch.empty_like(value, memory_format=torch.contiguous_format)
     slots = call.heads.slots(plan.group) if want_sums else 0
     sums = query.new_empty(tiles, call.batch, plan.num_groups, slots, dtype=torch.float32)
-    grad_query = _new_parts(query, plan)
     call.run(
-        fish_query_gradient_kernel,
+        fish_key_gradient_kernel,
         plan,
         tiles * call.batch,
-        (*given, grad_query, sums),
+        (*given, grad_key, grad_value, sums),
         grad_out,
         WANT_SUMS=want_sums,
         SLOTS=slots,
     )
     small = _small_gradients(call.heads, plan.group, sums, want_sums, first)
-
-    plan = call.plan("grad_key")
-    tiles = call.tiles(call.num_cols, plan.launch.block_k)
-    grad_key = _new_parts(key, plan)
-    grad_value = torch.empty_like(value, memory_format=torch.contiguous_format)
-    call.run(fish_key_gradient_kernel, plan, tiles, (*given, grad_key, grad_value), grad_out)
     grad_bias = query.new_empty(0)
     if want_bias:
         assert bias is not None

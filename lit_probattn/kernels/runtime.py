@@ -59,19 +59,30 @@ class Launched:
 
 
 _recorders: list[list[Launched]] = []
+_targets: list[int] = []
 
 
 @contextmanager
-def recording() -> Iterator[list[Launched]]:
+def recording(capability: int = 90) -> Iterator[list[Launched]]:
     """Record launches instead of running them, to compile them ahead of time on any machine.
 
-    Outputs stay uninitialised.
+    Outputs stay uninitialised. Configurations are those for a GPU of this capability (80, 90).
     """
     _recorders.append([])
+    _targets.append(capability)
     try:
         yield _recorders[-1]
     finally:
         _recorders.pop()
+        _targets.pop()
+
+
+def target_capability(device: torch.device) -> int:
+    """Return the capability that kernels are configured for: of the GPU, or of the recording."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+    return _targets[-1] if _targets else 90
 
 
 def is_recording() -> bool:

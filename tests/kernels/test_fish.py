@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import triton
@@ -15,36 +17,32 @@ from lit_probattn.kernels.fish_selftest import compare
 from lit_probattn.kernels.launch import Launch, forced
 from lit_probattn.kernels.runtime import draw_tensor
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
-from profiling.kernels_parity import BUDGET, Case, parity_rows
+from profiling.kernels_cases import CASES
+from profiling.kernels_parity import parity_rows
 from tests.attention.fish_oracle import fish_oracle
 from tests.helpers import largest_difference, run_with_gradients
+from tests.kernels.budget import check_budget
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
-CASES = [
-    Case("hard fish", FiSHAttention, {**SIZES, "noise": "none"}, ("causal", "bias")),
-    Case("fish", FiSHAttention, SIZES, ("key",)),
-    Case("fish, noise per head", FiSHAttention, {**SIZES, "noise": "local"}, ("pairs",)),
-    Case("mish", FiSHAttention, {**SIZES, "mixer": "shared"}, ("causal", "dropout")),
-    Case("gfish", FiSHAttention, {**SIZES, "mixer": "mlp"}, ("causal", "key")),
-]
-SHAPES = [(19, 21), (13, 23), (23, 17), (29, 31), (21, 29), (30, 25)]
+OURS = [case for case in CASES if case.name.startswith(("fish", "gfish"))]
+# One tile each, for speed; many, because a few numbers (noise scales) say little about an error.
+SHAPES = [(11 + 2 * i, 14 + 7 * i % 18) for i in range(10)]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
-    shapes = SHAPES if dtype == torch.float32 else SHAPES[2:5]
+    shapes = SHAPES if dtype == torch.float32 else SHAPES[::2]
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value", "mixing.weights.0"}
-    for row in rows:
-        assert row.ratio <= BUDGET, row
+    check_budget(rows)
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize("family", ["fish", "gfish"])
-@pytest.mark.parametrize(("blocks", "heads"), [((16, 16), 4), ((16, 32), 2), ((32, 16), 1)])
+@pytest.mark.parametrize(("blocks", "heads"), [((16, 32), 2), ((32, 16), 1)])
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
     monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
     with forced(Launch(*blocks)):
@@ -182,3 +180,18 @@ def test_backward_gives_the_same_bits_twice():
         pairs = compare("fish", DEVICE, torch.float32, 8, (17, 18))
         grads.append([found for found, _ in pairs])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_plans_never_ask_for_more_heads_or_columns_than_they_may():
+    for num_heads, head_dim, noise in itertools.product(
+        (1, 3, 8, 12, 16), (16, 64, 128), (0, 1, 2)
+    ):
+        heads = fish_call.Heads(2, num_heads, head_dim, 0, noise, 2)
+        for kernel in ("forward", "grad_query", "grad_key", "grad_bias"):
+            plan = fish_call.make_plan(kernel, heads, torch.device("cpu"))
+            assert plan.group * plan.num_groups >= num_heads
+            assert plan.group * (plan.num_groups - 1) < num_heads
+            assert plan.group <= 4
+            assert plan.group * head_dim <= 256
+            if noise == 2 and plan.num_groups > 1:  # maps of a group come from whole Philox calls
+                assert plan.group in (1, 2, 4)

@@ -5,32 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import LinearAttention, LinearFiSHAttention, MLKAttention
 from lit_probattn.kernels.launch import Launch, forced
 from lit_probattn.kernels.linear_selftest import compare
-from profiling.kernels_parity import BUDGET, Case, parity_rows
+from profiling.kernels_cases import CASES
+from profiling.kernels_parity import parity_rows
+from tests.kernels.budget import check_budget
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-FISH = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
-CASES = [
-    Case("linear", LinearAttention, {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
-    Case("mlk", MLKAttention, {}, ("causal", "key", "dropout")),
-    Case("smlk, not causal", MLKAttention, {"shifted_keys": True, "num_components": 3}, ("key",)),
-    Case("lfish", LinearFiSHAttention, {**FISH, "noise": "none"}, ("causal", "key")),
-    Case("lfish, noise", LinearFiSHAttention, FISH, ("causal",)),
-    Case("lfish, own normaliser", LinearFiSHAttention, {**FISH, "normalizer": "nonneg"}),
-]
+OURS = [case for case in CASES if case.name.startswith(("linear", "mlk"))]
 SHAPES = [(37, 45), (40, 40), (33, 21), (61, 67)]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=SHAPES)
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
-    for row in rows:
-        assert row.ratio <= BUDGET, row
+    check_budget(rows)
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
