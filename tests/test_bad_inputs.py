@@ -12,6 +12,7 @@ from tests.bad_inputs.cases import _cell
 from tests.runs import ROOT
 
 PAGE = ROOT / "docs/bad_inputs.md"
+ANEW = f"if the new message is right: python -m tests.bad_inputs --write {PAGE.relative_to(ROOT)}"
 CASES = all_cases()
 # Command lines take a third of a second each: of those the fast tests take every third.
 COMMANDS = [case for case in CASES if "(" not in case.area and case.area != "Caches"]
@@ -29,12 +30,13 @@ def test_messages_are_those_of_the_page(part, tmp_path):
     text = PAGE.read_text(encoding="utf-8")
     cases = READERS if part == "readers" else COMMANDS[::3]
     for case, message in rows(cases, tmp_path):
-        assert f"| {_cell(case.given)} | {_cell(message)} |" in text, f"{case.area}: {case.given}"
+        row = f"| {_cell(case.given)} | {_cell(message)} |"
+        assert row in text, f"{case.area}: {row}\n{ANEW}"
 
 
 @pytest.mark.slow
 def test_the_whole_page_is_up_to_date(tmp_path):
-    assert page(rows(CASES, tmp_path)) == PAGE.read_text(encoding="utf-8")
+    assert page(rows(CASES, tmp_path)) == PAGE.read_text(encoding="utf-8"), ANEW
 
 
 def test_every_area_is_there_and_every_case_has_a_name_of_its_own():
