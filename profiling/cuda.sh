@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 export TRITON_DEFAULT_FP_FUSION=1 PYTHONUNBUFFERED=1
 unset TRITON_INTERPRET
-STAGES=(environment parity tuning tests benchmark memory table7 train sweep)
+STAGES=(environment parity tuning tests benchmark benchmark_fish memory table7 train sweep)
 
 if ! GPU=$("$PYTHON" -c '
 import re, sys, torch
@@ -41,6 +41,10 @@ tuning() { "$PYTHON" -m profiling kernels --tune --out "$OUT/tuning"; }
 tests() { "$PYTHON" -m pytest -q tests/kernels; }
 benchmark() {
     "$PYTHON" -m profiling kernels --config configs/profiling/kernels_cuda.yaml --out "$OUT/benchmark"
+}
+benchmark_fish() {
+    "$PYTHON" -m profiling kernels --config configs/profiling/kernels_fish_cuda.yaml \
+        --out "$OUT/benchmark_fish"
 }
 memory() { # a training step, linear in N
     "$PYTHON" -m profiling kernels --config configs/profiling/kernels_memory_cuda.yaml \

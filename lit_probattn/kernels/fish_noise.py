@@ -42,7 +42,7 @@ def _radius(word):
     """Return sqrt(-2 log u), u = (word + 1) / 2³², to float32 relative precision for every word."""
     near_one = word >= _ROOT_HALF_WORD
     # Near 1 the distance 1 - u is the exact small integer; u itself would have lost it.
-    from_one = (~word).to(tl.float32) * -_INV_WORD
+    from_one = (word ^ 0xFFFFFFFF).to(tl.float32) * -_INV_WORD
     u = (word + 1).to(tl.float32) * _INV_WORD
     bits = u.to(tl.int32, bitcast=True)
     exponent = (bits - _ROOT_HALF_BITS) >> 23
