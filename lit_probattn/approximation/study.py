@@ -4,7 +4,7 @@ Source: value-aware attention (Gupta and Berant, 2021), section 4, figures 1 and
 
 Every attention layer computes its exact maps; then its heads' outputs are replaced:
   ovo        optimal-v-oblivious-r: the r largest weights, divided by their sum
-  ovo_reopt  the same keys with the best weights
+  ovo_reopt  the same keys with the best weights, for r of at most the value size plus one
   ova        optimal-v-aware-r: the best point from at most r values. Exact for r = 1 and for r
              from the value size plus one on; between, an upper estimate by a greedy search, on
              --solver_samples samples
@@ -141,8 +141,10 @@ def choose_methods(
     size = next(iter(trained.layers.values())).value_head_dim
     ranks = options.ranks or sorted({r for r in (*_RANKS, size, size + 1) if r <= length})
     names = options.methods or _applicable(trained, options)
-    sparse = [name for name in names if name not in ("lsh", "orf", "window")]
+    sparse = [name for name in names if name not in ("lsh", "orf", "window", "ovo_reopt")]
     methods = sparse_methods(sparse, ranks)
+    if "ovo_reopt" in names:  # its cost grows with r³, and nothing is left beyond the value size
+        methods += sparse_methods(["ovo_reopt"], [r for r in ranks if r <= size + 1])
     if "window" in names:
         methods += [SlidingWindow(r, options.window) for r in ranks]
     if "lsh" in names:
