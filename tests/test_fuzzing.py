@@ -18,6 +18,7 @@ from datamodules.text_source import ParquetText, PlainText
 from datamodules.uea_ts import read_ts
 from datamodules.wikitext_release import find_release
 from lit_probattn.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+from tests.datamodules.lra_files import python2_pickle
 from tests.datamodules.test_uea_ts import GOOD as GOOD_TS
 from tests.fuzzing.binary_targets import _parquet, _zip
 from tests.fuzzing.targets import all_targets, bounded
@@ -90,6 +91,12 @@ def test_a_picture_with_a_wrong_checksum_is_refused(tmp_path):
 def test_a_pickle_that_would_fill_the_memory_is_refused_at_once():
     with bounded(5), pytest.raises(DataError, match="memo place 4294967295"):
         cifar._parse("test_batch", b"\x80\x02}r\xff\xff\xff\xff.")
+
+
+def test_an_array_instead_of_a_batch_is_refused():
+    content = python2_pickle(np.zeros(3, dtype=np.uint8))
+    with pytest.raises(DataError, match=r"expected a dict with data and labels .*ndarray"):
+        cifar._parse("test_batch", content)
 
 
 def test_a_zip_with_a_damaged_member_is_refused(tmp_path):

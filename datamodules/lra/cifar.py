@@ -177,6 +177,8 @@ def _parse(place: str, content: bytes) -> Batch:
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{place}: the file is damaged or cut off ({error!r})") from None
     try:
+        if not isinstance(batch, dict):
+            raise TypeError(type(batch).__name__)
         data, labels = batch[b"data"], batch[b"labels"]
         valid = data.dtype == np.uint8 and data.ndim == 2 and len(labels) == len(data) > 0
         shape = f"{data.dtype} {data.shape} with {len(labels)} labels"
