@@ -155,8 +155,10 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
     budget: float = _BUDGET[capability][kernel]
     if kernel == "forward" and heads.shared_bytes(group, found) > _SHARED[capability]:
         return False
-    if capability < 90 and kernel == "forward":
-        budget -= 0.4 * group * found.block_k
+    if kernel == "forward":  # wider key tiles keep more addresses
+        budget -= 0.4 * group * found.block_k if capability < 90 else found.block_k // 64 * 8
+        if heads.head_dim >= 128 and found.block_q >= 128 and (heads.noise or heads.units):
+            return False
     if heads.units:
         budget -= 16
     if kernel == "grad_key" and group > 2 and found.block_q < 32:
