@@ -202,5 +202,6 @@ def draw_parameters(table: pd.DataFrame) -> Figure:
     _curves(axes[0][1], table, "num_other_parameters")
     axes[0][1].set_xlabel("parameters without the token table")
     for axis in axes[0]:
+        axis.set_xscale("linear")
         axis.xaxis.set_major_formatter(lambda v, _: f"{v / 1e6:.2f}M")
     return figure
