@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ def mgk_flex(
         mask = create_block_mask(
             *(visible, batch, heads, query.shape[2], components * length), device=str(key.device)
         )
-    run: Callable[..., Tensor] = _compiled() if query.device.type == "cuda" else flex_attention
+    run: Any = _compiled() if query.device.type == "cuda" else flex_attention
     flat = key.transpose(2, 3).flatten(2, 3)
     out: Tensor = run(
         *(query, flat, value.repeat_interleave(components, 2), score, mask), scale=1.0
