@@ -69,7 +69,9 @@ def run_study(study: Study, arguments: list[str]) -> int:
 def command_line(arguments: Sequence[str]) -> str:
     """The command as one would type it; absolute paths are cut to their last part."""
     parts = [argument.rpartition("=") for argument in arguments]  # also LABEL=/absolute/path
-    shown = ["".join(p[:2]) + (Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
+    shown = [
+        "".join(p[:2]) + (Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts
+    ]
     return f"{PROGRAM} {shlex.join(shown)}"
 
 
