@@ -1,0 +1,124 @@
+"""No NaN, ever: far keys, equal keys, dead priors, tiny and huge variances, one position."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from tests.attention.oracles import visible_pairs
+from tests.helpers import cpu_backends
+
+EMBED, HEAD, HEADS = 7, 5, 2
+VARIANTS = {
+    "softmax": (SoftmaxAttention, {}),
+    "gaussian": (SoftmaxAttention, {"score": "gaussian"}),
+    "mgk": (MGKAttention, {}),
+    "smgk": (MGKAttention, {"shifted_keys": True}),
+    "mgk, hard": (MGKAttention, {"e_step": "hard"}),
+}
+CASES = [
+    pytest.param(name, backend, id=f"{name}-{backend}")
+    for name, (cls, options) in VARIANTS.items()
+    for backend in cpu_backends(cls)
+    if not (backend == "sdpa" and options.get("e_step") == "hard")
+]
+SIZES = st.sampled_from([0.0, 1e-4, 1.0, 30.0, 1e4])
+VARIANCES = st.sampled_from([1e-3, 0.1, 1.0, 1e3])
+PRIORS = st.sampled_from([0.0, 1e-30, 1e-8, 0.5])
+
+
+def make(name, variances, prior):
+    cls, options = VARIANTS[name]
+    if cls is MGKAttention:
+        options = {**options, "variance": list(variances)}
+    torch.manual_seed(0)
+    layer = cls(EMBED, HEAD, num_heads=HEADS, **options)
+    if cls is MGKAttention and "e_step" not in options:
+        with torch.no_grad():
+            layer.prior.value[:, 0] = prior
+    return layer
+
+
+def log_sums(largest):
+    """Return an oracle of either layer that sums in log space; notes the largest score term."""
+
+    def oracle(query, key, value, *, masks, dropout, score, hard=False, log_prior=None,
+               variance=None, equal_variance=None, include_log_det=False):  # fmt: skip
+        keys = key if key.dim() == 5 else key[:, :, None]
+        if variance is None:
+            variance = torch.full((1, 1), math.sqrt(query.shape[-1]), dtype=torch.float64)
+        per_component = variance[:, :, None, None]
+        gap = (query[:, :, None, :, None] - keys[:, :, :, None]).square().sum(-1)
+        terms = -gap / (2 * per_component)
+        if score == "dot":
+            terms = (query[:, :, None, :, None] * keys[:, :, :, None]).sum(-1) / per_component
+        norms = query.square().sum(-1).max() + keys.square().sum(-1).max()
+        largest.append((norms / variance.min()).item())
+        if log_prior is not None:
+            terms = terms + log_prior[:, :, None]  # (H, K, 1, 1 or L)
+        scores = terms.max(2).values if hard else terms.logsumexp(2)
+        allowed = visible_pairs(masks, *scores.shape).bool()
+        scores = scores.masked_fill(~allowed, -math.inf)
+        seen = allowed.any(-1, keepdim=True)
+        return (torch.where(seen, scores, 0.0).softmax(-1) * seen) @ value
+
+    return oracle
+
+
+def run(layer, x, key_mask, is_causal):
+    layer.zero_grad()
+    leaf = x.clone().requires_grad_()
+    out = layer(leaf, key_mask=key_mask, is_causal=is_causal)
+    out.float().sum().backward()
+    gradients = [leaf.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]
+    return out.detach(), gradients
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
+@settings(derandomize=True, max_examples=25, deadline=None, database=None)
+@given(
+    size=SIZES,
+    variances=st.tuples(VARIANCES, VARIANCES),
+    prior=PRIORS,
+    length=st.sampled_from([1, 2, 11]),
+    equal=st.booleans(),
+    hidden=st.sampled_from([None, "some", "all"]),
+    is_causal=st.booleans(),
+)
+def test_nothing_is_nan_and_outputs_are_right(
+    name, backend, size, variances, prior, length, equal, hidden, is_causal
+):
+    """Finite in every precision; in float64 as exact as the size of the score terms allows.
+
+    A score is a difference of terms as large as (‖q‖² + ‖k‖²)/σ², so its error, and with it the
+    relative error of a weight, is some units of the last place of that.
+    """
+    layer = make(name, variances, prior)
+    layer.backend = backend
+    generator = torch.Generator().manual_seed(length)
+    x = size * torch.randn(3, 1 if equal else length, EMBED, generator=generator)
+    x = x.expand(3, length, EMBED)
+    key_mask = None
+    if hidden is not None:
+        key_mask = torch.ones(3, length, dtype=torch.bool)
+        key_mask[0, 0] = False
+        key_mask[1] = hidden != "all"
+    for precision in ("float32", "bfloat16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            out, gradients = run(layer, x, key_mask, is_causal)
+        assert out.isfinite().all(), precision
+        assert all(g.isfinite().all() for g in gradients), precision
+
+    layer = layer.double()
+    found, gradients = run(layer, x.double(), key_mask, is_causal)
+    assert all(g.isfinite().all() for g in gradients)
+    largest: list[float] = []
+    layer.backend, layer.backends = "reference", {"reference": log_sums(largest)}
+    expected, _ = run(layer, x.double(), key_mask, is_causal)
+    bound = 100 * torch.finfo(torch.float64).eps * (1 + max(largest)) * (1 + size)
+    assert (found - expected).abs().max() <= bound
