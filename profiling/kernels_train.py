@@ -13,7 +13,7 @@ from pathlib import Path
 from profiling.builders import ConfigError
 
 TASK = "configs/tasks/lra_listops_tiny.yaml"
-ATTENTION = ("configs/attention/mgk.yaml", "configs/attention/smgk.yaml")
+ATTENTION = tuple(f"configs/attention/{name}.yaml" for name in ("mgk", "smgk", "fish", "mlk"))
 # Gap between the losses of a step, in float32: rounding, amplified by a few steps of training.
 BOUND = 1e-4
 
