@@ -10,7 +10,12 @@ import torch
 from lit_probattn.attention import FiSHAttention
 from lit_probattn.randomness import RandomKey
 from tests.attention.fish_oracle import fish_oracle
-from tests.helpers import largest_difference, record_parity, run_with_gradients
+from tests.helpers import (
+    cpu_backends,
+    largest_difference,
+    record_parity,
+    run_with_gradients,
+)
 
 BATCH, EMBED, HEAD = 2, 11, 5
 SHAPES = [(13, 13), (5, 17), (17, 7), (1, 3)]
@@ -34,7 +39,7 @@ CASES = [
     pytest.param(options, noise, backend, id=f"{name}-{noise}-{backend}")
     for name, options in VARIANTS.items()
     for noise in NOISES
-    for backend in FiSHAttention.backends
+    for backend in cpu_backends(FiSHAttention)
     if backend != "sdpa"
     or (noise == "none" and options.get("mixer", "linear") in ("linear", "shared"))
 ]
