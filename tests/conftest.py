@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -12,6 +13,26 @@ import torch
 from tests.helpers import PARITY_ROWS, parity_table
 
 torch.set_num_threads(1)
+
+
+def _import_kernels_for_the_interpreter() -> None:
+    """Without a GPU: Triton reads the variable once, when it and each kernel are imported.
+
+    So they are imported here, before any test can do it otherwise; the variable itself is set in
+    tests/kernels only, since with it backends serve CPU tensors that do not else.
+    """
+    if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return
+    given = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in ("dense_forward", "dense_backward", "dense_bias", "fish_forward", "fish_backward"):
+        importlib.import_module(f"lit_probattn.kernels.{name}")
+    importlib.import_module("lit_probattn.kernels.linear_kernels")
+    if given is None:
+        del os.environ["TRITON_INTERPRET"]
+
+
+_import_kernels_for_the_interpreter()
 
 
 @pytest.fixture(autouse=True)

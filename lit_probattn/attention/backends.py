@@ -73,7 +73,7 @@ _choices: dict[str, str] = {}
 
 
 def recorded_choices() -> dict[str, str]:
-    """Return every backend used in this process so far: variant and reason -> name."""
+    """Return every backend used in this process so far, the latest last: kind of call -> name."""
     return dict(_choices)
 
 
@@ -122,9 +122,10 @@ def choose_backend(
         chosen = requested
     label = f"{variant} ({call.device}, {str(call.dtype).removeprefix('torch.')}"
     label += ", dropout)" if call.dropout else ")"
-    if not torch.compiler.is_compiling() and _choices.get(label) != chosen:
+    if not torch.compiler.is_compiling():
+        if _choices.pop(label, None) != chosen:
+            logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
         _choices[label] = chosen
-        logger.info("attention backend: %s -> %s (asked for %s)", label, chosen, requested)
     return chosen
 
 

@@ -1,4 +1,7 @@
-"""Approximations inside models: identities at full size, errors by hand, resuming, refusals."""
+"""Approximations inside models: identities at full size, errors by hand, resuming, refusals.
+
+Over 300 lines: all share the small trained models made at the top.
+"""
 
 from __future__ import annotations
 

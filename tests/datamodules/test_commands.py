@@ -115,6 +115,8 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # A background job inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         for _ in range(600):
             if list(tmp_path.glob(".cache/.listops-*.tmp-new")):

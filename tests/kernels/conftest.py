@@ -1,11 +1,13 @@
-"""Kernels run in Triton's interpreter where there is no GPU; set before any kernel is imported."""
+"""Kernels run in Triton's interpreter where there is no GPU; see tests/conftest.py."""
 
 from __future__ import annotations
 
-import os
-
+import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch) -> None:
+    """Let kernels serve CPU tensors."""
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")

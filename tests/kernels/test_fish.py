@@ -6,13 +6,10 @@ import itertools
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from lit_probattn.attention import FiSHAttention
 from lit_probattn.kernels import fish_call
 from lit_probattn.kernels.fish import fish_attention
-from lit_probattn.kernels.fish_noise import noise_tiles, philox_words
 from lit_probattn.kernels.fish_selftest import compare
 from lit_probattn.kernels.launch import Launch, forced
 from lit_probattn.kernels.runtime import draw_tensor
@@ -55,33 +52,18 @@ def words(key: RandomKey, batch: int) -> torch.Tensor:
     return draw_tensor(key.philox_key(STREAM_NOISE), key.samples(batch, DEVICE))
 
 
-@triton.jit
-def _write_noise(
-    DRAW, OUT, WORDS, first, COUNT: tl.constexpr, ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
-    at = rows * COLS + cols
-    tiles = noise_tiles(DRAW, 1, rows + 5, cols + 3, first, COUNT, ALIGNED)
-    for i in tl.static_range(COUNT):
-        tl.store(OUT + i * ROWS * COLS + at, tiles[i])
-    x0, x1, x2, x3 = philox_words(DRAW, 1, rows + 5, cols + 3, first // 4)
-    tl.store(WORDS + at, x0.to(tl.int64))
-    tl.store(WORDS + ROWS * COLS + at, x1.to(tl.int64))
-    tl.store(WORDS + 2 * ROWS * COLS + at, x2.to(tl.int64))
-    tl.store(WORDS + 3 * ROWS * COLS + at, x3.to(tl.int64))
-
-
 @pytest.mark.parametrize(
     ("first", "count", "aligned"),
     [(0, 7, True), (4, 4, True), (0, 2, True), (2, 2, False), (4, 2, False), (5, 1, False)],
 )
 def test_noise_is_the_draw_of_the_reference(first, count, aligned):
     """Integer words bit for bit; normals to float32 rounding, of every map of a head group."""
+    from tests.kernels.noise_kernel import write_noise  # with the interpreter's variable set
+
     key = RandomKey(3, 5, torch.tensor([4, 2**32 - 5]), 2)
     out = torch.empty(count, 32, 64, device=DEVICE)
     found_words = torch.empty(4, 32, 64, dtype=torch.int64, device=DEVICE)
-    _write_noise[(1,)](
+    write_noise[(1,)](
         words(key, 2), out, found_words, first, COUNT=count, ALIGNED=aligned, ROWS=32, COLS=64
     )
     rows, cols = torch.arange(5, 37).view(-1, 1), torch.arange(3, 67).view(1, -1)

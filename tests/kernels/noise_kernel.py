@@ -1,0 +1,24 @@
+"""A kernel that writes the noise of FiSH down."""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+from lit_probattn.kernels.fish_noise import noise_tiles, philox_words
+
+
+@triton.jit
+def write_noise(
+    DRAW, OUT, WORDS, first, COUNT: tl.constexpr, ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    at = rows * COLS + cols
+    tiles = noise_tiles(DRAW, 1, rows + 5, cols + 3, first, COUNT, ALIGNED)
+    for i in tl.static_range(COUNT):
+        tl.store(OUT + i * ROWS * COLS + at, tiles[i])
+    x0, x1, x2, x3 = philox_words(DRAW, 1, rows + 5, cols + 3, first // 4)
+    tl.store(WORDS + at, x0.to(tl.int64))
+    tl.store(WORDS + ROWS * COLS + at, x1.to(tl.int64))
+    tl.store(WORDS + 2 * ROWS * COLS + at, x2.to(tl.int64))
+    tl.store(WORDS + 3 * ROWS * COLS + at, x3.to(tl.int64))
