@@ -16,7 +16,9 @@ def default_launch(shape: Shape) -> Launch:
     """Return positions per chunk (`block_q`), warps and stages where none were tuned."""
     if shape.itemsize == 4:
         return Launch(32, 32, 4, 1)
-    return Launch(64, 64, 8 if shape.head_dim > 64 else 4, 1 if shape.head_dim > 64 else 2)
+    if shape.head_dim > 64:  # shorter chunks: the state fills the registers
+        return Launch(32, 32, 8, 1)
+    return Launch(64, 64, 8 if shape.head_dim > 32 else 4, 2)
 
 
 class LinearCall:
