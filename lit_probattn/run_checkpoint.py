@@ -96,6 +96,8 @@ class RunCheckpoint(Checkpoint):
         stop = pl_module.stop_agreed and not is_last
         if stop or (due and not validates):
             self._validation_is_due = validates
+            # The row of this step first: killed in between, a resumed run would not write it.
+            trainer._logger_connector.update_train_step_metrics()
             self._save_step(trainer)
         if stop:  # leave as soon as this step is logged
             self._stopped = self._preempted(trainer, pl_module)
