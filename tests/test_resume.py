@@ -79,6 +79,18 @@ def kill_after_best(monkeypatch):
     monkeypatch.setattr(RunCheckpoint, "_remove", patched)
 
 
+def kill_after_a_step_checkpoint(monkeypatch):
+    """The row of that step must be in metrics.csv by then: nothing would write it later."""
+    save = RunCheckpoint._save
+
+    def patched(self, trainer, kind):
+        save(self, trainer, kind)
+        if kind == "step" and trainer.global_step == 6:
+            kill_me()
+
+    monkeypatch.setattr(RunCheckpoint, "_save", patched)
+
+
 def kill_in_the_middle_of_a_write(monkeypatch):
     save = torch.save
 
@@ -99,6 +111,7 @@ def kill_in_the_middle_of_a_write(monkeypatch):
         pytest.param(kill_before_micro_batch(24), id="after-a-checkpoint"),
         pytest.param(kill_in_validation, id="in-validation"),
         pytest.param(kill_after_best, id="between-best-and-step"),
+        pytest.param(kill_after_a_step_checkpoint, id="between-step-and-its-row"),
         pytest.param(kill_in_the_middle_of_a_write, id="mid-write"),
     ],
 )
