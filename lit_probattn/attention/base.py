@@ -1,6 +1,6 @@
-"""What every attention layer shares: projections, heads, masks, dropout, cache, backend.
+"""What all attention layers share. Over 300 lines: one class, its call and a variant's hooks.
 
-Over 300 lines because it is one class: the call and the hooks that a variant may override.
+Projections, heads, masks, dropout, cache and the choice of a backend.
 """
 
 from __future__ import annotations

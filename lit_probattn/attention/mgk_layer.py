@@ -1,6 +1,6 @@
-"""The MGK and sMGK layer: key components or shifted keys, priors, variances, settings A, B, C.
+"""The MGK and sMGK layer. Over 300 lines: one class, a third of it documents its options.
 
-Over 300 lines because it is one class: a third of it documents and checks its options.
+Key components or shifted keys, priors, variances, settings A, B, C.
 """
 
 from __future__ import annotations

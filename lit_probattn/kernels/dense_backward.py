@@ -1,6 +1,6 @@
-"""Backward kernels of softmax and mixture attention, without atomics: the same bits every time.
+"""Backward of softmax and mixtures. Over 300 lines: cut kernels would pass every stride again.
 
-Over 300 lines because a kernel takes every stride and cannot be cut in pieces without passing them.
+Without atomics: the same bits every time.
 
 With P the weights, dP = grad_out · value (dropped pairs: 0), δ = grad_out · out, the gradient of
 score s_r is g_r = P_r (dP - δ), P_r the share of component r in P (HARD: all to the largest).
