@@ -10,16 +10,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from datamodules.imagenet import ImageNet
     from datamodules.lra.image import Image
     from datamodules.lra.listops import ListOps
     from datamodules.lra.pathfinder import Pathfinder
     from datamodules.lra.retrieval import Retrieval
     from datamodules.lra.text import Text
-    from datamodules.masked_text import MaskedText
+    from datamodules.pictures.imagenet import ImageNet
+    from datamodules.series.uea import UEA
     from datamodules.synthetic import Synthetic
-    from datamodules.uea import UEA
-    from datamodules.wikitext103 import WikiText103
+    from datamodules.text.masked_text import MaskedText
+    from datamodules.text.wikitext103 import WikiText103
 
 __all__ = [
     "REGISTRY",
@@ -38,15 +38,15 @@ __all__ = [
 # Name on the command line -> module and class.
 REGISTRY = {
     "image": ("datamodules.lra.image", "Image"),
-    "imagenet": ("datamodules.imagenet", "ImageNet"),
+    "imagenet": ("datamodules.pictures.imagenet", "ImageNet"),
     "listops": ("datamodules.lra.listops", "ListOps"),
-    "masked_text": ("datamodules.masked_text", "MaskedText"),
+    "masked_text": ("datamodules.text.masked_text", "MaskedText"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),
     "text": ("datamodules.lra.text", "Text"),
-    "uea": ("datamodules.uea", "UEA"),
-    "wikitext103": ("datamodules.wikitext103", "WikiText103"),
+    "uea": ("datamodules.series.uea", "UEA"),
+    "wikitext103": ("datamodules.text.wikitext103", "WikiText103"),
 }
 
 

@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
-from datamodules.errors import DataError
+from datamodules.core.errors import DataError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-    from datamodules.base import DataModule, Split
+    from datamodules.core.base import DataModule, Split
 
 COMMANDS = ("prepare", "check")
 _PROGRAM = "python -m datamodules"
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(command: str, name: str, options: list[str]) -> int:
-    from datamodules.report import compare, describe
+    from datamodules.core.report import compare, describe
 
     data = _make(command, name, options)
     start = time.monotonic()
@@ -78,7 +78,7 @@ def _run(command: str, name: str, options: list[str]) -> int:
 
 
 def _load(data: DataModule) -> dict[str, Split]:
-    from datamodules.cached import CachedDataModule
+    from datamodules.core.cached import CachedDataModule
 
     if isinstance(data, CachedDataModule):
         return data.splits_of(data.open())

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.base import DataModule, Split
-from datamodules.errors import DataError, require_at_least
-from datamodules.order import hashes
-from datamodules.tokens import TokenSplit
+from datamodules.core.base import DataModule, Split
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.order import hashes
+from datamodules.core.sequences import TokenSplit
 
 __all__ = ["Synthetic"]
 

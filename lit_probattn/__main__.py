@@ -2,7 +2,7 @@
 
 import sys
 
-from lit_probattn.cli import main
+from lit_probattn.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,14 +23,14 @@ import seaborn as sns
 import torch
 
 from lit_probattn.attention import recorded_choices
-from lit_probattn.models import Classifier
+from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
 from profiling.builders import attention_entry, attention_factory, read_yaml
-from profiling.counters import torch_flops
-from profiling.environment import device_name, git_revision, versions
-from profiling.memory import peak_bytes
-from profiling.structure import attention_layers
-from profiling.timing import quantile, summarise, time_sides
+from profiling.cost.structure import attention_layers
+from profiling.measure.counters import torch_flops
+from profiling.measure.environment import device_name, git_revision, versions
+from profiling.measure.memory import peak_bytes
+from profiling.measure.timing import quantile, summarise, time_sides
 
 TASK = "configs/tasks/lra_listops_quickstart.yaml"
 VARIANTS = {"softmax, 8 heads": "softmax", "sMGK, 4 heads": "smgk"}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from profiling.builders import ConfigError
-from profiling.kernels_cli import add_arguments as add_kernels_arguments
-from profiling.rows import RowsError
+from profiling.kernels.command import add_arguments as add_kernels_arguments
+from profiling.measure.rows import RowsError
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from profiling.config import load_sweep
-    from profiling.plan import parse_shard
-    from profiling.sweep import describe_plan, run_sweep, torchrun_shard
+    from profiling.sweep.config import load_sweep
+    from profiling.sweep.plan import parse_shard
+    from profiling.sweep.run import describe_plan, run_sweep, torchrun_shard
 
     config, root = load_sweep(options.config), Path.cwd()
     index, count = parse_shard(options.shard) if options.shard else torchrun_shard()
@@ -86,9 +86,9 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from profiling.compare import compare_sweeps
-    from profiling.config import load_sweep
-    from profiling.report import write_report
+    from profiling.report.compare import compare_sweeps
+    from profiling.report.page import write_report
+    from profiling.sweep.config import load_sweep
 
     config = load_sweep(options.config)
     out = Path(options.out or f"reports/{config.name}")
@@ -102,8 +102,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _memory(options: argparse.Namespace) -> int:
-    from profiling.config import load_sweep
-    from profiling.memory_table import memory_table
+    from profiling.sweep.config import load_sweep
+    from profiling.sweep.memory_table import memory_table
 
     text, equal = memory_table(load_sweep(options.config), Path.cwd())
     print(text)
@@ -111,9 +111,9 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from profiling.kernels import run_kernels
-    from profiling.kernels_cli import run, write
-    from profiling.kernels_config import load_kernels
+    from profiling.kernels.command import run, write
+    from profiling.kernels.config import load_kernels
+    from profiling.kernels.speed import run_kernels
 
     if options.config:
         text, passed = run_kernels(load_kernels(options.config), Path.cwd())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import pytest
 import torch
 
-from tests.helpers import PARITY_ROWS, parity_table
+from tests.support.helpers import PARITY_ROWS, parity_table
+from tests.support.patching import CheckedMonkeyPatch
 
 torch.set_num_threads(1)
 
@@ -25,9 +27,13 @@ def _import_kernels_for_the_interpreter() -> None:
         return
     given = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
-    for name in ("dense_forward", "dense_backward", "dense_bias", "fish_forward", "fish_backward"):
-        importlib.import_module(f"lit_probattn.kernels.{name}")
-    importlib.import_module("lit_probattn.kernels.linear_kernels")
+    for family, names in (
+        ("dense", ("forward", "backward", "bias")),
+        ("fish", ("forward", "backward")),
+        ("linear", ("kernels",)),
+    ):
+        for name in names:
+            importlib.import_module(f"lit_probattn.kernels.{family}.{name}")
     if given is None:
         del os.environ["TRITON_INTERPRET"]
 
@@ -38,6 +44,14 @@ _import_kernels_for_the_interpreter()
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def monkeypatch() -> Iterator[CheckedMonkeyPatch]:
+    """Pytest's own, but a patch that changes nothing fails."""
+    patch = CheckedMonkeyPatch()
+    yield patch
+    patch.undo()
 
 
 @pytest.fixture

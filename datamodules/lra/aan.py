@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError
 
 __all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]
 

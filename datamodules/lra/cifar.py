@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError
 
 __all__ = ["NUM_CLASSES", "SIDE", "SPLIT_FILES", "Batch", "find_release", "read_release"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.base import Published, Split
-from datamodules.cache import Cache, CacheWriter
-from datamodules.cached import CachedDataModule
-from datamodules.errors import DataError, require_at_least
+from datamodules.core.base import Published, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cached import CachedDataModule
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.progress import progress
 from datamodules.lra import cifar
 from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
-from datamodules.progress import progress
 
 __all__ = ["Image", "to_grey"]
 

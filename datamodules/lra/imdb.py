@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from datamodules.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError
 
 __all__ = ["CLASSES", "SPLITS", "Reviews", "find_release", "read_archive", "read_folder"]
 

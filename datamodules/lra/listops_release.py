@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
 
 __all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split", "to_line", "write_split"]

@@ -22,7 +22,7 @@ from typing import IO
 
 import numpy as np
 
-from datamodules.errors import DataError
+from datamodules.core.errors import DataError
 from datamodules.lra.listops_generator import Chunk, GeneratorSettings, generate_chunk
 
 __all__ = ["generate_chunks", "serve"]

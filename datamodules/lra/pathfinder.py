@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.base import Published, Split
-from datamodules.cache import Cache, CacheWriter
-from datamodules.cached import CachedDataModule
-from datamodules.errors import DataError, require_at_least
+from datamodules.core.base import Published, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cached import CachedDataModule
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.order import permutation
+from datamodules.core.progress import progress
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.pathfinder_settings import GENERATOR_VERSION, GeneratorSettings
 from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
-from datamodules.order import permutation
-from datamodules.progress import progress
 
 __all__ = ["Pathfinder"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.errors import DataError
+from datamodules.core.errors import DataError
 from datamodules.lra.pathfinder_contours import RETRIALS, Canvas, Contour, Draws
 from datamodules.lra.pathfinder_drawing import marker
 from datamodules.lra.pathfinder_settings import GeneratorSettings

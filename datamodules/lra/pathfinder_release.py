@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PilImage
 
-from datamodules.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError
 
 __all__ = ["FOLDERS", "Entry", "find_release", "list_metadata", "pictures", "read_entries"]
 

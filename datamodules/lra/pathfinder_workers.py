@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image as PilImage
 
-from datamodules.errors import DataError
+from datamodules.core.errors import DataError
 from datamodules.lra.pathfinder_generator import draw_picture
 from datamodules.lra.pathfinder_settings import GENERATOR_VERSION, GeneratorSettings
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datamodules.cache import Cache, CacheWriter
-from datamodules.tokens import TokenSample, TokenSplit
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.sequences import TokenSample, TokenSplit
 
 __all__ = ["KeyMask", "PixelCollate", "pixel_split", "write_pictures"]
 

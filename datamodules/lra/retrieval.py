@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.base import Published, Split
-from datamodules.cache import Cache, CacheWriter
-from datamodules.cached import CachedDataModule
-from datamodules.errors import DataError, require_at_least
+from datamodules.core.base import Published, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cached import CachedDataModule
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.pairs import PairCollate, PairSplit, TextTable
+from datamodules.core.progress import progress
+from datamodules.core.sequences import next_power_of_two
 from datamodules.lra import aan
-from datamodules.pairs import PairCollate, PairSplit, TextTable
-from datamodules.progress import progress
-from datamodules.tokens import next_power_of_two
 
 __all__ = ["Retrieval"]
 

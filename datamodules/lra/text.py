@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.base import Published, Split
-from datamodules.cache import Cache, CacheWriter
-from datamodules.cached import CachedDataModule
-from datamodules.errors import DataError, require_at_least
+from datamodules.core.base import Published, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cached import CachedDataModule
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.order import permutation
+from datamodules.core.progress import progress
+from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import imdb
-from datamodules.order import permutation
-from datamodules.progress import progress
-from datamodules.tokens import TokenSplit, next_power_of_two, write_sequences
 
 __all__ = ["Text"]
 

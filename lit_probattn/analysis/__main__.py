@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_probattn.analysis.registry import STUDIES, Study
-from lit_probattn.cli_errors import explain, nearest
+from lit_probattn.cli.errors import explain, nearest
 
 PROGRAM = "python -m lit_probattn.analysis"
 

@@ -43,7 +43,7 @@ class Study:
         return cast(StudyModule, importlib.import_module(self.module))
 
 
-_HERE = "lit_probattn.analysis"
+_HERE = "lit_probattn.analysis.studies"
 
 STUDIES: tuple[Study, ...] = (
     Study("attention_maps", f"{_HERE}.maps", "maps of sequences, a picture per layer and head"),
@@ -56,7 +56,17 @@ STUDIES: tuple[Study, ...] = (
     Study("responsibilities", f"{_HERE}.responsibilities", "responsibilities per token, usage"),
     Study("learning_curves", f"{_HERE}.curves", "learning curves of several runs"),
     Study("report", f"{_HERE}.collect", "one report of a folder of studies"),
-    Study("approximate", "lit_probattn.approximation.study", "sparse and random approximations"),
-    Study("approximate_compare", "lit_probattn.approximation.compare", "them, for several models"),
-    Study("logit_ranks", "lit_probattn.head_size.rank_study", "ranks of logits, demand curve"),
+    Study(
+        "approximate",
+        "lit_probattn.analysis.approximation.study",
+        "sparse and random approximations",
+    ),
+    Study(
+        "approximate_compare",
+        "lit_probattn.analysis.approximation.compare",
+        "them, for several models",
+    ),
+    Study(
+        "logit_ranks", "lit_probattn.analysis.head_size.rank_study", "ranks of logits, demand curve"
+    ),
 )

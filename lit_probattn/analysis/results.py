@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lit_probattn.analysis.trained import AnalysisError, Trained
-from lit_probattn.run_record import git_state, hardware, replace_text
+from lit_probattn.training.run_record import git_state, hardware, replace_text
+from lit_probattn.training.trained import AnalysisError, Trained
 
 MAX_BYTES = 300_000
 

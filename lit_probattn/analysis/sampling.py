@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lit_probattn.analysis.recording import LayerCall, record
-from lit_probattn.analysis.trained import AnalysisError, Trained
+from lit_probattn.training.trained import AnalysisError, Trained
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.base import Attention, BackendFunction, Cost
 from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.attention.functional import (
+    autocast_off,
+    compute_dtype,
+    grouped_scores,
+    repeat_heads,
+)
+from lit_probattn.attention.layer import Attention, BackendFunction, Cost
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.steps import autocast_off, compute_dtype, grouped_scores, repeat_heads
 from lit_probattn.randomness import AttentionDropout
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.

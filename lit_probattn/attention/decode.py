@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import KVCache
+from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.steps import compute_dtype
 
 if TYPE_CHECKING:
-    from lit_probattn.attention.base import Attention
+    from lit_probattn.attention.layer import Attention
 
 
 def partial_attention(

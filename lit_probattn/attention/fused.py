@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import Call
+from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.steps import compute_dtype, repeat_heads
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout
 
 Score = Literal["gaussian", "dot"]
@@ -75,8 +75,8 @@ def softmax_triton(
     score: Literal["dot", "gaussian"],
 ) -> Tensor:
     """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
-    from lit_probattn.kernels.softmax import softmax_attention
-    from lit_probattn.kernels.terms import centred, point_terms
+    from lit_probattn.kernels.dense.softmax import softmax_attention
+    from lit_probattn.kernels.dense.terms import centred, point_terms
 
     scale, key_bias = query.shape[-1] ** -0.5, None
     if score == "gaussian":
@@ -116,8 +116,8 @@ def mgk_triton(
     Returns:
         (B, H, N, E_v).
     """
-    from lit_probattn.kernels.mgk import mgk_attention
-    from lit_probattn.kernels.smgk import shifted_mgk_attention
+    from lit_probattn.kernels.dense.mgk import mgk_attention
+    from lit_probattn.kernels.dense.smgk import shifted_mgk_attention
 
     owners = max(key.shape[1], variance.shape[0])
     precision = repeat_rows(1.0 / variance.to(compute_dtype(query)), owners)

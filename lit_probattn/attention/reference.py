@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lit_probattn.attention.functional import masked_softmax, repeat_heads
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.steps import masked_softmax, repeat_heads
 from lit_probattn.randomness import AttentionDropout
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.steps import repeat_heads
 
 # Queries per call where masks have to be built block by block.
 _BLOCK_ROWS = 256

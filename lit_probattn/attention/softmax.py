@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend
-from lit_probattn.attention.base import Attention, BackendFunction, Cost, reference_output
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.fused import softmax_triton
-from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.attention.steps import (
+from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
     repeat_heads,
     squared_distance,
 )
+from lit_probattn.attention.fused import softmax_triton
+from lit_probattn.attention.layer import Attention, BackendFunction, Cost, reference_output
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["dot", "gaussian"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import REGISTRY, Synthetic
-from datamodules.errors import DataError
-from datamodules.imagenet_files import find_root
+from datamodules.core.errors import DataError
 from datamodules.lra import aan, cifar, imdb, listops_release, pathfinder_release
-from datamodules.uea_archive import ARCHIVES, BUNDLED, find_archive
-from datamodules.wikitext_release import Corpus, find_release
+from datamodules.pictures.files import find_root
+from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
+from datamodules.text.wikitext_release import Corpus, find_release
 from lit_probattn.doctor.findings import Finding, size
 
 SECTION = "Data"

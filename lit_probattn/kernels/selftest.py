@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 # A family's module has `self_test(family, device, dtype, head_dim)`, which returns pairs of tensors
 # (found, float64). Keep it to a few launches: compiling them is what the first call waits for.
 FAMILIES = {
-    "softmax": "lit_probattn.kernels.dense_selftest",
-    "mgk": "lit_probattn.kernels.dense_selftest",
-    "smgk": "lit_probattn.kernels.dense_selftest",
-    "fish": "lit_probattn.kernels.fish_selftest",
-    "gfish": "lit_probattn.kernels.fish_selftest",
-    "linear": "lit_probattn.kernels.linear_selftest",
-    "mlk": "lit_probattn.kernels.linear_selftest",
-    "linear_fish": "lit_probattn.kernels.linear_selftest",
+    "softmax": "lit_probattn.kernels.dense.selftest",
+    "mgk": "lit_probattn.kernels.dense.selftest",
+    "smgk": "lit_probattn.kernels.dense.selftest",
+    "fish": "lit_probattn.kernels.fish.selftest",
+    "gfish": "lit_probattn.kernels.fish.selftest",
+    "linear": "lit_probattn.kernels.linear.selftest",
+    "mlk": "lit_probattn.kernels.linear.selftest",
+    "linear_fish": "lit_probattn.kernels.linear.selftest",
 }
 # Largest error relative to the largest entry: a few roundings of the dtype, far below a wrong term.
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}

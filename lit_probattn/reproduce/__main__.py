@@ -28,15 +28,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.errors import DataError
-from lit_probattn.reproduce.cells import Place, parse_settings, portable
+from datamodules.core.errors import DataError
+from lit_probattn.compare.cells import Place, parse_settings, portable
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.tables import FOLDER, kinds, nearest, read_table
 from lit_probattn.reproduce.commands import dry_run, run_table
-from lit_probattn.reproduce.protocol import Options
 from lit_probattn.reproduce.states import list_lines, make_cells, missing_parts, other_lines
-from lit_probattn.reproduce.tables import FOLDER, kinds, nearest, read_table
 from profiling.builders import ConfigError
-from profiling.plan import parse_shard
-from profiling.sweep import torchrun_shard
+from profiling.sweep.plan import parse_shard
+from profiling.sweep.run import torchrun_shard
 
 PROGRAM = "python -m lit_probattn.reproduce"
 
@@ -195,8 +195,8 @@ def _devices(text: str) -> list[str]:
 
 def _uea(options: argparse.Namespace) -> int:
     """Hand the table of the UEA archives to its own command."""
-    from lit_probattn.uea_benchmark.__main__ import main as benchmark
-    from lit_probattn.uea_benchmark.recipes import Table as Benchmark
+    from lit_probattn.reproduce.uea.__main__ import main as benchmark
+    from lit_probattn.reproduce.uea.recipes import Table as Benchmark
 
     given = Benchmark.read(str(options.tables / f"{options.table}.yaml"))
     own = [name for name in options.only if name in given.variants]

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datamodules.errors import DataError
-from lit_probattn.reproduce.built import build_data, counts, missing_data
-from lit_probattn.reproduce.cells import Cell
-from lit_probattn.reproduce.predict import Prediction, predict
-from lit_probattn.reproduce.report import Report
-from lit_probattn.reproduce.runner import Runner
-from lit_probattn.reproduce.tables import Table
-from profiling.environment import device_name
+from datamodules.core.errors import DataError
+from lit_probattn.compare.built import build_data, counts, missing_data
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.predict import Prediction, predict
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.runner import Runner
+from lit_probattn.compare.tables import Table
+from profiling.measure.environment import device_name
 
 
 def _data_key(cell: Cell) -> str:

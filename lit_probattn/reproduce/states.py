@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.reproduce.cells import Cell, Options, Place
-from lit_probattn.reproduce.tables import FOLDER, Table, kinds, read_published, read_table
+from lit_probattn.compare.cells import Cell, Options, Place
+from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
 from profiling.builders import ConfigError
 
 

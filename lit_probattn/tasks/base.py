@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.randomness import RandomKey, mix_integers
-from lit_probattn.schedules import (
-    OPEN_ENDED,
-    ScheduleName,
-    ScheduleValues,
-    check_schedule,
-    schedule_values,
-)
 from lit_probattn.tasks.batch import Batch as Batch
-from lit_probattn.tasks.collectives import gather_objects, num_ranks, sum_over_ranks
+from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
 from lit_probattn.tasks.finite import (
     NonFiniteError,
     describe_samples,
     first_bad_gradient,
     first_bad_module,
     largest_gradient,
+)
+from lit_probattn.tasks.schedules import (
+    OPEN_ENDED,
+    ScheduleName,
+    ScheduleValues,
+    check_schedule,
+    schedule_values,
 )
 from lit_probattn.tasks.settings import check_optimizer, check_trainer
 from lit_probattn.tasks.sharding import shard
@@ -46,7 +46,7 @@ class Task(pl.LightningModule):
         betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.
         eps: AdamW's epsilon.
         weight_decay: decoupled weight decay, on all parameters.
-        schedule: course of the learning rate; see `lit_probattn.schedules`.
+        schedule: course of the learning rate; see `lit_probattn.tasks.schedules`.
         warmup_steps: optimiser steps until the peak.
         schedule_steps: length of the schedule. None means `trainer.max_steps`.
         cycle_momentum: whether `one_cycle` moves beta1 from 0.95 to 0.85 and back.

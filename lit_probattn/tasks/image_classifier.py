@@ -12,10 +12,10 @@ from torch.optim import AdamW, Optimizer
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.attention import AttentionFactory
-from lit_probattn.images import ImageModel, load_timm_state_dict
-from lit_probattn.images.replace import WeightInit
-from lit_probattn.schedules import ScheduleValues
+from lit_probattn.models.images import ImageModel, load_timm_state_dict
+from lit_probattn.models.images.replace import WeightInit
 from lit_probattn.tasks.base import Batch
+from lit_probattn.tasks.schedules import ScheduleValues
 from lit_probattn.tasks.sequence_classifier import LabelTask
 
 TOP_K = 5

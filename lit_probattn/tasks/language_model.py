@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_probattn.adaptive_softmax import MAX_LOGITS
 from lit_probattn.attention import AttentionFactory
-from lit_probattn.decoding import Sampling, generate
-from lit_probattn.language_model import Initialisation, LanguageModel, Output
-from lit_probattn.positions import Positions
+from lit_probattn.models.adaptive_softmax import MAX_LOGITS
+from lit_probattn.models.decoding import Sampling, generate
+from lit_probattn.models.language_model import Initialisation, LanguageModel, Output
+from lit_probattn.models.positions import Positions
+from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.base import Batch, Task
-from lit_probattn.tasks.collectives import sum_over_ranks
-from lit_probattn.transformer import Activation
+from lit_probattn.tasks.distributed import sum_over_ranks
 
 
 class LanguageModeling(Task):

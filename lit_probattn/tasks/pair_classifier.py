@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from lit_probattn.models import PairClassifier as PairModel
+from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.tasks.sequence_classifier import SequenceClassifier
 
 

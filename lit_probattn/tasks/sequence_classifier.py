@@ -10,8 +10,8 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.attention import AttentionFactory
-from lit_probattn.heads import Pooling
-from lit_probattn.models import Classifier
+from lit_probattn.models.classifiers import Classifier
+from lit_probattn.models.heads import Pooling
 from lit_probattn.tasks.base import Batch, Task
 
 
@@ -113,7 +113,7 @@ class SequenceClassifier(LabelTask):
         mlp_dim: width of the hidden layer in each block and in the head.
         dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
             attention's own argument.
-        pooling: how (B, N, C) becomes (B, C); see `lit_probattn.heads`.
+        pooling: how (B, N, C) becomes (B, C); see `lit_probattn.models.heads`.
         activation_checkpointing: recompute the blocks in backward instead of storing them.
         training_options: the arguments of `lit_probattn.tasks.Task`.
     """

@@ -8,11 +8,11 @@ from torch import nn
 from torch.optim import Optimizer, RAdam
 
 from lit_probattn.attention import AttentionFactory
-from lit_probattn.series import AttentionInit, Positions, SeriesTransformer
-from lit_probattn.series_norm import Norm, NormPositions, SeriesBatchNorm
-from lit_probattn.tasks.collectives import sum_with_gradients
+from lit_probattn.models.series.encoder import AttentionInit, Positions, SeriesTransformer
+from lit_probattn.models.series.norm import Norm, NormPositions, SeriesBatchNorm
+from lit_probattn.models.transformer import Activation
+from lit_probattn.tasks.distributed import sum_with_gradients
 from lit_probattn.tasks.sequence_classifier import LabelTask
-from lit_probattn.transformer import Activation
 
 
 class SeriesClassifier(LabelTask):
@@ -23,7 +23,7 @@ class SeriesClassifier(LabelTask):
     accumulation is refused with it. Logged: see `LabelTask`.
 
     Source: FiSH, NeurIPS 2022, table 6 (UEA), with the recipes of mvts and Flowformer; see
-    `lit_probattn.series`.
+    `lit_probattn.models.series.encoder`.
     Departs from the source: batch norm leaves padded steps out (`norm_positions=all` counts them);
     incomplete batches at the end of an epoch are dropped.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.tasks.collectives import sum_over_ranks
+from lit_probattn.tasks.distributed import sum_over_ranks
 
 # SIGUSR1 comes from SLURM, which wants the job queued again; it wins over a SIGTERM.
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)

@@ -12,13 +12,13 @@ import yaml
 
 from lit_probattn import tasks
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.trained import instantiate
-from lit_probattn.checkpoints import save_checkpoint
-from tests.datamodules import made_text
-from tests.datamodules.lra_files import write_pairs
-from tests.datamodules.picture_files import write_pictures
+from lit_probattn.training.checkpoints import save_checkpoint
+from lit_probattn.training.trained import instantiate
+from tests.datamodules.lra.files import write_pairs
+from tests.datamodules.pictures.made import write_pictures
+from tests.datamodules.text import made as made_text
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 LINKED = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 FILES = {
     "sequence": "lra_text_tiny",

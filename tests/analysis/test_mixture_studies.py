@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_probattn.analysis import keys, likelihood, mixtures, priors, responsibilities
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.studies import keys, likelihood, mixtures, priors, responsibilities
 from lit_probattn.attention import (
     ASTAttention,
     FiSHAttention,

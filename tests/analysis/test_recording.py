@@ -9,8 +9,8 @@ import torch
 
 from lit_probattn.analysis.recording import in_double, record
 from lit_probattn.analysis.sampling import sequences
-from lit_probattn.analysis.trained import crop, open_trained
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.training.trained import crop, open_trained
 from tests.analysis.made import checkpoint, layer_call
 
 VARIANTS = {

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from tests.attention.oracles import visible_pairs
+from tests.attention.mgk.oracles import visible_pairs
 
 
 def oracle_row(scores: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:

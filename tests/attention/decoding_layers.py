@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lit_probattn.attention import (
-    LinearAttention,
-    MGKAttention,
-    MLKAttention,
-    SoftmaxAttention,
-)
+from lit_probattn.attention import LinearAttention, MGKAttention, MLKAttention, SoftmaxAttention
 
 B, N, C, E = 2, 13, 11, 6
 POSITIONS = {"prior_share": "head_position", "max_positions": 31}

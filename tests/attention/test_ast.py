@@ -15,10 +15,10 @@ from lit_probattn.attention import ASTAttention, KVCache, SoftmaxAttention
 from lit_probattn.attention.ast import ast_blockwise, ast_reference, entmax
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.randomness import RandomKey
-from profiling.counters import torch_flops
+from profiling.measure.counters import torch_flops
 from tests.attention.ast_oracle import ast_oracle
 from tests.attention.test_parity import BATCH, EMBED, MASKS, SHAPES, make_call, make_layer
-from tests.helpers import largest_difference, record_parity, run_with_gradients
+from tests.support.helpers import largest_difference, record_parity, run_with_gradients
 
 TOLERANCE = 1e-12
 OPTIONS = {

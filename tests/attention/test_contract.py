@@ -7,7 +7,7 @@ import torch
 
 from lit_probattn.attention import KVCache, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import AUTO_RULES
-from tests.helpers import cpu_backends
+from tests.support.helpers import cpu_backends
 
 B, N, C, E, H = 2, 13, 11, 5, 3
 LAYERS = {

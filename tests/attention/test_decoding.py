@@ -9,9 +9,9 @@ import torch
 
 from lit_probattn.attention import KVCache
 from lit_probattn.attention.decode import merge_partials, partial_attention
-from lit_probattn.decoding import cache_bytes_per_token
+from lit_probattn.models.decoding import cache_bytes_per_token
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
-from tests.helpers import cpu_backends
+from tests.support.helpers import cpu_backends
 
 
 def left_padded_mask(pads=(0, 3)):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from tests.attention.oracles import visible_pairs
-from tests.helpers import cpu_backends
+from tests.attention.mgk.oracles import visible_pairs
+from tests.support.helpers import cpu_backends
 
 EMBED, HEAD, HEADS = 7, 5, 2
 VARIANTS = {

@@ -9,8 +9,8 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.randomness import RandomKey
-from tests.attention.oracles import mgk_oracle, softmax_oracle
-from tests.helpers import largest_difference, record_parity, run_with_gradients
+from tests.attention.mgk.oracles import mgk_oracle, softmax_oracle
+from tests.support.helpers import largest_difference, record_parity, run_with_gradients
 
 BATCH, EMBED, HEAD = 2, 11, 5
 SHAPES = [(13, 13), (7, 17), (17, 7), (1, 19), (3, 1)]

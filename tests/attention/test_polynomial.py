@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import KVCache, PolynomialAttention
 from lit_probattn.attention.polynomial import polynomial_scores
-from tests.attention.oracles import combine
-from tests.helpers import largest_difference, run_with_gradients
+from tests.attention.mgk.oracles import combine
+from tests.support.helpers import largest_difference, run_with_gradients
 
 B, N, C, E, H = 2, 13, 11, 5, 3
 

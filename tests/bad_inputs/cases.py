@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datamodules.__main__ import main as data_main
-from datamodules.errors import DataError
-from lit_probattn.cli import main
-from tests.runs import ROOT, arguments
+from datamodules.core.errors import DataError
+from lit_probattn.cli.app import main
+from tests.support.paths import ROOT
+from tests.support.runs import arguments
 
 _PARTS = ("commands", "values", "checkpoints", "text_files", "picture_files", "series_files")
 
@@ -101,10 +102,11 @@ def data_error(read: Callable[[Path], object]) -> Callable[[Path], str]:
 
 _HEAD = """# Bad inputs, and what is said about each
 
-Written by `python -m tests.bad_inputs --write docs/bad_inputs.md`; `tests/test_bad_inputs.py`
-holds this page to what the code says. `DIR` stands for a folder of the user. A command ends with
-exit status 2 (1 for `python -m datamodules` on wrong data) and this one line on stderr; in code,
-the same text is the message of a `ValueError` or of one of its kinds. {count} cases.
+Written by `python -m tests.bad_inputs --write docs/bad_inputs.md`;
+`tests/bad_inputs/test_bad_inputs.py` holds this page to what the code says. `DIR` stands for a
+folder of the user. A command ends with exit status 2 (1 for `python -m datamodules` on wrong data)
+and this one line on stderr; in code, the same text is the message of a `ValueError` or of one of
+its kinds. {count} cases.
 """
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from lit_probattn.checkpoints import list_checkpoints
+from lit_probattn.training.checkpoints import list_checkpoints
 from tests.bad_inputs.cases import Case, command_error, fit
-from tests.runs import arguments, only_version, run
+from tests.support.runs import arguments, only_version, run
 
 
 @functools.cache

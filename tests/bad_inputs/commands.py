@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
-from tests.runs import ROOT, TASK, arguments, write_attention
+from tests.support.paths import ROOT
+from tests.support.runs import TASK, arguments, write_attention
 
 ATTENTION = "model.init_args.attention"
 

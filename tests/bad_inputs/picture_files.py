@@ -10,9 +10,9 @@ from pathlib import Path
 from PIL import Image as PilImage
 
 from datamodules import Image, ImageNet, Pathfinder
-from datamodules.pictures import open_picture
+from datamodules.pictures.samples import open_picture
 from tests.bad_inputs.cases import Case, data_error
-from tests.datamodules.lra_files import (
+from tests.datamodules.lra.files import (
     cifar_batch,
     cifar_files,
     python2_pickle,
@@ -20,7 +20,7 @@ from tests.datamodules.lra_files import (
     write_cifar_archive,
     write_pathfinder,
 )
-from tests.datamodules.picture_files import picture, write_pictures
+from tests.datamodules.pictures.made import picture, write_pictures
 
 
 def cifar(content: bytes) -> Callable[[Path], str]:

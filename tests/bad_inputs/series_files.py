@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from datamodules import UEA
-from datamodules.uea_ts import check_ts
+from datamodules.series.ts_file import check_ts
 from tests.bad_inputs.cases import Case, data_error
-from tests.datamodules.test_uea_ts import BAD, GOOD, write
+from tests.datamodules.series.test_ts_file import BAD, GOOD, write
 
 
 def _file(text: str | bytes) -> Callable[[Path], str]:

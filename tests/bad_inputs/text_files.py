@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from datamodules import ListOps, Retrieval, Text
-from datamodules.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
+from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
 from tests.bad_inputs.cases import Case, data_error
-from tests.datamodules import made_text
-from tests.datamodules.lra_files import PAIR_FILES, pair_lines, write_pairs
-from tests.datamodules.test_cache import SPEC, build
-from tests.datamodules.test_listops_release import GOOD, HEADER
-from tests.datamodules.test_text import REVIEWS, member, write_archive
+from tests.datamodules.core.test_cache import SPEC, build
+from tests.datamodules.lra.files import PAIR_FILES, pair_lines, write_pairs
+from tests.datamodules.lra.test_listops_release import GOOD, HEADER
+from tests.datamodules.lra.test_text import REVIEWS, member, write_archive
+from tests.datamodules.text import made as made_text
 
 # ---- ListOps --------------------------------------------------------------------------------
 

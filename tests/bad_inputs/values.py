@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.bad_inputs.cases import Case, command_error, fit
-from tests.datamodules import made_text
-from tests.datamodules.picture_files import write_pictures
-from tests.runs import ROOT, arguments, write_attention
+from tests.datamodules.pictures.made import write_pictures
+from tests.datamodules.text import made as made_text
+from tests.support.paths import ROOT
+from tests.support.runs import arguments, write_attention
 
 ARGS = "model.init_args.attention.init_args"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from datamodules.__main__ import main
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"num_train": 64, "num_val": 8, "num_test": 8, "min_length": 4, "max_length": 30}
 SMALL = [f"--{name}={value}" for name, value in SIZES.items()]
 

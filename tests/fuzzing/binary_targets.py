@@ -20,15 +20,15 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image as PilImage
 
-from datamodules.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
-from datamodules.errors import DataError
+from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
+from datamodules.core.errors import DataError
 from datamodules.lra import cifar, imdb
 from datamodules.lra.pathfinder_release import Entry, pictures
-from datamodules.pictures import open_picture
-from datamodules.text_source import ParquetText, PlainText, TextSource
-from datamodules.wikitext_release import find_release
-from lit_probattn.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
-from tests.datamodules.lra_files import cifar_batch, pathfinder_picture, python2_pickle
+from datamodules.pictures.samples import open_picture
+from datamodules.text.source import ParquetText, PlainText, TextSource
+from datamodules.text.wikitext_release import find_release
+from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+from tests.datamodules.lra.files import cifar_batch, pathfinder_picture, python2_pickle
 from tests.fuzzing.mutations import Edit, apply, edits
 from tests.fuzzing.targets import Target, one_line
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lit_probattn.cli import main
+from lit_probattn.cli.app import main
 from tests.fuzzing.targets import Target
-from tests.runs import arguments, write_attention
+from tests.support.runs import arguments, write_attention
 
 ATTENTION = "model.init_args.attention.init_args"
 CLASSES = ("SoftmaxAttention", "MGKAttention", "MLKAttention", "FiSHAttention")

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from datamodules.errors import DataError
+from datamodules.core.errors import DataError
 from datamodules.lra.aan import MAX_TEXT_BYTES, read_pairs
 from datamodules.lra.listops_generator import TOKENS
 from datamodules.lra.listops_release import read_split, to_line
 from datamodules.lra.pathfinder_release import read_entries
-from datamodules.text_source import PlainText
-from datamodules.uea_ts import read_ts
-from datamodules.vocabulary import Vocabulary, WordCounter
-from tests.datamodules.lra_files import pair_lines
-from tests.datamodules.test_listops_release import GOOD, HEADER, NESTED
-from tests.datamodules.test_uea_ts import GOOD as GOOD_TS
+from datamodules.series.ts_file import read_ts
+from datamodules.text.source import PlainText
+from datamodules.text.vocabulary import Vocabulary, WordCounter
+from tests.datamodules.lra.files import pair_lines
+from tests.datamodules.lra.test_listops_release import GOOD, HEADER, NESTED
+from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS
 from tests.fuzzing.mutations import Edit, apply, edits
 from tests.fuzzing.targets import Target, one_line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.kernels_parity import BUDGET, ParityRow
+from profiling.kernels.parity import BUDGET, ParityRow
 
 INPUTS = ("out", "query", "key", "value")
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from lit_probattn.attention.backends import Call, choose_backend
 from lit_probattn.kernels import selftest
 from lit_probattn.kernels.runtime import launch
 from lit_probattn.randomness import RandomKey
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 B, N, C, E = 2, 13, 11, 7
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_CUDA = Call("cuda", torch.bfloat16, 10**9, dropout=True, bias_needs_grad=False)
@@ -186,7 +185,7 @@ def test_a_kernel_that_fails_its_self_test_is_left_out_with_one_warning(pretend_
 
 @pytest.mark.parametrize("family", ["softmax", "mgk", "smgk"])
 def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
-    from lit_probattn.kernels import dense_selftest
+    from lit_probattn.kernels.dense import selftest as dense_selftest
 
     monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
     assert selftest.run(family, DEVICE, torch.float32, 8) is None
@@ -199,7 +198,7 @@ def _scaled(function):
 
 
 def test_a_kernel_that_raises_has_failed(monkeypatch):
-    from lit_probattn.kernels import dense_selftest
+    from lit_probattn.kernels.dense import selftest as dense_selftest
 
     def broken(*args):
         raise RuntimeError("no such instruction")

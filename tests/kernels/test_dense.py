@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.kernels.dense import mixture_attention
-from lit_probattn.kernels.dense_selftest import FORMS, compare, plain_attention
+from lit_probattn.kernels.dense.operators import mixture_attention
+from lit_probattn.kernels.dense.selftest import FORMS, compare, plain_attention
 from lit_probattn.kernels.launch import Launch, forced
 from lit_probattn.kernels.runtime import draw_tensor
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention
-from lit_probattn.kernels import fish_call
-from lit_probattn.kernels.fish import fish_attention
-from lit_probattn.kernels.fish_selftest import compare
+from lit_probattn.kernels.fish import plan as fish_call
+from lit_probattn.kernels.fish.attention import fish_attention
+from lit_probattn.kernels.fish.selftest import compare
 from lit_probattn.kernels.launch import Launch, forced
 from lit_probattn.kernels.runtime import draw_tensor
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
-from profiling.kernels_cases import CASES
-from profiling.kernels_parity import parity_rows
-from tests.attention.fish_oracle import fish_oracle
-from tests.helpers import largest_difference, run_with_gradients
+from profiling.kernels.cases import CASES
+from profiling.kernels.parity import parity_rows
+from tests.attention.fish.oracle import fish_oracle
 from tests.kernels.budget import check_budget
+from tests.support.helpers import largest_difference, run_with_gradients
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
@@ -58,7 +58,7 @@ def words(key: RandomKey, batch: int) -> torch.Tensor:
 )
 def test_noise_is_the_draw_of_the_reference(first, count, aligned):
     """Integer words bit for bit; normals to float32 rounding, of every map of a head group."""
-    from tests.kernels.noise_kernel import write_noise  # with the interpreter's variable set
+    from tests.kernels.noise_kernel import write_noise
 
     key = RandomKey(3, 5, torch.tensor([4, 2**32 - 5]), 2)
     out = torch.empty(count, 32, 64, device=DEVICE)

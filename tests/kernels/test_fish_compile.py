@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lit_probattn.kernels.aot import SHARED_LIMIT
-from tests.kernels.test_compile_table import compile_table
+from profiling.kernels.aot import SHARED_LIMIT
+from tests.profiling.kernels.test_compile_table import compile_table
 
 
 def check(rows):

@@ -6,18 +6,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention import (
-    FiSHAttention,
-    LinearAttention,
-    LinearFiSHAttention,
-    MLKAttention,
-)
-from lit_probattn.attention.fish_cost import mixing_macs
+from lit_probattn.attention import FiSHAttention, LinearAttention, LinearFiSHAttention, MLKAttention
+from lit_probattn.attention.fish.cost import mixing_macs
 from lit_probattn.kernels import runtime
-from lit_probattn.kernels.fish_ops import fish_forward
-from lit_probattn.kernels.linear_ops import linear_forward
+from lit_probattn.kernels.fish.operators import fish_forward
+from lit_probattn.kernels.linear.operators import linear_forward
 from lit_probattn.randomness import RandomKey
-from profiling.counters import torch_flops
+from profiling.measure.counters import torch_flops
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, G, H, N, L, E, D, U = 2, 2, 3, 9, 11, 5, 7, 4

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lit_probattn.kernels.launch import Launch, forced
-from lit_probattn.kernels.linear_selftest import compare
-from profiling.kernels_cases import CASES
-from profiling.kernels_parity import parity_rows
+from lit_probattn.kernels.linear.selftest import compare
+from profiling.kernels.cases import CASES
+from profiling.kernels.parity import parity_rows
 from tests.kernels.budget import check_budget
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profiling.kernels_cases import CASES
-from profiling.kernels_parity import BUDGET, parity_rows
+from profiling.kernels.cases import CASES
+from profiling.kernels.parity import BUDGET, parity_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter's bfloat16 is wrong; a GPU's is what training uses.

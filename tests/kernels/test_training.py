@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.models import Classifier
+from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from profiling.structure import attention_layers
+from profiling.cost.structure import attention_layers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STEPS, BATCH, LENGTH = 5, 4, 21

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import Cost, SoftmaxAttention
-from profiling.config import SweepConfig
+from profiling.sweep.config import SweepConfig
 
 SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
 MGK = "lit_probattn.attention.MGKAttention"

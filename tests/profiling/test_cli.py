@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from profiling.builders import read_yaml
 from profiling.cli import main
-from profiling.config import load_sweep
-from profiling.kernels_config import load_kernels
-from profiling.plan import make_plan
+from profiling.kernels.config import load_kernels
+from profiling.sweep.config import load_sweep
+from profiling.sweep.plan import make_plan
 from tests.profiling.helpers import sweep
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs/profiling").glob("*.yaml"))
 SWEEPS = [path for path in CONFIGS if "sides" not in read_yaml(path)]
 KERNELS = [path for path in CONFIGS if "sides" in read_yaml(path)]

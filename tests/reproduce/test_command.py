@@ -11,20 +11,21 @@ import time
 
 import pytest
 
-from lit_probattn.reproduce import __main__ as command
-from lit_probattn.reproduce import predict as prediction
-from lit_probattn.reproduce.__main__ import main
-from lit_probattn.reproduce.built import (
+from lit_probattn.compare import predict as prediction
+from lit_probattn.compare.built import (
     build_data,
     build_task,
     make_inputs,
     set_backends,
     training_step,
 )
-from lit_probattn.reproduce.cells import parse_settings
-from lit_probattn.reproduce.predict import predict
-from profiling.memory import cpu_peak_bytes
-from tests.reproduce.tiny import ROOT, tiny_cells, write_tables
+from lit_probattn.compare.cells import parse_settings
+from lit_probattn.compare.predict import predict
+from lit_probattn.reproduce import __main__ as command
+from lit_probattn.reproduce.__main__ import main
+from profiling.measure.memory import cpu_peak_bytes
+from tests.compare.tiny import tiny_cells, write_tables
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +118,7 @@ def test_missing_parts_are_named(tmp_path, capsys, monkeypatch):
     assert "| listops | MGK" not in printed.out
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["mgk_table8"]) == 2
-    assert "needs lit_probattn.analysis.priors, which is missing" in capsys.readouterr().err
+    assert "needs lit_probattn.analysis.studies.priors, which is missing" in capsys.readouterr().err
 
 
 def test_other_commands_are_called(monkeypatch, capsys):
@@ -126,7 +127,7 @@ def test_other_commands_are_called(monkeypatch, capsys):
     assert main(["mgk_table7"]) == 0
     config = "configs/profiling/mgk_table7.yaml"
     assert called == [["-m", "profiling", part, "--config", config] for part in ("sweep", "report")]
-    monkeypatch.setattr("lit_probattn.uea_benchmark.__main__.main", called.append)
+    monkeypatch.setattr("lit_probattn.reproduce.uea.__main__.main", called.append)
     main(["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--shard", "0/2"])
     wanted = {"--archives": "Heartbeat", "--variants": "gfish_4", "--seeds": "1", "--part": "1/2"}
     words = called[-1]

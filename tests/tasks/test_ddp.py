@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_probattn.checkpoints import list_checkpoints
-from lit_probattn.cli import main
+from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
-from tests.runs import (
+from lit_probattn.training.checkpoints import list_checkpoints
+from tests.support.runs import (
     ROOT,
     arguments,
     fingerprint,

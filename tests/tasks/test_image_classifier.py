@@ -13,13 +13,13 @@ import torch.nn.functional as F
 
 from datamodules import ImageNet
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
-from lit_probattn.cli import main
+from lit_probattn.cli.app import main
 from lit_probattn.tasks import ImageClassifier
-from tests.datamodules.picture_files import write_pictures
-from tests.runs import in_ranks, newest_state, only_version, write_attention
+from tests.datamodules.pictures.made import write_pictures
+from tests.support.paths import ROOT
+from tests.support.runs import in_ranks, newest_state, only_version, write_attention
 from tests.tasks.tiny import trainer
 
-ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "configs/tasks/imagenet_swin_tiny_tiny.yaml")
 CLASSES = tuple(f"n{number:02d}" for number in range(7))
 SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}

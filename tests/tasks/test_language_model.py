@@ -9,17 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_probattn.attention import (
-    FiSHAttention,
-    LinearAttention,
-    MGKAttention,
-    SoftmaxAttention,
-)
-from lit_probattn.cli import main
-from lit_probattn.schedules import check_schedule, schedule_values
+from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.cli.app import main
 from lit_probattn.tasks import LanguageModeling
-from tests.datamodules import made_text
-from tests.runs import (
+from lit_probattn.tasks.schedules import check_schedule, schedule_values
+from tests.datamodules.text import made as made_text
+from tests.support.runs import (
     ROOT,
     error_of,
     fingerprint,

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_probattn.cli import main
-from tests.datamodules.lra_files import write_cifar, write_pairs, write_pathfinder
-
-CONFIGS = Path(__file__).parents[2] / "configs"
+from lit_probattn.cli.app import main
+from tests.datamodules.lra.files import write_cifar, write_pairs, write_pathfinder
+from tests.support.paths import CONFIGS
 
 
 def options(folder: Path, task: str, attention: str, *more: str) -> list[str]:

@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
-from lit_probattn.language_model import IGNORE
-from lit_probattn.masked_language_model import (
+from lit_probattn.models.language_model import IGNORE
+from lit_probattn.models.masked_language_model import (
     MaskedLanguageModel,
     PeriodicPositions,
     mask_tokens,
 )
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import MaskedLanguageModeling
-from tests.datamodules import made_text
-from tests.runs import ROOT, fingerprint, only_version, run, write_attention
+from tests.datamodules.text import made as made_text
+from tests.support.paths import ROOT
+from tests.support.runs import fingerprint, only_version, run, write_attention
 
 VOCAB = 103  # 100 words, begin, end, mask
 

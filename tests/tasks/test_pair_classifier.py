@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
-from lit_probattn.models import PairClassifier as PairModel
+from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import PairClassifier
 

@@ -9,7 +9,7 @@ import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from lit_probattn.schedules import check_schedule, schedule_values
+from lit_probattn.tasks.schedules import check_schedule, schedule_values
 
 
 @pytest.mark.parametrize(("total", "warmup"), [(50, 10), (53, 7), (31, 30), (20, 2)])

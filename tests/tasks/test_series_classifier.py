@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
-from lit_probattn.cli import main
-from lit_probattn.randomness import RandomKey
-from lit_probattn.series import (
+from lit_probattn.cli.app import main
+from lit_probattn.models.series.encoder import (
     FlattenedClassifier,
     SeriesEmbedding,
     SeriesTransformer,
     sine_positions,
 )
+from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import SeriesClassifier
-from tests.runs import fingerprint, in_ranks, metrics, newest_state, only_version
+from tests.support.paths import ROOT
+from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version
 from tests.tasks.tiny import trainer
 
-ROOT = Path(__file__).parents[2]
 FEATURES, CLASSES, LENGTH = 3, 5, 13
 LENGTHS = (13, 4, 1, 7)
 

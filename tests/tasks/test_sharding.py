@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lit_probattn.cli import main
-from tests.runs import (
+from lit_probattn.cli.app import main
+from tests.support.runs import (
     ROOT,
     arguments,
     fingerprint,

@@ -13,11 +13,12 @@ import torch.distributed as dist
 import yaml
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_probattn.models import Classifier
+from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from tests.runs import in_ranks
+from tests.support.paths import CONFIGS
+from tests.support.runs import in_ranks
 
-ATTENTION = sorted((Path(__file__).parents[2] / "configs/attention").glob("**/*.yaml"))
+ATTENTION = sorted((CONFIGS / "attention").glob("**/*.yaml"))
 SIZES = {"vocab_size": 11, "num_classes": 3, "max_seq_len": 16, "num_layers": 2, "mlp_dim": 20}
 
 

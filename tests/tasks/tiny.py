@@ -9,8 +9,8 @@ import torch
 
 from datamodules import Synthetic
 from lit_probattn.attention import Attention, SoftmaxAttention
-from lit_probattn.callbacks import StepNumbers
 from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.callbacks import StepNumbers
 
 VOCAB, CLASSES, LENGTH = 13, 5, 23
 

@@ -1,0 +1,1 @@
+"""What all data modules share: batches, order, caches, loaders, errors."""

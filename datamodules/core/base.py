@@ -1,0 +1,262 @@
+"""What every DataModule shares: settings, loaders, order, folders.
+
+A batch is a dict with `inputs` (B, N) token ids or float features, `key_mask` (B, N), True for a
+real token, `target` (B,) and `sample_ids` (B,), the index of each sample in its split. Pairs of
+texts have `inputs` and `key_mask` (B, 2, N). In evaluation every rank gets the same number of
+batches; rows with sample id -1 only fill up and must be ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import lightning.pytorch as pl
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.loaders import Batch, EvaluationLoader, TrainingLoader
+from datamodules.core.order import EvaluationOrder, TrainingOrder
+from datamodules.core.sequences import PadCollate
+
+__all__ = ["DataModule", "Published", "Split"]
+
+SplitName = Literal["train", "val", "test"]
+
+
+class Split(Protocol):
+    """A map-style data set that can be summarised. Index FILL gives a sample that only fills up."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+    @property
+    def targets(self) -> npt.NDArray[np.integer]:
+        """Class of each sample, shape (num_samples,)."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each sample before any cut, shape (num_samples,)."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Size of a split as published; `per_class` None where the source does not say."""
+
+    num_samples: int
+    per_class: int | None = None
+
+
+class DataModule(pl.LightningDataModule):
+    """Base of all DataModules.
+
+    Args:
+        data_dir: Folder of the raw releases, may be read-only. None means the environment variable
+            LIT_PROBATTN_DATA, and `data` without it.
+        cache_dir: Folder of the caches. None means the environment variable LIT_PROBATTN_CACHE, and
+            `<data_dir>/.cache` without it.
+        batch_size: Samples of one optimiser step, over all ranks and accumulation steps.
+        eval_batch_size: Rows of one evaluation batch of one rank. None means as many as a training
+            micro-batch has. Results do not depend on it.
+        num_workers: Loader processes of each rank; they live as long as the loader. Batches do not
+            depend on their number.
+        seed: Seed of the order of training samples.
+        pad_to: Pad each batch to its longest sequence, or always to max_seq_len.
+        pad_multiple: With `longest`, the padded length is rounded up to a multiple of this.
+        predict_split: The split that `predict` reads.
+    """
+
+    task = ""
+
+    def __init__(
+        self,
+        data_dir: str | None = None,
+        cache_dir: str | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
+        pad_to: Literal["longest", "max"] = "longest",
+        pad_multiple: int = 64,
+        predict_split: SplitName = "test",
+    ) -> None:
+        super().__init__()
+        data = data_dir or os.environ.get("LIT_PROBATTN_DATA") or "data"
+        self.data_dir = Path(data).expanduser()
+        cache = cache_dir or os.environ.get("LIT_PROBATTN_CACHE")
+        self.cache_dir = Path(cache).expanduser() if cache else self.data_dir / ".cache"
+        require_at_least(
+            1, batch_size=batch_size, eval_batch_size=eval_batch_size, pad_multiple=pad_multiple
+        )
+        require_at_least(0, num_workers=num_workers)
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.num_workers, self.seed = num_workers, seed
+        self.pad_to, self.pad_multiple = pad_to, pad_multiple
+        self.predict_split = predict_split
+        self.splits: dict[str, Split] = {}
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Rows of the model's embedding table; None for float features."""
+        raise NotImplementedError
+
+    @property
+    def num_features(self) -> int | None:
+        """Channels of float features; None for tokens."""
+        return None
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        raise NotImplementedError
+
+    @property
+    def max_seq_len(self) -> int:
+        """Largest padded length."""
+        raise NotImplementedError
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch of training has an order of its own."""
+        return True
+
+    @property
+    def select_on_test(self) -> bool:
+        """Whether the validation split is the test split, so that selection is on test data."""
+        return False
+
+    @property
+    def published(self) -> dict[str, Published]:
+        """Published sizes by split; `train+val` stands for two splits together."""
+        return {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the sizes should know (after `setup`); one line each."""
+        return []
+
+    def load_splits(self) -> dict[str, Split]:
+        """Return the splits `train`, `val` and `test`."""
+        raise NotImplementedError
+
+    def collate(self) -> Callable[[list[Any]], Batch]:
+        """Return the function that makes a batch of samples; it must be picklable."""
+        return PadCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
+
+    def collate_of(self, name: str) -> Callable[[list[Any]], Batch]:
+        """Return the function that makes an evaluation batch of one split."""
+        return self.collate()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits, once."""
+        if not self.splits:
+            self.splits = self.load_splits()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of one pass over the training split (after `setup`)."""
+        return len(self.split("train")) // self.batch_size
+
+    def split(self, name: str) -> Split:
+        """Return one split.
+
+        Raises:
+            RuntimeError: `setup` has not been called.
+        """
+        if not self.splits:
+            raise RuntimeError(f"call {type(self).__name__}.setup() before using its splits")
+        return self.splits[name]
+
+    def train_dataloader(self) -> TrainingLoader:
+        """Return the endless stream of this rank's micro-batches, from where the trainer stands.
+
+        Raises:
+            DataError: The sizes do not fit, or the trainer does not count in steps.
+        """
+        train = self.split("train")
+        rank, world_size = self._layout()
+        order = TrainingOrder(
+            len(train),
+            self.batch_size,
+            self.seed,
+            rank,
+            world_size,
+            self._accumulation(),
+            self._processed,
+            self.shuffles,
+        )
+        if self.trainer is not None and self.trainer.max_steps == -1:
+            raise DataError(
+                f"trainer.max_steps is not set; training is counted in optimiser steps. One epoch "
+                f"of {type(self).__name__} is {order.steps_per_epoch} steps at "
+                f"batch_size={self.batch_size}"
+            )
+        return TrainingLoader(self._loader(train, order), order, self._processed)
+
+    def val_dataloader(self) -> EvaluationLoader:
+        """Return this rank's part of the validation split."""
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> EvaluationLoader:
+        """Return this rank's part of the test split."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> EvaluationLoader:
+        """Return this rank's part of the split named by `predict_split`."""
+        return self._evaluation_loader(self.predict_split)
+
+    def _evaluation_loader(self, name: str) -> EvaluationLoader:
+        split = self.split(name)
+        rank, world_size = self._layout()
+        rows = self.eval_batch_size
+        if rows is None:
+            rows = -(-self.batch_size // (world_size * self._accumulation()))
+        order = EvaluationOrder(len(split), rows, rank, world_size)
+        return EvaluationLoader(self._loader(split, order, self.collate_of(name)), order)
+
+    def _loader(
+        self,
+        split: Split,
+        order: TrainingOrder | EvaluationOrder,
+        collate: Callable[[list[Any]], Batch] | None = None,
+    ) -> DataLoader[Any]:
+        dataset: Dataset[Any] = split  # type: ignore[assignment]
+        return DataLoader(
+            dataset,
+            batch_sampler=order,
+            num_workers=self.num_workers,
+            collate_fn=self.collate() if collate is None else collate,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=self._on_cuda(),
+            # A generator of its own: making an iterator must not advance the global one.
+            generator=torch.Generator().manual_seed(self.seed & 0x7FFFFFFF),
+        )
+
+    def _layout(self) -> tuple[int, int]:
+        """Rank and number of ranks; (0, 1) without a trainer."""
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
+
+    def _accumulation(self) -> int:
+        return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+
+    def _on_cuda(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+    def _processed(self) -> int:
+        """Micro-batches that the trainer has processed; 0 without a trainer."""
+        if self.trainer is None:
+            return 0
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        # Overfitting means the same few batches again in each of Lightning's epochs.
+        overfit = getattr(self.trainer, "overfit_batches", 0)
+        counter: Any = progress.current if overfit else progress.total
+        return counter.processed

@@ -1,0 +1,260 @@
+"""Memory-mapped caches: a folder `<task>-<settings hash>` of .npy files and a meta.json.
+
+A cache is written to a temporary folder beside its place and renamed, so a folder with the final
+name is always complete as written; meta.json, written last, holds the size and SHA-256 of every
+file, so later damage is found when it is opened. A file lock makes concurrent processes build once;
+what an interrupted process left is removed by the next one that takes the lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock, Timeout
+
+from datamodules.core.errors import DataError, MissingDataError
+
+__all__ = ["FORMAT_VERSION", "Cache", "CacheSpec", "CacheWriter", "ensure_cache", "open_cache"]
+
+FORMAT_VERSION = 1
+_META = "meta.json"
+_log = logging.getLogger("datamodules")
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What a cache holds.
+
+    Args:
+        task: Name of the task; the first part of the folder's name.
+        settings: Everything that decides the content; plain JSON values.
+        sources: Returns the files that the cache is made from, as far as they are present. A cache
+            whose files have changed since is stale. Not part of the name.
+    """
+
+    task: str
+    settings: dict[str, Any]
+    sources: Callable[[], list[Path]] = field(default=list)
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        text = json.dumps(self.settings, sort_keys=True)
+        return f"{self.task}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """An opened, verified cache."""
+
+    folder: Path
+    meta: dict[str, Any]
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Open one array, memory-mapped and read-only."""
+        return np.load(self.folder / f"{name}.npy", mmap_mode="r")
+
+
+class CacheWriter:
+    """Collects the arrays of a new cache in a temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, dict[str, Any]] = {}
+
+    def add(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Write one array, not empty, as `<name>.npy`."""
+        path = self.folder / f"{name}.npy"
+        with path.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        self.files[path.name] = _describe(path)
+
+    @contextmanager
+    def stream(self, name: str, dtype: npt.DTypeLike) -> Iterator[Callable[[npt.ArrayLike], None]]:
+        """Write a one-dimensional array piece by piece; yields the function that appends one."""
+        path, kind, length = self.folder / f"{name}.npy", np.dtype(dtype), 0
+        with path.open("wb") as file:
+            _write_header(file, kind, 0)
+            start = file.tell()
+
+            def append(piece: npt.ArrayLike) -> None:
+                nonlocal length
+                array = np.asarray(piece, dtype=kind)
+                file.write(array.tobytes())
+                length += array.size
+
+            yield append
+            file.seek(0)
+            _write_header(file, kind, length)  # NumPy leaves room for the first size to grow
+            if file.tell() != start:
+                raise RuntimeError(f"{path}: the header of {length} elements has another size")
+            file.flush()
+            os.fsync(file.fileno())
+        self.files[path.name] = _describe(path)
+
+    def finish(self, spec: CacheSpec) -> None:
+        """Write meta.json; the cache is complete."""
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "task": spec.task,
+            "settings": spec.settings,
+            "files": self.files,
+            "sources": {path.name: _describe(path) for path in spec.sources()},
+        }
+        with (self.folder / _META).open("w") as file:
+            json.dump(meta, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+class _DamagedError(DataError):
+    """The cache is there but cannot be used."""
+
+
+def open_cache(root: Path, spec: CacheSpec) -> Cache:
+    """Open and verify a cache: format version, settings, sizes, checksums, state of the sources.
+
+    Raises:
+        MissingDataError: There is none.
+        DataError: It is damaged or stale; the message names the file.
+    """
+    folder = root / spec.name
+    if not folder.is_dir():
+        raise MissingDataError(f"no cache of {spec.task} with these settings at {folder}")
+    try:
+        meta = json.loads((folder / _META).read_text())
+        version, files, sources = meta["format_version"], meta["files"], meta["sources"]
+        settings = meta["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _DamagedError(f"cache {folder}: {_META} is missing or unreadable ({error})") from None
+    if version != FORMAT_VERSION:
+        raise _DamagedError(f"cache {folder}: format {version}, expected {FORMAT_VERSION}")
+    if settings != spec.settings:
+        raise _DamagedError(f"cache {folder}: made for other settings: {settings}")
+    try:
+        for name, expected in files.items():
+            _verify(folder / name, expected)
+        for path in spec.sources():
+            if path.name not in sources or _has_changed(path, sources[path.name]):
+                raise _DamagedError(f"cache {folder}: {path} has changed since the cache was made")
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
+    return Cache(folder, meta)
+
+
+def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
+    """Open a cache, building it if it is missing, damaged or stale.
+
+    Args:
+        root: Folder of all caches; made if needed. It is not written to if the cache is good.
+        spec: What the cache holds.
+        build: Adds the arrays. It may fail, or be interrupted: nothing is kept then.
+
+    Raises:
+        DataError: `root` cannot be written, or `build` raised it.
+    """
+    try:
+        return open_cache(root, spec)
+    except DataError:
+        pass
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / f".{spec.name}.lock")
+        _acquire(lock, root / spec.name)
+    except OSError as error:
+        raise DataError(
+            f"the cache folder {root} cannot be written ({error.strerror or error}); set cache_dir "
+            f"or the environment variable LIT_PROBATTN_CACHE to a folder that can"
+        ) from error
+    try:
+        return _open_or_build(root, spec, build)
+    finally:
+        lock.release()
+
+
+def _acquire(lock: FileLock, folder: Path) -> None:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.info("another process builds %s; waiting for it", folder)
+        lock.acquire()
+
+
+def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
+    """Build under the lock, unless another process has done so."""
+    damage = ""
+    try:
+        return open_cache(root, spec)
+    except _DamagedError as error:
+        damage = str(error)
+        _log.warning("%s; building it again", damage)
+    except MissingDataError:
+        pass
+    for left in root.glob(f".{spec.name}.tmp-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary, old = (root / f".{spec.name}.tmp-{part}" for part in ("new", "old"))
+    try:
+        temporary.mkdir()
+        writer = CacheWriter(temporary)
+        build(writer)
+        writer.finish(spec)
+        if damage:
+            (root / spec.name).rename(old)
+        temporary.rename(root / spec.name)
+    except MissingDataError as error:
+        if damage:
+            raise MissingDataError(f"{damage}; it cannot be built again: {error}") from None
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    return open_cache(root, spec)
+
+
+def _verify(path: Path, expected: dict[str, Any]) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        raise _DamagedError(f"cache {path.parent}: {path.name} is missing") from None
+    if size != expected["bytes"]:
+        raise _DamagedError(
+            f"cache {path.parent}: {path.name} has {size} bytes, expected {expected['bytes']}"
+        )
+    if _sha256(path) != expected["sha256"]:
+        raise _DamagedError(f"cache {path.parent}: {path.name} does not match its checksum")
+
+
+def _has_changed(path: Path, known: dict[str, Any]) -> bool:
+    """Compare a source with its description; read it only if its time differs."""
+    state = path.stat()
+    if state.st_size != known["bytes"]:
+        return True
+    return state.st_mtime_ns != known["mtime_ns"] and _sha256(path) != known["sha256"]
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    state = path.stat()
+    return {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,170 @@
+"""Which samples make up which batch: pure functions of (seed, epoch, step) and of the layout.
+
+Training. An epoch is a permutation of the training split, a function of (seed, epoch) alone. It is
+cut into global batches of `batch_size` samples, one per optimiser step; what is left at the end is
+dropped. A global batch is cut into A × W micro-batches of equal size, for A accumulation steps and
+W ranks, and micro-step m of rank r takes part (m mod A) · W + r of global batch m // A. So a global
+batch holds the same samples for every layout and every number of loader processes, and any
+micro-step is reached by arithmetic.
+
+Evaluation. Samples in order, each once. Every rank gets the same number of batches, of the same
+number of rows; at the end, rows that have no sample left get the id FILL.
+
+The permutation sorts samples by a hash (the finaliser of SplitMix64, applied to a counter). It
+needs no library's generator, so a seed means the same order on every platform and version.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.errors import DataError
+
+__all__ = [
+    "FILL",
+    "EvaluationOrder",
+    "TrainingOrder",
+    "global_batch",
+    "hashes",
+    "micro_batch_size",
+    "permutation",
+]
+
+FILL = -1
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ value >> 30) * _MULTIPLIERS[0]) & _MASK
+    value = ((value ^ value >> 27) * _MULTIPLIERS[1]) & _MASK
+    return value ^ value >> 31
+
+
+def hashes(count: int, *key: int) -> npt.NDArray[np.uint64]:
+    """Return `count` 64-bit hashes of (key, 0), (key, 1), …; shape (count,)."""
+    state = 0
+    for part in key:
+        state = _mix((state ^ (part & _MASK)) + _GOLDEN & _MASK)
+    value = np.uint64(state) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    value = (value ^ value >> np.uint64(30)) * np.uint64(_MULTIPLIERS[0])
+    value = (value ^ value >> np.uint64(27)) * np.uint64(_MULTIPLIERS[1])
+    return value ^ value >> np.uint64(31)
+
+
+def permutation(count: int, seed: int, epoch: int = 0) -> npt.NDArray[np.int64]:
+    """Return the order of 0..count-1 in an epoch; shape (count,)."""
+    return np.argsort(hashes(count, seed, epoch), kind="stable")
+
+
+def global_batch(
+    num_samples: int, batch_size: int, seed: int, epoch: int, index: int
+) -> npt.NDArray[np.int64]:
+    """Return the samples of global batch `index` of an epoch; shape (batch_size,)."""
+    return permutation(num_samples, seed, epoch)[index * batch_size : (index + 1) * batch_size]
+
+
+def micro_batch_size(batch_size: int, world_size: int, accumulation: int) -> int:
+    """Return the rows of one forward pass of one rank.
+
+    Raises:
+        DataError: The global batch cannot be cut into equal parts.
+    """
+    parts = world_size * accumulation
+    if batch_size < 1 or batch_size % parts:
+        raise DataError(
+            f"batch_size counts the samples of one optimiser step over all ranks and accumulation "
+            f"steps, so it must be a multiple of world_size x accumulate_grad_batches: "
+            f"batch_size={batch_size}, world_size={world_size}, "
+            f"accumulate_grad_batches={accumulation}"
+        )
+    return batch_size // parts
+
+
+class TrainingOrder:
+    """Endless micro-batches of one rank; a batch sampler without length.
+
+    Args:
+        num_samples: Size of the training split.
+        batch_size: Samples per optimiser step, over all ranks and accumulation steps.
+        seed: Seed of the order.
+        rank, world_size: This process among all.
+        accumulation: Micro-steps per optimiser step.
+        start: Returns the micro-step to begin with; asked each time the iteration begins.
+        shuffle: Whether epochs are permuted; without it each goes through the samples in order.
+
+    Raises:
+        DataError: The sizes do not fit; the message gives them.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulation: int = 1,
+        start: Callable[[], int] = lambda: 0,
+        shuffle: bool = True,
+    ) -> None:
+        if batch_size > num_samples:
+            raise DataError(
+                f"batch_size={batch_size} is larger than the training split of {num_samples} "
+                f"samples; lower batch_size"
+            )
+        self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
+        self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
+        self.start, self.shuffle = start, shuffle
+        self.micro_batch_size = micro_batch_size(batch_size, world_size, accumulation)
+        self.steps_per_epoch = num_samples // batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        current, order = -1, np.zeros(0, dtype=np.int64)
+        for micro_step in itertools.count(self.start()):
+            step, part = divmod(micro_step, self.accumulation)
+            epoch, index = divmod(step, self.steps_per_epoch)
+            if epoch != current:
+                current, order = epoch, self._order(epoch)
+            first = index * self.batch_size
+            first += (part * self.world_size + self.rank) * self.micro_batch_size
+            yield order[first : first + self.micro_batch_size].tolist()
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        return permutation(self.num_samples, self.seed, epoch)
+
+
+class EvaluationOrder:
+    """All samples once, in order; a batch sampler of the same length on every rank.
+
+    Args:
+        num_samples: Size of the split.
+        batch_size: Largest number of rows of one batch of one rank.
+        rank, world_size: This process among all.
+    """
+
+    def __init__(
+        self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if batch_size < 1:
+            raise DataError(f"eval_batch_size must be at least 1, got {batch_size}")
+        self.num_samples, self.batch_size = num_samples, batch_size
+        self.rank, self.world_size = rank, world_size
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // (self.batch_size * self.world_size))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        stride = self.batch_size * self.world_size
+        for first in range(0, self.num_samples, stride):
+            rows = -(-min(stride, self.num_samples - first) // self.world_size)
+            mine = range(first + self.rank * rows, first + (self.rank + 1) * rows)
+            yield [sample if sample < self.num_samples else FILL for sample in mine]

@@ -1,0 +1,66 @@
+"""What a prepared data set holds, beside what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from datamodules.core.base import DataModule
+from datamodules.core.cached import CachedDataModule
+
+__all__ = ["compare", "describe"]
+
+# More files of a release than these are counted, not listed.
+_MOST_SOURCES = 8
+
+
+def describe(data: DataModule) -> Iterator[str]:
+    """Yield lines with sizes, classes, lengths and checksums of a DataModule after `setup`."""
+    name = type(data).__name__
+    yield (
+        f"{name}: num_classes {data.num_classes}, vocab_size {data.vocab_size}, "
+        f"max_seq_len {data.max_seq_len}"
+    )
+    if data.select_on_test:
+        yield "note: validation uses the test split, so selection is on test data"
+    yield from (f"note: {note}" for note in data.notes)
+    yield f"steps per epoch: {data.steps_per_epoch} at batch_size {data.batch_size}"
+    if hasattr(data, "size_lines"):
+        yield from data.size_lines()
+    for split_name, split in ({} if hasattr(data, "size_lines") else data.splits).items():
+        lengths, counts = split.lengths, np.bincount(split.targets, minlength=data.num_classes)
+        quantiles = np.percentile(lengths, (0, 50, 90, 100)).astype(int)
+        num_cut = getattr(split, "num_cut", None)
+        cut = "" if num_cut is None else f", cut off {num_cut}"
+        yield (
+            f"{split_name}: {len(split)} samples, lengths min {quantiles[0]}, "
+            f"median {quantiles[1]}, mean {lengths.mean():.1f}, p90 {quantiles[2]}, "
+            f"max {quantiles[3]}{cut}"
+        )
+        yield f"  samples per class: {' '.join(map(str, counts))}"
+    if isinstance(data, CachedDataModule):
+        cache = data.open()
+        yield f"cache: {cache.folder} (checksums verified)"
+        sources, files = cache.meta["sources"], cache.meta["files"]
+        if len(sources) > _MOST_SOURCES:
+            yield f"  {len(sources)} source files"
+            sources = {}
+        for file, facts in {**sources, **files}.items():
+            yield f"  sha256 {facts['sha256']}  {facts['bytes']:>11} bytes  {file}"
+
+
+def compare(data: DataModule) -> Iterator[tuple[str, bool]]:
+    """Yield a line for each published size, and whether ours is equal."""
+    if hasattr(data, "compare_sizes"):
+        yield from data.compare_sizes()
+    for name, expected in data.published.items():
+        targets = np.concatenate([data.split(part).targets for part in name.split("+")])
+        counts = np.bincount(targets, minlength=data.num_classes)
+        equal = len(targets) == expected.num_samples
+        published = f"{expected.num_samples}"
+        if expected.per_class is not None:
+            equal = equal and bool((counts == expected.per_class).all())
+            published += f" ({expected.per_class} per class)"
+        verdict = "equal" if equal else "DIFFERENT"
+        yield f"published {name}: {published}; here {len(targets)}: {verdict}", equal

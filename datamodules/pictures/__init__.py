@@ -1,0 +1,1 @@
+"""ImageNet: release files, samples, batches."""

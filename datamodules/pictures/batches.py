@@ -1,0 +1,157 @@
+"""Batches of pictures: mixup and cutmix, requests that name the step, errors of loader processes.
+
+Mixing. The two pictures that are mixed are neighbours in the global batch, and one draw, a function
+of (seed, step), serves the whole global batch. So a global batch is mixed alike for every number of
+ranks and accumulation steps, as long as a micro-batch holds whole pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from timm.data import Mixup
+from torch import Tensor
+
+from datamodules.core.errors import DataError
+from datamodules.core.loaders import Batch
+from datamodules.core.order import TrainingOrder
+from datamodules.pictures.samples import PictureError, Request, Sample, seeded
+
+__all__ = ["Mixing", "PictureCollate", "PictureLoader", "RequestOrder"]
+
+_MIX = 0x313  # keeps these draws apart from those of the order and of the transforms
+
+
+@dataclass
+class Mixing:
+    """Mixup and cutmix of neighbours, by timm.
+
+    Source: timm's `Mixup` in batch mode. Departs from the source: partners are neighbours of the
+    batch instead of its first and last; the order of a batch is random, so this changes no
+    distribution.
+
+    Args:
+        mixup: Parameter of the Beta distribution of mixup; 0 for none.
+        cutmix: Parameter of the Beta distribution of cutmix; 0 for none.
+        probability: Probability that a batch is mixed.
+        switch: Probability of cutmix where both are on.
+        seed: Seed of the draws.
+    """
+
+    mixup: float
+    cutmix: float
+    probability: float
+    switch: float
+    seed: int
+    _mix: Mixup = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._mix = Mixup(
+            mixup_alpha=self.mixup,
+            cutmix_alpha=self.cutmix,
+            prob=self.probability,
+            switch_prob=self.switch,
+            mode="batch",
+            label_smoothing=0.0,
+            num_classes=2,
+        )
+
+    def __call__(self, pictures: Tensor, step: int) -> tuple[Tensor, float]:
+        """Return the mixed pictures (B, 3, S, S), and the share of each in its own place."""
+        rows = torch.arange(len(pictures))
+        # timm mixes the first with the last: neighbours go to opposite ends.
+        order = torch.cat([rows[::2], rows[1::2].flip(0)])
+        with seeded(self.seed, _MIX, step):
+            mixed, shares = self._mix(pictures[order], (order % 2).long())
+        back = torch.empty_like(mixed)
+        back[order] = mixed
+        return back, float(shares[0, 0])
+
+
+@dataclass(frozen=True)
+class PictureCollate:
+    """Make a batch of pictures.
+
+    Args:
+        mixing: Mixes the pictures of a training batch. None leaves them alone.
+    """
+
+    mixing: Mixing | None = None
+
+    def __call__(self, samples: list[Sample]) -> Batch:
+        """Return a batch.
+
+        Returns:
+            `inputs` (B, 3, S, S), `key_mask` (B, 1), all True (a picture has no padding), `target`
+            and `sample_ids` (B,); if pictures are mixed also `mix_target` (B,), the class of the
+            partner, and `mix_weight` (B,) float32, its share.
+        """
+        target = torch.tensor([sample.target for sample in samples])
+        batch = {
+            "inputs": torch.stack([sample.picture for sample in samples]),
+            "key_mask": torch.ones(len(samples), 1, dtype=torch.bool),
+            "target": target,
+            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
+        }
+        if self.mixing is not None:
+            batch["inputs"], own = self.mixing(batch["inputs"], samples[0].step)
+            batch["mix_target"] = target.view(-1, 2).flip(1).flatten()
+            batch["mix_weight"] = torch.full((len(samples),), 1.0 - own)
+        return batch
+
+
+class RequestOrder:
+    """The micro-batches of a training order, as requests that know epoch and step.
+
+    Args:
+        order: The order.
+    """
+
+    def __init__(self, order: TrainingOrder) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        first = self.order.start()
+        for micro_step, samples in zip(count(first), self.order, strict=False):
+            step = micro_step // self.order.accumulation
+            epoch = step // self.order.steps_per_epoch
+            yield [Request(sample, epoch, step) for sample in samples]
+
+
+class PictureLoader:
+    """A DataLoader whose damaged pictures are one-line errors, also from loader processes.
+
+    Args:
+        loader: The DataLoader.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from self.loader
+        except PictureError as error:
+            if self._iterator is not None:
+                self._iterator._shutdown_workers()  # left to itself, it waits five seconds
+                self._iterator = None
+            # A loader process sends its traceback along; the last line is the message.
+            text = str(error).strip().splitlines()[-1]
+            text = text.removeprefix(f"{PictureError.__module__}.{PictureError.__name__}: ")
+            raise DataError(text) from None
+
+    # Lightning shuts the workers down through this attribute.
+    @property
+    def _iterator(self) -> Any:
+        return self.loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        self.loader._iterator = iterator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)

@@ -1,0 +1,164 @@
+"""Where the pictures of ImageNet are, and which class each of them has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.pictures.truth import read_ground_truth
+
+__all__ = ["PictureFiles", "find_root", "read_train", "read_val"]
+
+_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
+# Folders below data_dir that may hold train and val.
+_ROOTS = ("", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """The pictures of one split; names are kept as bytes, so that a million of them stay small.
+
+    Args:
+        folder: Folder of the split.
+        classes: Folder name of each class, in the order of the class numbers.
+        names: File names, shape (num_pictures,).
+        targets: Class numbers, shape (num_pictures,).
+        flat: Whether all pictures lie in `folder` itself.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    names: npt.NDArray[np.bytes_]
+    targets: npt.NDArray[np.int64]
+    flat: bool = False
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def path(self, index: int) -> Path:
+        """Return where a picture lies."""
+        folder = self.folder if self.flat else self.folder / self.classes[self.targets[index]]
+        return folder / os.fsdecode(bytes(self.names[index]))
+
+    def part(self, rows: npt.NDArray[np.integer]) -> PictureFiles:
+        """Return some of the pictures."""
+        names, targets = self.names[rows], self.targets[rows]
+        return PictureFiles(self.folder, self.classes, names, targets, self.flat)
+
+
+def find_root(data_dir: Path) -> Path:
+    """Return the folder that holds `train` and `val`.
+
+    Raises:
+        MissingDataError: There is none.
+    """
+    for name in _ROOTS:
+        root = data_dir / name
+        if (root / "train").is_dir() and (root / "val").is_dir():
+            return root
+    found = [str(data_dir / r / s) for r in _ROOTS for s in ("train", "val")]
+    present = [path for path in found if Path(path).is_dir()]
+    raise MissingDataError(
+        f"ImageNet: no folder with train/ and val/; expected {data_dir / 'imagenet' / 'train'} and "
+        f"{data_dir / 'imagenet' / 'val'} (or directly in {data_dir})"
+        + (f"; of these there is only {present[0]}" if present else "")
+        + ". Get ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and "
+        "ILSVRC2012_devkit_t12.tar.gz from https://image-net.org and unpack the first into "
+        "train/<wnid>/, the second into val/; nothing is downloaded"
+    )
+
+
+def read_train(root: Path) -> PictureFiles:
+    """Read the class folders of `train`; classes are numbered in the order of their names.
+
+    Raises:
+        DataError: There are none, or one is empty.
+    """
+    folder = root / "train"
+    classes = _folders(folder)
+    if not classes:
+        archives = [entry for entry in _files(folder, (".tar",))]
+        raise DataError(
+            f"{folder} has no class folders"
+            + (f"; unpack each archive, {archives[0]} into its own folder" if archives else "")
+        )
+    return _read_class_folders(folder, classes)
+
+
+def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) -> PictureFiles:
+    """Read `val`: class folders, or all pictures in one folder and a file with their classes.
+
+    Args:
+        root: The folder that holds `val`.
+        classes: Classes of the training split.
+        ground_truth: File with the classes of a flat folder. None means the usual places.
+
+    Raises:
+        DataError: The classes are not those of the training split, or a folder is empty, or a
+            picture has no class.
+    """
+    folder = root / "val"
+    present = _folders(folder)
+    if present:
+        _check_classes(folder, classes, present)
+        return _read_class_folders(folder, classes)
+    names = _files(folder, _SUFFIXES)
+    if not names:
+        raise DataError(f"{folder} has neither class folders nor pictures")
+    labels = read_ground_truth(root, names, ground_truth)
+    _check_classes(folder, classes, sorted(set(labels)))
+    numbers = {name: number for number, name in enumerate(classes)}
+    targets = np.array([numbers[label] for label in labels], dtype=np.int64)
+    return PictureFiles(folder, classes, _as_bytes(names), targets, flat=True)
+
+
+def _check_classes(folder: Path, expected: Sequence[str], found: Sequence[str]) -> None:
+    extra, missing = sorted(set(found) - set(expected)), sorted(set(expected) - set(found))
+    if not extra and not missing:
+        return
+    parts = [
+        f"{len(names)} only in {where} ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
+        for names, where in ((missing, folder.parent / "train"), (extra, folder))
+        if names
+    ]
+    raise DataError(
+        f"training and validation have different classes: {'; '.join(parts)}. Both need the same "
+        "class folders, or class numbers would not mean the same"
+    )
+
+
+def _read_class_folders(folder: Path, classes: tuple[str, ...]) -> PictureFiles:
+    names: list[str] = []
+    targets: list[int] = []
+    for number, name in enumerate(classes):
+        inside = _files(folder / name, _SUFFIXES)
+        if not inside:
+            raise DataError(
+                f"class folder {folder / name} holds no picture ({', '.join(_SUFFIXES)}); fill it, "
+                "or remove the class from train and val"
+            )
+        names += inside
+        targets += [number] * len(inside)
+    return PictureFiles(folder, classes, _as_bytes(names), np.array(targets, dtype=np.int64))
+
+
+def _as_bytes(names: list[str]) -> npt.NDArray[np.bytes_]:
+    return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+
+
+def _folders(folder: Path) -> tuple[str, ...]:
+    with os.scandir(folder) as entries:
+        return tuple(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(".")))
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the files of a folder with one of these suffixes, sorted; hidden ones are left out."""
+    with os.scandir(folder) as entries:
+        found = [e.name for e in entries if e.name.lower().endswith(suffixes) and not e.is_dir()]
+    return sorted(name for name in found if not name.startswith("."))

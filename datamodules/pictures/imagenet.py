@@ -1,0 +1,298 @@
+"""ImageNet, ILSVRC 2012: pictures in class folders, with timm's augmentation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from timm.data import create_transform
+
+from datamodules.core.base import DataModule, Published, Split
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.order import EvaluationOrder, TrainingOrder, permutation
+from datamodules.pictures.batches import Mixing, PictureCollate, PictureLoader, RequestOrder
+from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
+from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
+
+__all__ = ["ImageNet"]
+
+_PER_LINE = 8  # classes on a line of the report
+
+
+class ImageNet(DataModule):
+    """Pictures and their class; `inputs` are float32 (B, 3, S, S), normalised.
+
+    Files are `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG` in data_dir or its folder `imagenet`; or
+    all validation pictures in `val` itself, with the ground-truth file of the development kit.
+    Classes are numbered in the order of their folder names. The map from numbers to names goes into
+    every checkpoint, and a checkpoint with another one is refused; `prepare` writes it to
+    cache_dir. The published test pictures have no labels: test is the validation folder.
+
+    What is drawn for a picture depends on (seed, epoch, sample) alone, and how a batch is mixed on
+    (seed, step): see `datamodules.pictures.samples` and `datamodules.pictures.batches`.
+
+    Source: FiSH, NeurIPS 2022, table 5: the recipe of DeiT and Swin, by timm.
+    Departs from the source: partners of mixup and cutmix are neighbours in the global batch.
+
+    Args:
+        image_size: S. Evaluation resizes the shorter side to S / 0.875 and takes the centre.
+        augmentation: `recipe`; or `none`: training pictures are prepared as those of evaluation.
+        auto_augment: timm's name of a policy; None for none. As in timm, colour jitter is off where
+            there is one.
+        color_jitter: Strength of brightness, contrast and saturation jitter.
+        erase: Probability that a rectangle is replaced by noise.
+        crop_scale: Smallest and largest share of a picture in a random crop.
+        flip: Probability of a horizontal flip.
+        mixup: Parameter of mixup; 0 for none.
+        cutmix: Parameter of cutmix; 0 for none.
+        mix_probability: Probability that a batch is mixed.
+        mix_switch: Probability of cutmix where mixup is on, too.
+        held_out_per_class: Training pictures of each class that are held out for validation, so
+            that selection does not see the test pictures. 0, as in the source, validates on them.
+        ground_truth: Path of the file with the classes of a flat validation folder.
+        verify: `check` reads every picture and lists the damaged ones.
+        **kwargs: Arguments of DataModule. Those about padding do not apply.
+    """
+
+    task = "imagenet"
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        augmentation: Literal["recipe", "none"] = "recipe",
+        auto_augment: str | None = "rand-m9-mstd0.5-inc1",
+        color_jitter: float = 0.4,
+        erase: float = 0.25,
+        crop_scale: tuple[float, float] = (0.08, 1.0),
+        flip: float = 0.5,
+        mixup: float = 0.8,
+        cutmix: float = 1.0,
+        mix_probability: float = 1.0,
+        mix_switch: float = 0.5,
+        held_out_per_class: int = 0,
+        ground_truth: str | None = None,
+        verify: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(8, image_size=image_size)
+        require_at_least(0, held_out_per_class=held_out_per_class)
+        shares = {"erase": erase, "flip": flip, "mix_probability": mix_probability}
+        for name, value in {**shares, "mix_switch": mix_switch}.items():
+            if not 0 <= value <= 1:
+                raise DataError(f"{name} is a probability, got {value}")
+        if min(mixup, cutmix) < 0:
+            raise DataError(f"mixup and cutmix must not be negative, got {mixup} and {cutmix}")
+        if augmentation not in ("recipe", "none"):
+            raise DataError(f"augmentation must be recipe or none, got {augmentation!r}")
+        self.image_size, self.verify = image_size, verify
+        self.held_out_per_class = held_out_per_class
+        self.ground_truth = None if ground_truth is None else Path(ground_truth).expanduser()
+        self.mixing: Mixing | None = None
+        if (mixup or cutmix) and mix_probability:
+            self.mixing = Mixing(mixup, cutmix, mix_probability, mix_switch, self.seed)
+        self._augmentation: dict[str, Any] | None = None
+        if augmentation == "recipe":
+            self._augmentation = dict(
+                auto_augment=auto_augment,
+                color_jitter=color_jitter,
+                re_prob=erase,
+                re_mode="pixel",
+                scale=tuple(crop_scale),
+                hflip=flip,
+            )
+        self._files: dict[str, PictureFiles] = {}
+
+    # ---- sizes, which depend on the folders ----------------------------------------------------
+
+    @property
+    def vocab_size(self) -> None:
+        """No tokens."""
+        return None
+
+    @property
+    def num_features(self) -> int:
+        """Red, green and blue."""
+        return 3
+
+    @property
+    def classes(self) -> list[str]:
+        """Folder name of each class number."""
+        return list(self._folders["train"].classes)
+
+    @property
+    def num_classes(self) -> int:
+        """Class folders of the training split."""
+        return len(self._folders["train"].classes)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Pixels of a picture."""
+        return self.image_size**2
+
+    @property
+    def select_on_test(self) -> bool:
+        """Whether validation is on the pictures that results are reported for."""
+        return self.held_out_per_class == 0
+
+    @property
+    def published(self) -> dict[str, Published]:
+        """Sizes of ILSVRC 2012."""
+        train = "train" if self.select_on_test else "train+val"
+        return {train: Published(1281167), "test": Published(50000, per_class=50)}
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What is behind a result; plain JSON values."""
+        return {"classes_sha256": self._digest(), "held_out_per_class": self.held_out_per_class}
+
+    # ---- report --------------------------------------------------------------------------------
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield pictures and counts per class of each split."""
+        for name, split in self.splits.items():
+            counts = np.bincount(split.targets, minlength=self.num_classes)
+            yield (
+                f"{name}: {len(split)} pictures, {self.num_classes} classes, per class min "
+                f"{counts.min()}, median {int(np.median(counts))}, max {counts.max()}"
+            )
+            pairs = [f"{c} {n}" for c, n in zip(self.classes, counts, strict=True)]
+            for first in range(0, len(pairs), _PER_LINE):
+                yield f"  {'  '.join(pairs[first : first + _PER_LINE])}"
+
+    def compare_sizes(self) -> Iterator[tuple[str, bool]]:
+        """Yield the number of classes, and damaged pictures if they are looked for."""
+        equal = self.num_classes == 1000
+        yield f"published classes: 1000; here {self.num_classes}: {_verdict(equal)}", equal
+        for name, files in self._folders.items() if self.verify else ():
+            damaged = 0
+            for index in range(len(files)):
+                try:
+                    open_picture(files.path(index))
+                except PictureError as error:
+                    damaged += 1
+                    yield str(error).split(". Put a sound copy")[0], False
+            yield f"{name}: {len(files)} pictures read, {damaged} damaged", damaged == 0
+
+    # ---- splits --------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Check the folders before anything starts, and write the class map to cache_dir."""
+        text = json.dumps(dict(enumerate(self.classes)), indent=0) + "\n"
+        path = self.cache_dir / f"imagenet-classes-{self._digest()[:12]}.json"
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            raise DataError(
+                f"cannot write the class map {path}: {error.strerror}; set cache_dir (or "
+                "LIT_PROBATTN_CACHE) to a folder that can be written to"
+            ) from error
+
+    def load_splits(self) -> dict[str, Split]:
+        """Open the splits."""
+        train, val = self._folders["train"], self._folders["val"]
+        evaluate = create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
+        augment: Any = evaluate
+        if self._augmentation is not None:
+            augment = create_transform(
+                self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
+            )
+            augment = keep_no_bits(augment)
+        held_out = self._held_out(train)
+        test = PictureSplit(val, evaluate, self.image_size)
+        if held_out.any():
+            val = train.part(np.flatnonzero(held_out))
+            train = train.part(np.flatnonzero(~held_out))
+        return {
+            "train": PictureSplit(train, augment, self.image_size, self.seed),
+            "val": PictureSplit(val, evaluate, self.image_size),
+            "test": test,
+        }
+
+    def collate(self) -> PictureCollate:
+        """Return the function that makes a training batch."""
+        return PictureCollate(self.mixing)
+
+    def collate_of(self, name: str) -> PictureCollate:
+        """Return the function that makes an evaluation batch: nothing is mixed."""
+        return PictureCollate()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the class map, for checkpoints."""
+        return {"classes": self.classes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Compare the class map of a checkpoint with the folders.
+
+        Raises:
+            DataError: They differ.
+        """
+        before, now = list(state_dict["classes"]), self.classes
+        if before == now:
+            return
+        places = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b]
+        first = places[0] if places else min(len(before), len(now))
+        names = [dict(enumerate(classes)).get(first, "missing") for classes in (before, now)]
+        raise DataError(
+            f"the checkpoint was trained with {len(before)} classes, the folders have {len(now)}: "
+            f"class {first} was {names[0]} and is {names[1]}; use the folders of the training"
+        )
+
+    @property
+    def _folders(self) -> dict[str, PictureFiles]:
+        """Files of `train` and `val`, listed once: the model asks for sizes before `setup`."""
+        if not self._files:
+            root = find_root(self.data_dir)
+            train = read_train(root)
+            val = read_val(root, train.classes, self.ground_truth)
+            self._files = {"train": train, "val": val}
+        return self._files
+
+    def _held_out(self, files: PictureFiles) -> npt.NDArray[np.bool_]:
+        """Choose pictures of each class, a function of their number alone; True for validation."""
+        chosen = np.zeros(len(files), dtype=bool)
+        count = self.held_out_per_class
+        for target, name in enumerate(files.classes if count else ()):
+            rows = np.flatnonzero(files.targets == target)
+            if len(rows) <= count:
+                raise DataError(
+                    f"held_out_per_class={count} leaves class {name} no training picture of "
+                    f"{len(rows)}"
+                )
+            chosen[rows[permutation(len(rows), 0, target)[:count]]] = True
+        return chosen
+
+    def _digest(self) -> str:
+        return hashlib.sha256("\n".join(self.classes).encode()).hexdigest()
+
+    def _loader(
+        self,
+        split: Split,
+        order: TrainingOrder | EvaluationOrder,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Any:
+        if not isinstance(order, TrainingOrder):
+            return PictureLoader(super()._loader(split, order, collate))
+        if self.mixing is not None and order.micro_batch_size % 2:
+            raise DataError(
+                f"mixup and cutmix mix pairs, so a micro-batch must be even: batch_size="
+                f"{self.batch_size} over world_size={order.world_size} and "
+                f"accumulate_grad_batches={order.accumulation} gives {order.micro_batch_size}"
+            )
+        requests: Any = RequestOrder(order)
+        return PictureLoader(super()._loader(split, requests, collate))
+
+
+def _verdict(equal: bool) -> str:
+    return "equal" if equal else "DIFFERENT"

@@ -1,0 +1,201 @@
+"""Pictures in files: decoding, timm's transforms, and draws that name their sample.
+
+The transforms of timm draw from the global generators of Python, numpy and torch. Each picture
+sets them for itself from (seed, epoch, sample) and puts them back, so that what happens to a sample
+depends on nothing else: not on the worker, the rank, or what came before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from datamodules.core.errors import DataError
+from datamodules.core.order import FILL, hashes
+from datamodules.pictures.files import PictureFiles
+
+__all__ = [
+    "PictureError",
+    "PictureSplit",
+    "Request",
+    "Sample",
+    "keep_no_bits",
+    "open_picture",
+    "seeded",
+]
+
+_AUGMENT = 0x1AF  # keeps these draws apart from those of the order and of mixing
+
+
+class PictureError(DataError):
+    """A picture cannot be read; the message names its file."""
+
+
+class Request(NamedTuple):
+    """A training sample as the order asks for it.
+
+    Args:
+        sample: Index of the sample in its split.
+        epoch: Pass over the data.
+        step: Optimiser step.
+    """
+
+    sample: int
+    epoch: int
+    step: int
+
+
+class Sample(NamedTuple):
+    """One picture.
+
+    Args:
+        picture: Normalised, (3, S, S).
+        target: Class.
+        sample_id: Index in the split, or FILL.
+        step: Optimiser step; 0 in evaluation.
+    """
+
+    picture: Tensor
+    target: int
+    sample_id: int
+    step: int
+
+
+@contextmanager
+def seeded(*key: int) -> Iterator[None]:
+    """Set the global generators from a key, and put them back at the end."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    seed = int(hashes(1, *key)[0])
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed >> 1)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+
+
+def open_picture(path: Path) -> Image.Image:
+    """Read a picture as RGB: grey (8 or 16 bits), CMYK, palette and transparent ones too.
+
+    Raises:
+        PictureError: The file is missing, empty, cut off, or no picture; the message names it.
+    """
+    try:
+        with Image.open(path) as picture:
+            if picture.format == "PNG":
+                picture.verify()  # reading the pixels does not look at them
+        with Image.open(path) as picture:
+            picture.load()
+            if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+                # Without this, what lies under transparent pixels would show.
+                white = Image.new("RGBA", picture.size, "white")
+                return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+            if picture.mode.startswith("I"):
+                # 16 bits: a plain conversion clips everything above 255 to white.
+                grey = np.asarray(picture).clip(0, 0xFFFF).astype(np.uint16) >> 8
+                return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+            return picture.convert("RGB")
+    except UnidentifiedImageError as error:
+        reason = "it is empty" if path.stat().st_size == 0 else "it is not a picture"
+        raise PictureError(_damaged(path, reason)) from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise PictureError(_damaged(path, str(error))) from error
+
+
+def _damaged(path: Path, reason: str) -> str:
+    return (
+        f"{path}: the picture cannot be read: {reason}. Put a sound copy in its place, or remove "
+        "the file; `python -m datamodules check imagenet --verify true` lists all such files"
+    )
+
+
+def keep_no_bits(transform: Any) -> Any:
+    """Let the posterize operations of a transform of timm keep 0 bits, which gives black.
+
+    Magnitudes are drawn with noise, so timm asks for 0 bits now and then. Pillow made a black
+    picture of it up to version 12; since then it is an error.
+    """
+    for step in getattr(transform, "transforms", ()):
+        operations = getattr(step, "ops", None) or [o for p in _policy(step) for o in p]
+        for operation in operations:
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _Posterize(operation.aug_fn)
+    return transform
+
+
+def _policy(step: Any) -> list[Any]:
+    return list(getattr(step, "policy", ()))
+
+
+class _Posterize:
+    """Keep some bits of each colour; none is black."""
+
+    def __init__(self, function: Callable[..., Image.Image]) -> None:
+        self.function = function
+
+    def __call__(self, picture: Image.Image, bits: int, **options: Any) -> Image.Image:
+        if bits < 1:
+            return Image.new(picture.mode, picture.size)
+        return self.function(picture, bits, **options)
+
+
+class PictureSplit:
+    """The pictures of one split; a map-style data set.
+
+    Args:
+        files: Where they are.
+        transform: From a picture to a tensor (3, S, S).
+        image_size: S.
+        seed: Seed of the draws of `transform`.
+    """
+
+    def __init__(
+        self,
+        files: PictureFiles,
+        transform: Callable[[Image.Image], Any],
+        image_size: int,
+        seed: int = 0,
+    ) -> None:
+        self.files, self.transform = files, transform
+        self.image_size, self.seed = image_size, seed
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int | Request) -> Sample:
+        """Return a sample; FILL gives an empty picture under the id FILL.
+
+        Raises:
+            PictureError: The file is damaged.
+        """
+        request = index if isinstance(index, Request) else Request(int(index), 0, 0)
+        if request.sample == FILL:
+            blank = torch.zeros(3, self.image_size, self.image_size)
+            return Sample(blank, 0, FILL, request.step)
+        picture = open_picture(self.files.path(request.sample))
+        with seeded(self.seed, _AUGMENT, request.epoch, request.sample):
+            tensor: Tensor = self.transform(picture)
+        target = int(self.files.targets[request.sample])
+        return Sample(tensor, target, request.sample, request.step)
+
+    @property
+    def targets(self) -> npt.NDArray[np.integer]:
+        """Class of each sample, shape (num_samples,)."""
+        return self.files.targets
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Pixels of each sample, shape (num_samples,)."""
+        return np.full(len(self), self.image_size**2, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""The UEA archive: time series, their .ts files and batches."""

@@ -1,0 +1,290 @@
+"""Multivariate time series of the UEA archive, chosen by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.base import Published, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cached import CachedDataModule
+from datamodules.core.errors import DataError, MissingDataError, require_at_least
+from datamodules.core.order import permutation
+from datamodules.series.archive import ARCHIVES, ArchiveSource, check_name, find_archive
+from datamodules.series.samples import Normalization, Normalizer, SeriesCollate, SeriesSplit
+from datamodules.series.ts_file import TsFile, read_ts
+
+__all__ = ["UEA"]
+
+_READER_VERSION = 1  # part of the cache's name: what is stored, and how
+
+
+class UEA(CachedDataModule):
+    """Multivariate series and their class; `inputs` are float32 (B, N, num_features).
+
+    The archive's own training and test files stay what they are. Series may differ in length; they
+    are padded with 0, and `key_mask` says where they are real. Missing values are interpolated
+    within each series. Statistics of a normalisation are those of the training split. Classes are
+    numbered in the order of the training file's header; `classes` maps numbers to labels.
+
+    Files are `<data_dir>/<name>/<name>_{TRAIN,TEST}.ts`, or the same below `UEA` or
+    `Multivariate_ts`, or directly in data_dir. Reading them needs the optional package aeon, once:
+    the values are kept in a cache.
+
+    Source: the loaders of mvts and Flowformer (FiSH, NeurIPS 2022, section c.5 of its
+    specification). Departs from the source: validation is a part of the training file by default;
+    `select_on=test` gives the papers' protocol, which selects on test data.
+
+    Args:
+        name: Name of the archive.
+        source: `released` reads the files in data_dir; `bundled` the copies of BasicMotions and
+            JapaneseVowels that aeon carries.
+        select_on: `val` keeps val_fraction of each class of the training file for validation, a
+            pure function of split_seed. `test` trains on the whole training file and validates on
+            the test file, as the papers do.
+        val_fraction: Part of the training file that is held out, between 0 and 1. A class with two
+            or more series keeps at least one on either side.
+        split_seed: Seed of the choice.
+        normalization: `standardize` and `minmax` by each feature's training statistics, or by
+            those of the series itself (`per_sample_std`, `per_sample_minmax`), or `none`.
+        max_length: Series are cut off after so many steps. None means the longest series of the
+            training file, as in the source: longer test series are cut off.
+        **kwargs: Arguments of DataModule.
+    """
+
+    task = "uea"
+
+    def __init__(
+        self,
+        name: str,
+        source: ArchiveSource = "released",
+        select_on: Literal["val", "test"] = "val",
+        val_fraction: float = 0.2,
+        split_seed: int = 1337,
+        normalization: Normalization = "standardize",
+        max_length: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_name(name)
+        require_at_least(1, max_length=max_length)
+        if not 0 < val_fraction < 1:
+            raise DataError(f"val_fraction must be between 0 and 1, got {val_fraction}")
+        for what, value, valid in (
+            ("source", source, ("released", "bundled")),
+            ("select_on", select_on, ("val", "test")),
+        ):
+            if value not in valid:
+                raise DataError(f"{what} must be one of {', '.join(valid)}, got {value!r}")
+        Normalizer.fit(normalization, lambda: [np.zeros((1, 1), dtype=np.float32)])
+        self.archive, self.source, self.select_on = name, source, select_on
+        self.val_fraction, self.split_seed = val_fraction, split_seed
+        self.normalization: Normalization = normalization
+        self._max_length = max_length
+        self._opened: Cache | None = None
+
+    # ---- sizes, which depend on the files ------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> None:
+        """No tokens."""
+        return None
+
+    @property
+    def num_features(self) -> int:
+        """Dimensions of a series."""
+        return int(self._cache.array("train_values").shape[1])
+
+    @property
+    def classes(self) -> list[str]:
+        """Label of each class number."""
+        return list(self._facts["classes"])
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that occur in the training file."""
+        return len(self.classes)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest series of the training file, or `max_length`."""
+        if self._max_length is not None:
+            return self._max_length
+        return int(np.diff(self._cache.array("train_offsets")).max())
+
+    @property
+    def select_on_test(self) -> bool:
+        """Whether validation, and so selection, is on the test split."""
+        return self.select_on == "test"
+
+    @property
+    def published(self) -> dict[str, Published]:
+        """Sizes of the collection's table, where it is not in doubt."""
+        size = ARCHIVES[self.archive]
+        if size is None:
+            return {}
+        train, test = Published(size.num_train), Published(size.num_test)
+        if self.select_on_test:
+            return {"train": train, "val": test, "test": test}
+        return {"train+val": train, "test": test}
+
+    @property
+    def notes(self) -> list[str]:
+        """Dimensions, version and classes."""
+        facts = self._facts
+        notes = [
+            f"archive {self.archive}, {self.source}, version {facts['version']}; "
+            f"{self.num_features} dimensions; {facts['num_missing']} missing values, interpolated",
+            f"classes: {', '.join(f'{i} = {label}' for i, label in enumerate(self.classes))}",
+        ]
+        if facts["absent"]:
+            notes.append(f"in the header but in no series: {', '.join(facts['absent'])}")
+        if self.select_on_test:
+            notes.append("train is the whole training file")
+        return notes
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Release and protocol behind a result; plain JSON values."""
+        hashes = {name: facts["sha256"] for name, facts in self._cache.meta["sources"].items()}
+        return {
+            "archive": self.archive,
+            "archive_source": self.source,
+            "archive_version": self._facts["version"],
+            "archive_sha256": hashes,
+            "select_on": self.select_on,
+            "val_fraction": None if self.select_on_test else self.val_fraction,
+            "split_seed": None if self.select_on_test else self.split_seed,
+            "normalization": self.normalization,
+            "max_seq_len": self.max_seq_len,
+        }
+
+    # ---- cache ---------------------------------------------------------------------------------
+
+    def must_name(self) -> dict[str, Any]:
+        """The archive has no default, and the place of its files decides the cache."""
+        return {"name": self.archive, "source": self.source}
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache: the release alone."""
+        return {"archive": self.archive, "source": self.source, "reader_version": _READER_VERSION}
+
+    def sources(self) -> list[Path]:
+        """Both files, if they are present."""
+        try:
+            files = find_archive(self.archive, self.data_dir, self.source)
+        except MissingDataError:
+            return []
+        return [files.train, files.test]
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read both files.
+
+        Raises:
+            DataError: a file is malformed, or they do not fit together.
+        """
+        files = find_archive(self.archive, self.data_dir, self.source)
+        train, test = read_ts(files.train), read_ts(files.test)
+        classes = _common_classes(train, test, files.train, files.test)
+        num_missing = 0
+        for name, part in (("train", train), ("test", test)):
+            numbers = {label.lower(): number for number, label in enumerate(classes)}
+            targets = [numbers[label.lower()] for label in part.labels]
+            ends = np.cumsum([len(case) for case in part.series], dtype=np.int64)
+            values = np.concatenate(part.series)
+            num_missing += int(np.isnan(values).sum())
+            writer.add(f"{name}_values", values)
+            writer.add(f"{name}_offsets", np.concatenate([np.zeros(1, dtype=np.int64), ends]))
+            writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
+        facts = {
+            "classes": classes,
+            "absent": [label for label in train.header.classes if label not in classes],
+            "version": files.version,
+            "num_missing": num_missing,
+        }
+        writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+
+    @property
+    def _cache(self) -> Cache:
+        """The cache, built if needed: sizes of the model are asked for before `setup`."""
+        if self._opened is None:
+            self.prepare_data()
+            self._opened = self.open()
+        return self._opened
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(np.asarray(self._cache.array("facts")).tobytes())
+        return facts
+
+    # ---- splits --------------------------------------------------------------------------------
+
+    def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
+        """Return the function that makes a batch of series."""
+        return SeriesCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits; held-out validation is a choice of rows of the training file."""
+        self._opened = cache
+        held_out = self._held_out(np.asarray(cache.array("train_targets")))
+        rows = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
+        train = self._part(cache, "train", rows["train"])
+
+        def series() -> Iterator[npt.NDArray[np.float32]]:
+            return (train.series(index) for index in range(len(train)))
+
+        normalizer = Normalizer.fit(self.normalization, series)
+        test = self._part(cache, "test", None)
+        val = test if self.select_on_test else self._part(cache, "train", rows["val"])
+        for split in (train, val, test):
+            split.normalizer = normalizer
+        return {"train": train, "val": val, "test": test}
+
+    def _part(self, cache: Cache, name: str, rows: npt.NDArray[np.int64] | None) -> SeriesSplit:
+        offsets = np.asarray(cache.array(f"{name}_offsets"))
+        targets = np.asarray(cache.array(f"{name}_targets"))
+        rows = np.arange(len(targets)) if rows is None else rows
+        return SeriesSplit(cache.array(f"{name}_values"), offsets, targets, self.max_seq_len, rows)
+
+    def _held_out(self, targets: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Choose the same fraction of each class; True for validation. Shape of `targets`."""
+        chosen = np.zeros(len(targets), dtype=bool)
+        if self.select_on_test:
+            return chosen
+        for target in range(self.num_classes):
+            rows = np.flatnonzero(targets == target)
+            if len(rows) < 2:
+                continue
+            count = min(max(round(self.val_fraction * len(rows)), 1), len(rows) - 1)
+            chosen[rows[permutation(len(rows), self.split_seed, target)[:count]]] = True
+        if not chosen.any():
+            raise DataError(
+                f"{self.archive}: no class has two training series, so none can be held out for "
+                f"validation; only select_on=test is possible"
+            )
+        return chosen
+
+
+def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Path) -> list[str]:
+    """Return the classes of the training series, in the order of the header.
+
+    Raises:
+        DataError: the files disagree on dimensions, or a test series has a class without training
+            series.
+    """
+    sizes = train.header.num_features, test.header.num_features
+    if sizes[0] != sizes[1]:
+        raise DataError(f"{train_path} has {sizes[0]} dimensions and {test_path} has {sizes[1]}")
+    present = {label.lower() for label in train.labels}
+    for label, line in zip(test.labels, test.lines, strict=True):
+        if label.lower() not in present:
+            raise DataError(
+                f"{test_path}:{line}: class {label!r} occurs in no series of {train_path}, so it "
+                f"cannot be learned"
+            )
+    return [label for label in train.header.classes if label.lower() in present]

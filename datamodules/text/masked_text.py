@@ -1,0 +1,158 @@
+"""Running text for masked language models: full sequences between a begin and an end token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.base import DataModule, Split
+from datamodules.core.cache import Cache
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.loaders import EvaluationLoader
+from datamodules.core.order import FILL
+from datamodules.text.segments import IGNORE, StreamCollate, StreamSample
+from datamodules.text.segments import WindowSplit as _Windows
+from datamodules.text.wikitext103 import WikiText103
+from datamodules.text.wikitext_release import Corpus
+
+__all__ = ["MaskedSplit", "MaskedText"]
+
+_SPECIAL = 3  # begin, end, mask: the last ids
+
+
+class MaskedSplit(_Windows):
+    """Sequences of a stream: begin, its next segment_len − 2 tokens, end.
+
+    A sample has `inputs` (n,), nothing hidden yet, and `target` (n,), the same with IGNORE at
+    begin and end. What is left of the stream is a last, shorter sequence, unless it is dropped.
+
+    Args:
+        tokens: The stream. Shape (num_tokens,).
+        segment_len: Tokens of a sequence, begin and end included; at least 3.
+        vocab_size: Ids; the last three are begin, end and mask.
+        drop_short: Leave out the shorter last sequence.
+
+    Raises:
+        DataError: The text is shorter than one sequence, and short ones are left out.
+    """
+
+    def __init__(
+        self,
+        tokens: npt.NDArray[np.integer],
+        segment_len: int,
+        vocab_size: int,
+        drop_short: bool = False,
+    ) -> None:
+        require_at_least(_SPECIAL, segment_len=segment_len)
+        self.tokens, self.length = tokens, segment_len - 2
+        self.begin, self.end = vocab_size - _SPECIAL, vocab_size - _SPECIAL + 1
+        full, rest = divmod(len(tokens), self.length)
+        self._count = full + (1 if rest and not drop_short else 0)
+        if not self._count:
+            raise DataError(
+                f"the text has {len(tokens)} tokens, at least {self.length} are needed at "
+                f"segment_len={segment_len}"
+            )
+
+    def __getitem__(self, index: int) -> StreamSample:
+        """Return one sequence."""
+        first = self.length * (0 if index == FILL else index)
+        piece = self.tokens[first : first + self.length].astype(np.int64)
+        inputs = np.concatenate([[self.begin], piece, [self.end]])
+        target = inputs.copy()
+        target[[0, -1]] = IGNORE
+        return StreamSample(inputs, target, index)
+
+
+class MaskedText(WikiText103):
+    """Text for masked language models, from the files and the cache of `WikiText103`.
+
+    Batches have `target` (B, N), the tokens themselves, -100 at begin, end and padding. Words are
+    hidden by the task, anew in every epoch.
+
+    Source: value-aware attention (Gupta and Berant, 2021), A.1: an end token after each document,
+    all documents one text, cut into full sequences of L − 2 tokens between begin and end.
+    Departs from the source: `<eos>` ends lines, not documents, and the text keeps its order; words
+    instead of sub-words, unless `subwords` or `tokenizer_file` is set.
+
+    Args:
+        corpus: As in `WikiText103`; `other` is any text in `data_dir`.
+        segment_len: L, tokens of a sequence; the model's max_seq_len.
+        vocab_file: Vocabulary with one word per line.
+        subwords: Train so many byte-level sub-words; needs the package `tokenizers`.
+        tokenizer_file: Use the sub-words of this tokenizer.json.
+        vocab_size: Rows of the model's embedding table, at least the vocabulary and three more.
+            None means just that.
+        **kwargs: Arguments of DataModule; pad_to and pad_multiple have no effect.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus = "wikitext-103",
+        segment_len: int = 512,
+        vocab_file: str | None = None,
+        subwords: int | None = None,
+        tokenizer_file: str | None = None,
+        vocab_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            corpus=corpus,
+            segment_len=segment_len,
+            batching="segments",
+            vocab_file=vocab_file,
+            subwords=subwords,
+            tokenizer_file=tokenizer_file,
+            vocab_size=vocab_size,
+            test_stride=None,
+            **kwargs,
+        )
+        require_at_least(_SPECIAL, segment_len=segment_len)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table: words, then begin, end and mask."""
+        return len(self.vocabulary) + _SPECIAL if self._vocab_size is None else self._vocab_size
+
+    def form(self, name: str) -> str:
+        """How a split is scored."""
+        return "masked"
+
+    def decode(self, ids: Any) -> str:
+        """Turn token ids into text, without begin, end and mask."""
+        return super().decode([i for i in ids if i < self.vocab_size - _SPECIAL])
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the three splits.
+
+        Raises:
+            DataError: The vocabulary does not fit vocab_size, or the training text is too short.
+        """
+        self._opened = cache
+        needed = len(self.vocabulary) + _SPECIAL
+        if needed > self.vocab_size:
+            raise DataError(
+                f"the vocabulary has {needed - _SPECIAL} words, and begin, end and mask need an id "
+                f"each, but vocab_size={self.vocab_size}; set vocab_size to at least {needed}"
+            )
+        splits: dict[str, Any] = {}
+        for name in ("train", "val", "test"):
+            tokens = cache.array(f"{name}_tokens")
+            splits[name] = MaskedSplit(tokens, self.segment_len, self.vocab_size, name == "train")
+        return splits
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says of the splits."""
+        for line in super().size_lines():
+            yield line.replace("(segments", "(full sequences", 1)
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a training batch."""
+        return StreamCollate("masked")
+
+    def predict_dataloader(self) -> EvaluationLoader:
+        """Return this rank's part of the split named by `predict_split`."""
+        return DataModule.predict_dataloader(self)

@@ -1,0 +1,193 @@
+"""Segments of one long stream of tokens: columns, windows, prompts, and batches of them.
+
+A sample has `inputs` (n,) and `target` (n,), the tokens that follow; IGNORE marks a prediction that
+is not scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from datamodules.core.errors import DataError
+from datamodules.core.order import FILL
+
+__all__ = ["IGNORE", "ColumnSplit", "PromptSplit", "StreamCollate", "StreamSample", "WindowSplit"]
+
+IGNORE = -100
+
+
+class StreamSample(NamedTuple):
+    """A segment and what follows each of its tokens."""
+
+    inputs: npt.NDArray[np.int64]
+    target: npt.NDArray[np.int64]
+    sample_id: int
+
+
+class _Stream:
+    """Tokens, maybe memory-mapped: a copy in another process opens the file anew."""
+
+    def __init__(self, tokens: npt.NDArray[np.integer]) -> None:
+        self.tokens = tokens
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if isinstance(self.tokens, np.memmap):
+            state["tokens"] = str(self.tokens.filename)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["tokens"], str):
+            state["tokens"] = np.load(state["tokens"], mmap_mode="r")
+        self.__dict__.update(state)
+
+    def _sample(self, first: int, length: int, sample_id: int) -> StreamSample:
+        piece = self.tokens[first : first + length + 1].astype(np.int64)
+        return StreamSample(piece[:-1], piece[1:].copy(), sample_id)
+
+
+class ColumnSplit(_Stream):
+    """The stream cut into equal columns, read downwards side by side.
+
+    Source: MGK's language modelling code (specification e.3). Sample s · columns + c is segment s
+    of column c; a batch is one segment of every column. What is left of the stream after the last
+    column is dropped; the last segment of all columns is shorter.
+
+    Args:
+        tokens: The stream. Shape (num_tokens,).
+        num_columns: Columns.
+        segment_len: Tokens of a segment.
+
+    Raises:
+        DataError: A column would have no prediction.
+    """
+
+    def __init__(self, tokens: npt.NDArray[np.integer], num_columns: int, segment_len: int) -> None:
+        super().__init__(tokens)
+        self.num_columns, self.segment_len = num_columns, segment_len
+        self.column_len = len(tokens) // num_columns
+        if self.column_len < 2:
+            raise DataError(
+                f"the training text of {len(tokens)} tokens cannot be cut into "
+                f"batch_size={num_columns} columns of at least 2 tokens; lower batch_size"
+            )
+
+    def __len__(self) -> int:
+        return self.num_columns * -(-(self.column_len - 1) // self.segment_len)
+
+    def __getitem__(self, index: int) -> StreamSample:
+        """Return one segment."""
+        step, column = divmod(0 if index == FILL else index, self.num_columns)
+        skip = step * self.segment_len
+        length = min(self.segment_len, self.column_len - 1 - skip)
+        return self._sample(column * self.column_len + skip, length, index)
+
+
+class WindowSplit(_Stream):
+    """Windows that begin every `stride` tokens and score every prediction of the stream once.
+
+    The first window scores all its predictions, each later one its last `stride`, which so have at
+    least window_len - stride tokens before them. With stride = window_len these are independent
+    segments; with stride 1 it is the sliding window of the papers.
+
+    Args:
+        tokens: The stream. Shape (num_tokens,).
+        window_len: Tokens of a window.
+        stride: Tokens from one window to the next.
+        drop_short: Leave out a last window that is shorter.
+
+    Raises:
+        DataError: There is no window; or the stride is not from 1 to window_len.
+    """
+
+    def __init__(
+        self,
+        tokens: npt.NDArray[np.integer],
+        window_len: int,
+        stride: int,
+        drop_short: bool = False,
+    ) -> None:
+        super().__init__(tokens)
+        if not 1 <= stride <= window_len:
+            raise DataError(
+                f"a stride must be from 1 to segment_len={window_len}, so that no token is left "
+                f"out; got {stride}"
+            )
+        self.window_len, self.stride = window_len, stride
+        beyond = max(0, len(tokens) - 1 - window_len)
+        self._count = 1 + (beyond // stride if drop_short else -(-beyond // stride))
+        if len(tokens) < 2 or (drop_short and len(tokens) - 1 < window_len):
+            needed = window_len + 1 if drop_short else 2
+            raise DataError(
+                f"the text has {len(tokens)} tokens, at least {needed} are needed at "
+                f"segment_len={window_len}"
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> StreamSample:
+        """Return one window."""
+        first = self.stride * (0 if index == FILL else index)
+        length = min(self.window_len, len(self.tokens) - 1 - first)
+        sample = self._sample(first, length, index)
+        if first:
+            sample.target[: self.window_len - self.stride] = IGNORE
+        return sample
+
+
+class PromptSplit:
+    """Prompts to continue.
+
+    Args:
+        prompts: Token ids of each, at least one.
+    """
+
+    def __init__(self, prompts: list[npt.NDArray[np.int64]]) -> None:
+        self.prompts = prompts
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> StreamSample:
+        """Return one prompt; it has nothing to score."""
+        inputs = self.prompts[0 if index == FILL else index]
+        return StreamSample(inputs, np.full_like(inputs, IGNORE), index)
+
+
+@dataclass(frozen=True)
+class StreamCollate:
+    """Make a batch of segments.
+
+    Args:
+        form: How they are scored: `segments`, `sliding` or `stride<n>`; in the batch as `form`.
+        pad_left: Padding before the tokens (prompts) instead of after them.
+    """
+
+    form: str
+    pad_left: bool = False
+
+    def __call__(self, samples: list[StreamSample]) -> dict[str, Any]:
+        """Return `inputs`, `target`, `key_mask` (B, N), `sample_ids` (B,) and `form`."""
+        lengths = np.array([len(sample.inputs) for sample in samples])
+        shape = (len(samples), int(lengths.max()))
+        inputs = np.zeros(shape, dtype=np.int64)
+        target = np.full(shape, IGNORE, dtype=np.int64)
+        for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+            place = slice(shape[1] - length, None) if self.pad_left else slice(0, length)
+            inputs[row, place], target[row, place] = sample.inputs, sample.target
+        real = np.arange(shape[1]) < lengths[:, None]
+        mask: Tensor = torch.from_numpy(real[:, ::-1].copy() if self.pad_left else real)
+        return {
+            "inputs": torch.from_numpy(inputs),
+            "key_mask": mask,
+            "target": torch.from_numpy(target),
+            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
+            "form": self.form,
+        }

@@ -1,0 +1,227 @@
+"""The text of a split, read in pieces: a text file, a member of a zip, Parquet shards.
+
+Lines end as in Python's text files ("\\n", "\\r\\n" or "\\r"), a byte-order mark is skipped, and
+the last line need not be ended.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from datamodules.core.errors import DataError
+
+__all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
+
+_BLOCK_BYTES = 4 << 20
+_BLOCK_ROWS = 16384
+# What the zip module raises for an archive with wrong bytes: some say it is encrypted, or packed in
+# a way that nobody knows.
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
+    *(NotImplementedError, RuntimeError),
+)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Block(NamedTuple):
+    """A piece of text.
+
+    Args:
+        text: Whole lines, each ended by a newline; an empty piece has none.
+        position: Where the next piece begins.
+    """
+
+    text: str
+    position: int
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """The text of one split.
+
+    Positions count bytes of text, or rows of Parquet shards.
+    """
+
+    paths: tuple[Path, ...]
+
+    unit = "bytes"
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return ", ".join(map(str, self.paths))
+
+    @property
+    def size(self) -> int:
+        """Position of the end."""
+        raise NotImplementedError
+
+    def blocks(self, start: int = 0) -> Iterator[Block]:
+        """Yield the pieces from a position that an earlier piece gave."""
+        raise NotImplementedError
+
+    def identity(self) -> list[Any]:
+        """Names, sizes and times of the files: what an interrupted job must find unchanged."""
+        states = [(path, path.stat()) for path in self.paths]
+        return [[str(path), state.st_size, state.st_mtime_ns] for path, state in states]
+
+
+@dataclass(frozen=True)
+class PlainText(TextSource):
+    """A text file in UTF-8, or one in a zip.
+
+    Args:
+        paths: The file.
+        member: Its name in the archive; None if it is not in one.
+    """
+
+    member: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Path, and name in the archive."""
+        return str(self.paths[0]) if self.member is None else f"{self.paths[0]}:{self.member}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        if self.member is None:
+            return self.paths[0].stat().st_size
+        try:
+            with zipfile.ZipFile(self.paths[0]) as archive:
+                return archive.getinfo(self.member).file_size
+        except _DAMAGED as error:
+            if self.member is None:
+                raise
+            raise DataError(f"{self.name} is damaged: {error}") from None
+
+    def identity(self) -> list[Any]:
+        """The file, and the name in the archive."""
+        return [*super().identity(), self.member]
+
+    def blocks(self, start: int = 0) -> Iterator[Block]:
+        """Yield pieces of about 4 MiB.
+
+        Raises:
+            DataError: A byte is not UTF-8, or the archive is damaged.
+        """
+        try:
+            with self._open() as file:
+                file.seek(start)
+                position = start
+                while raw := file.read(_BLOCK_BYTES) + file.readline():
+                    yield Block(self._decode(raw, position), position + len(raw))
+                    position += len(raw)
+        except _DAMAGED as error:
+            if self.member is None:
+                raise
+            raise DataError(f"{self.name} is damaged: {error}") from None
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        if self.member is None:
+            with self.paths[0].open("rb") as file:
+                yield file
+            return
+        with zipfile.ZipFile(self.paths[0]) as archive, archive.open(self.member) as packed:
+            yield cast(BinaryIO, io.BufferedReader(cast(Any, packed), _BLOCK_BYTES))
+
+    def _decode(self, raw: bytes, position: int) -> str:
+        if position == 0:
+            raw = raw.removeprefix(_BYTE_ORDER_MARK)
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            offset = position + error.start
+            raise DataError(
+                f"{self.name}, line {self._line_of(offset)}: byte {offset} is not UTF-8 "
+                f"({error.reason}); convert the file to UTF-8"
+            ) from None
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        return text if text.endswith("\n") or not text else f"{text}\n"
+
+    def _line_of(self, offset: int) -> int:
+        with self._open() as file:
+            return file.read(offset).count(b"\n") + 1
+
+
+@dataclass(frozen=True)
+class ParquetText(TextSource):
+    """Parquet shards with a column `text`; a row is a line, ended by a newline or not.
+
+    Args:
+        paths: The shards, in order.
+    """
+
+    unit = "rows"
+
+    @cached_property
+    def _rows(self) -> list[int]:
+        """Rows of each shard."""
+        return [self._shard(path).metadata.num_rows for path in self.paths]
+
+    @property
+    def size(self) -> int:
+        """Rows of all shards."""
+        return sum(self._rows)
+
+    def blocks(self, start: int = 0) -> Iterator[Block]:
+        """Yield pieces of at most 16384 rows.
+
+        Raises:
+            DataError: A shard is damaged, or a row is not text.
+        """
+        position = 0
+        for path, count in zip(self.paths, self._rows, strict=True):
+            if position + count <= start:
+                position += count
+                continue
+            for rows in self._batches(path):
+                skip = max(0, start - position)
+                if skip < len(rows):
+                    text = self._join(rows[skip:], path, position + skip)
+                    yield Block(text, position + len(rows))
+                position += len(rows)
+
+    def _batches(self, path: Path) -> Iterator[list[str | None]]:
+        """Yield the rows of a shard in pieces."""
+        import pyarrow as pa
+
+        try:
+            for batch in self._shard(path).iter_batches(_BLOCK_ROWS, columns=["text"]):
+                yield batch.column(0).to_pylist()
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            text = " ".join(str(error).split())
+            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
+
+    def _shard(self, path: Path) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            shard = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            text = " ".join(str(error).split())
+            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
+        schema = shard.schema_arrow
+        kinds = {field.name: field.type for field in schema}
+        kind = kinds.get("text")
+        if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+            raise DataError(f"{path}: expected a column `text` of strings, found {found}")
+        return shard
+
+    def _join(self, rows: list[str | None], path: Path, first: int) -> str:
+        if None in rows:
+            raise DataError(f"{path}: row {first + rows.index(None)} of the split has no text")
+        lines = (str(row).replace("\r\n", "\n").replace("\r", "\n") for row in rows)
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)

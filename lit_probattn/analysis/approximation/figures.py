@@ -1,0 +1,139 @@
+"""Pictures of the approximation studies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lit_probattn.analysis.approximation.methods import ESTIMATE
+from lit_probattn.analysis.results import panels
+
+# Okabe and Ito's colours, which most people can tell apart.
+COLOURS = {
+    "ovo": "#d55e00",
+    "ovo_reopt": "#e69f00",
+    "ova": "#0072b2",
+    "norm": "#cc79a7",
+    "window": "#009e73",
+    "lsh": "#56b4e9",
+    "orf": "#000000",
+}
+_STYLES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
+
+
+def labels(table: pd.DataFrame) -> pd.Series:
+    """Name the methods of a table with what tells them apart."""
+
+    def name(row: dict[str, Any]) -> str:
+        rounds, detail = row.get("rounds"), row.get("detail")
+        text = str(row["method"])
+        text += "" if rounds is None or rounds != rounds else f" T={int(rounds)}"
+        named = text.startswith(("lsh", "orf")) and isinstance(detail, str)
+        return f"{text} {detail}" if named else text
+
+    return pd.Series([name(row) for row in table.to_dict("records")], index=table.index)
+
+
+def draw_metric(table: pd.DataFrame) -> Figure:
+    """Draw the metric beside the exact model's against the number of keys (VAA-F1).
+
+    Perplexities are divided by the exact one of the same samples, percentages lose it. Sparse
+    methods are left, random features right.
+    """
+    frame = table[table["scope"] == table["scope"].iloc[0]].copy()
+    frame["label"] = labels(frame)
+    is_ratio = bool((frame["metric"] == "perplexity").all())
+    frame["value"] = frame["value"] / frame["exact"] if is_ratio else frame["difference"]
+    sparse, dense = frame[frame["method"] != "orf"], frame[frame["method"] == "orf"]
+    both = ((sparse, "keys r"), (dense, "features F"))
+    groups = [(part, name) for part, name in both if len(part)]
+    figure, axes = panels(1, len(groups), 5.2, 4.4)
+    for axis, (part, name) in zip(axes[0], groups, strict=True):
+        _lines(axis, part)
+        axis.axhline(float(is_ratio), color="0.5", lw=1, ls="--", label="exact attention")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        if is_ratio:
+            axis.set_yscale("log")
+            for show in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                show(lambda v, _: f"{v:g}")
+        text = "perplexity / that of exact attention"
+        axis.set_ylabel(
+            text if is_ratio else "more wrong predictions than exact attention (points)"
+        )
+        axis.set_xlabel(name)
+        axis.grid(color="0.9", lw=0.6)
+        axis.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _lines(axis: Axes, part: pd.DataFrame) -> None:
+    """A line per label; estimates of the value-aware optimum are open circles."""
+    seen: dict[str, int] = {}
+    for label in dict.fromkeys(part["label"]):
+        rows = part[part["label"] == label]
+        method = str(rows["method"].iloc[0])
+        style = _STYLES[seen.get(method, 0) % len(_STYLES)]
+        seen[method] = seen.get(method, 0) + 1
+        points = rows.groupby("num_kept")["value"].agg(["mean", "std"]).reset_index()
+        colour = COLOURS.get(method, "0.3")
+        axis.plot(points["num_kept"], points["mean"], ls=style, color=colour, lw=1.4, label=label)
+        if points["std"].notna().any():
+            low, high = points["mean"] - points["std"], points["mean"] + points["std"]
+            axis.fill_between(points["num_kept"], low, high, color=colour, alpha=0.15, lw=0)
+        guess = rows["num_kept"][rows["status"] == ESTIMATE]
+        open_marks = points["num_kept"].isin(guess)
+        solid = points[~open_marks]
+        axis.plot(solid["num_kept"], solid["mean"], "o", ms=4, color=colour)
+        if open_marks.any():
+            rest = points[open_marks]
+            name = f"{label}: upper estimate" if method == "ova" else None
+            axis.plot(
+                rest["num_kept"], rest["mean"], "o", ms=5, mfc="white", color=colour, label=name
+            )
+
+
+def draw_local(table: pd.DataFrame) -> Figure:
+    """Draw the relative error of ovo and ova per layer and head (VAA-F4)."""
+    frame = table[table["method"].isin(["ovo", "ova"])]
+    frame = table if frame.empty else frame
+    layers = sorted(frame["layer"].unique())
+    methods = list(dict.fromkeys(frame["method"]))
+    figure, axes = panels(len(methods), len(layers), 2.6, 2.3, sharex=True, sharey=True)
+    for row, method in zip(axes, methods, strict=True):
+        for axis, layer in zip(row, layers, strict=True):
+            part = frame[(frame["method"] == method) & (frame["layer"] == layer)]
+            for head, lines in part.groupby("head"):
+                means = lines.groupby("num_kept")["rel_error"].mean()
+                axis.plot(means.index, means + 1e-4, lw=1.1, marker=".", label=f"head {head}")
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+            axis.set_title(f"{method}, layer {layer}", fontsize=9)
+            axis.grid(color="0.9", lw=0.6)
+    axes[0][0].legend(fontsize=6, frameon=False)
+    figure.supxlabel("keys r", fontsize=9)
+    figure.supylabel("relative error of the output + 1e-4", fontsize=9)
+    return figure
+
+
+def draw_relative(table: pd.DataFrame) -> Figure:
+    """Draw the mean relative error of every method against its size (VAA-F5)."""
+    frame = table.copy()
+    frame["label"] = labels(frame)
+    frame["status"], frame["value"] = "", frame["rel_error"] + 1e-4
+    frame = frame.groupby(["label", "method", "num_kept", "status"], sort=False)["value"].mean()
+    figure, axes = panels(1, 1, 6.0, 4.2)
+    axis = axes[0][0]
+    _lines(axis, frame.reset_index())
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    axis.set_xlabel("keys r (orf: features)")
+    axis.set_ylabel("mean relative error of a head's output + 1e-4")
+    axis.grid(color="0.9", lw=0.6)
+    axis.legend(fontsize=7, frameon=False)
+    return figure

@@ -1,0 +1,231 @@
+"""Which r values: fully corrective greedy selection, an upper estimate of optimal-v-aware-r.
+
+For 1 < r ≤ E the optimal support is a combinatorial problem. Here three searches run, every query
+for itself, and the best result counts; its error is an upper estimate of the optimum's, never
+above that of optimal-v-oblivious-r, and never growing with r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.analysis.approximation.oracles import nearest_value
+from lit_probattn.analysis.approximation.simplex import Support, reoptimise
+
+Select = Literal["linesearch", "lmo"]
+# A step must lower the squared error by this share of ‖o‖².
+_LEAST_GAIN = 1e-14
+_SWAP_CANDIDATES = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries of some heads, in float64.
+
+    Args:
+        value: (G, L, E).
+        weights: attention weights, (G, N, L).
+        allowed: keys that may be used, (G, N, L) bool.
+        output: o, (G, N, E).
+    """
+
+    value: Tensor
+    weights: Tensor
+    allowed: Tensor
+    output: Tensor
+
+    @property
+    def seen(self) -> Tensor:
+        """Queries that see something, (G, N)."""
+        return self.allowed.any(-1)
+
+    def error(self, support: Support) -> Tensor:
+        """Squared error of a support's output, (G, N)."""
+        return (support.output(self.value) - self.output).square().sum(-1)
+
+
+def first_support(problem: Problem, num_slots: int) -> Support:
+    """Return the supports of r = 1, with room for `num_slots`."""
+    first = nearest_value(problem.value, problem.output, problem.allowed)
+    index = first[..., None].repeat(1, 1, num_slots)
+    live = torch.zeros_like(index, dtype=torch.bool)
+    live[..., 0] = problem.seen
+    return Support(index, live.to(problem.value.dtype), live)
+
+
+def grow(problem: Problem, support: Support, num_kept: int, select: Select) -> None:
+    """Add values to supports until they have `num_kept`, or no value helps; in place.
+
+    One round: the value towards which a line search lowers the error most (`linesearch`), or the
+    one most in the direction of the residual (`lmo`, fully corrective Frank-Wolfe), then new
+    weights for all (`reoptimise`). A weight that becomes zero frees its place.
+
+    Raises:
+        ValueError: `select` is unknown.
+    """
+    if select not in ("linesearch", "lmo"):
+        raise ValueError(f"select must be linesearch or lmo, received {select!r}")
+    least = problem.output.square().sum(-1) * _LEAST_GAIN
+    growing = problem.seen.clone()
+    for _ in range(3 * num_kept):
+        growing = growing & (support.size < num_kept)
+        if not bool(growing.any()):
+            return
+        gain, share, direction = _gains(problem, support)
+        ranking = gain if select == "linesearch" else direction
+        best = ranking.argmax(-1, keepdim=True)  # (G, N, 1)
+        growing = growing & (gain.gather(-1, best)[..., 0] > least)
+        _insert(support, best, share.gather(-1, best), growing)
+        reoptimise(support, problem.value, problem.output, growing)
+
+
+def _gains(problem: Problem, support: Support) -> tuple[Tensor, Tensor, Tensor]:
+    """What each key would bring: decrease of the squared error, step, direction; (G, N, L)."""
+    value, found = problem.value, support.output(problem.value)
+    residual = problem.output - found
+    along = residual @ value.mT
+    num = along - (residual * found).sum(-1, keepdim=True)
+    squares = value.square().sum(-1)[..., None, :]
+    den = squares - 2.0 * found @ value.mT + found.square().sum(-1, keepdim=True)
+    share = (num / den.clamp_min(1e-300)).clamp(0.0, 1.0)
+    gain = 2.0 * share * num - share.square() * den
+    free = problem.allowed & (support.dense(value.shape[-2]) == 0)
+    hidden = float("-inf")
+    return gain.masked_fill(~free, hidden), share, along.masked_fill(~free, hidden)
+
+
+def _insert(support: Support, key: Tensor, share: Tensor, rows: Tensor) -> None:
+    """Put `key` (G, N, 1) into the first free slot of some rows, after a step of size `share`."""
+    slot = support.live.to(torch.int8).argmin(-1, keepdim=True)
+    chosen = rows[..., None]
+    weight = torch.where(chosen, support.weight * (1.0 - share), support.weight)
+    old_weight, old_key = weight.gather(-1, slot), support.index.gather(-1, slot)
+    support.weight = weight.scatter(-1, slot, torch.where(chosen, share, old_weight))
+    support.index = support.index.scatter(-1, slot, torch.where(chosen, key, old_key))
+    old_live = support.live.gather(-1, slot)
+    support.live = support.live.scatter(-1, slot, old_live | chosen)
+
+
+def heaviest_support(problem: Problem, num_kept: int) -> Support:
+    """Return the r heaviest keys with the best weights (`ovo_reopt`)."""
+    ranking = problem.weights.masked_fill(~problem.allowed, -1.0)
+    top = torch.sort(ranking, dim=-1, descending=True, stable=True)
+    count = min(num_kept, ranking.shape[-1])
+    index, weight = top.indices[..., :count], top.values[..., :count]
+    live = weight >= 0
+    weight = weight * live
+    total = weight.sum(-1, keepdim=True)
+    uniform = live / live.sum(-1, keepdim=True).clamp_min(1)
+    weight = torch.where(total > 0, weight / total.masked_fill(total == 0, 1.0), uniform)
+    support = Support(index, weight, live)
+    reoptimise(support, problem.value, problem.output)
+    return support
+
+
+def better(problem: Problem, first: Support, second: Support) -> Support:
+    """Return, query by query, the support with the smaller error; `first` where they are equal."""
+    take = (problem.error(second) < problem.error(first))[..., None]
+    return Support(
+        torch.where(take, second.index, first.index),
+        torch.where(take, second.weight, first.weight),
+        torch.where(take, second.live, first.live),
+    )
+
+
+def swap(problem: Problem, support: Support, num_kept: int, passes: int) -> Support:
+    """Try to replace each member by one of the four best others; keep what improves.
+
+    Expensive: `passes` · r · 5 re-optimisations.
+    """
+    for _ in range(passes):
+        for slot in range(num_kept):
+            trial = support.copy()
+            trial.live[..., slot] = False
+            trial.weight[..., slot] = 0.0
+            total = trial.weight.sum(-1, keepdim=True)
+            count = trial.live.sum(-1, keepdim=True).clamp_min(1)
+            trial.weight = torch.where(
+                total > 1e-12, trial.weight / total.clamp_min(1e-300), trial.live / count
+            )
+            reoptimise(trial, problem.value, problem.output)
+            rows = trial.live.any(-1)
+            gain, share, _ = _gains(problem, trial)
+            for best in gain.topk(min(_SWAP_CANDIDATES, gain.shape[-1]), -1).indices.unbind(-1):
+                key = best[..., None]
+                usable = rows & (gain.gather(-1, key)[..., 0] > 0)
+                other = trial.copy()
+                _insert(other, key, share.gather(-1, key), usable)
+                reoptimise(other, problem.value, problem.output)
+                support = better(problem, support, other)
+    return support
+
+
+def value_aware(
+    value: Tensor,
+    weights: Tensor,
+    ranks: Sequence[int],
+    *,
+    allowed: Tensor | None = None,
+    swaps: int = 0,
+    max_queries: int = 8192,
+) -> dict[int, Tensor]:
+    """Return estimates of optimal-v-aware-r: for each r, weights with at most r non-zeros.
+
+    Source: value-aware attention (Gupta and Berant, 2021), section 3; the searches are ours. r = 1
+    is exact; r ≥ E + 1 is not meant for this (`witness`). The best of two greedy searches and of
+    the r heaviest keys re-weighted; results of smaller r among `ranks` are candidates too.
+
+    Args:
+        value: (G, L, E).
+        weights: attention weights, (G, N, L).
+        ranks: values of r.
+        allowed: keys that may be used, bool, broadcastable to (G, N, L). None means all.
+        swaps: passes of exchanging members.
+        max_queries: queries that are worked on at a time.
+
+    Returns:
+        r -> (G, N, L), float64.
+
+    Raises:
+        ValueError: a rank is below 1.
+    """
+    if min(ranks, default=0) < 1:
+        raise ValueError(f"ranks must be at least 1, received {list(ranks)}")
+    groups, num_queries, num_keys = weights.shape
+    seen = torch.ones_like(weights, dtype=torch.bool)
+    seen = seen if allowed is None else seen & allowed
+    parts: dict[int, list[Tensor]] = {rank: [] for rank in ranks}
+    step = max(1, max_queries // num_queries)
+    for start in range(0, groups, step):
+        chosen = slice(start, start + step)
+        v, a = value[chosen].double(), weights[chosen].double()
+        problem = Problem(v, a, seen[chosen], a @ v)
+        for rank, support in _path(problem, sorted(set(ranks)), swaps).items():
+            parts[rank].append(support.dense(num_keys))
+    return {rank: torch.cat(found) for rank, found in parts.items()}
+
+
+def _path(problem: Problem, ranks: Sequence[int], swaps: int) -> dict[int, Support]:
+    """Supports of increasing ranks, each warm-started from the one before."""
+    searches: dict[Select, Support] = {
+        select: first_support(problem, 1) for select in ("linesearch", "lmo")
+    }
+    best = first_support(problem, 1)
+    found = {}
+    for rank in ranks:
+        size = min(rank, problem.value.shape[-2])
+        best = best.widened(size)
+        for select in searches:
+            searches[select] = searches[select].widened(size)
+            grow(problem, searches[select], size, select)
+            best = better(problem, best, searches[select])
+        best = better(problem, best, heaviest_support(problem, size))
+        if swaps and size > 1:
+            best = swap(problem, best, size, swaps)
+        found[rank] = best.copy()
+    return found

@@ -1,0 +1,254 @@
+"""The approximations that a study compares, each as an object that maps `Opened` to outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.analysis.approximation.greedy import Problem, heaviest_support, value_aware
+from lit_probattn.analysis.approximation.layers import Opened
+from lit_probattn.analysis.approximation.lsh import Duplicates, lsh_attention
+from lit_probattn.analysis.approximation.oracles import (
+    Window,
+    by_norm,
+    nearest_value,
+    one_hot_weights,
+    sliding_window,
+    value_oblivious,
+)
+from lit_probattn.analysis.approximation.random_features import (
+    Rows,
+    draw_rows,
+    random_feature_weights,
+)
+
+MethodName = Literal["ovo", "ovo_reopt", "ova", "norm", "window", "lsh", "orf"]
+# Exactness of a method's result as an instance of what its name says.
+EXACT, ESTIMATE = "exact", "upper estimate"
+
+
+@dataclass(frozen=True)
+class Approximation(ABC):
+    """One approximation at one size; `num_kept` is r, the keys per query (and round)."""
+
+    num_kept: int
+
+    name = ""
+
+    @abstractmethod
+    def weights(self, opened: Opened) -> Tensor | None:
+        """Return the approximate weights, (B, H, N, L); None where a method forms none."""
+
+    def output(self, opened: Opened) -> Tensor:
+        """Return the approximate outputs of the heads, (B, H, N, E_v)."""
+        found = self.weights(opened)
+        assert found is not None
+        return found @ opened.value
+
+    def status(self, value_dim: int) -> str:
+        """Whether results are exact instances of the method, or an estimate."""
+        return EXACT
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What tells it from others of its name, beside `num_kept`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Oblivious(Approximation):
+    """optimal-v-oblivious-r: the r largest weights."""
+
+    name = "ovo"
+
+    def weights(self, opened: Opened) -> Tensor:
+        """See `value_oblivious`."""
+        return value_oblivious(opened.weights, self.num_kept, opened.allowed)
+
+
+@dataclass(frozen=True)
+class ByNorm(Approximation):
+    """The r largest α‖v‖."""
+
+    name = "norm"
+
+    def weights(self, opened: Opened) -> Tensor:
+        """See `by_norm`."""
+        return by_norm(opened.weights, opened.value, self.num_kept, opened.allowed)
+
+
+@dataclass(frozen=True)
+class Reoptimised(Approximation):
+    """The r largest weights' keys, with the best weights."""
+
+    name = "ovo_reopt"
+
+    def weights(self, opened: Opened) -> Tensor:
+        """See `heaviest_support`."""
+        value, weights, allowed = flat(opened)
+        problem = Problem(value, weights, allowed, weights @ value)
+        found = heaviest_support(problem, self.num_kept).dense(value.shape[-2])
+        return found.view_as(opened.weights).to(opened.weights.dtype)
+
+
+@dataclass(frozen=True)
+class Aware(Approximation):
+    """optimal-v-aware-r: exact for r = 1 and r > E_v, a greedy estimate between."""
+
+    name = "ova"
+
+    def status(self, value_dim: int) -> str:
+        """An estimate for 1 < r ≤ E_v."""
+        return EXACT if self.num_kept == 1 or self.num_kept > value_dim else ESTIMATE
+
+    def weights(self, opened: Opened) -> Tensor | None:
+        """See `nearest_value` and `value_aware`; None from r = E_v + 1 on."""
+        if self.num_kept == 1:
+            index = nearest_value(opened.value, opened.output, opened.allowed)
+            dtype = opened.weights.dtype
+            return one_hot_weights(index, opened.weights.shape[-1], opened.num_visible > 0, dtype)
+        if self.status(opened.value.shape[-1]) == EXACT:
+            return None
+        return aware_weights(opened, [self.num_kept])[self.num_kept]
+
+    def output(self, opened: Opened) -> Tensor:
+        """The exact output from r = E_v + 1 on; `eliminate` is the proof."""
+        found = self.weights(opened)
+        return opened.output if found is None else found @ opened.value
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Approximation):
+    """The keys around a query."""
+
+    window: Window = "exact_r"
+
+    name = "window"
+
+    def weights(self, opened: Opened) -> Tensor:
+        """See `sliding_window`."""
+        return sliding_window(
+            opened.weights,
+            self.num_kept,
+            opened.allowed,
+            is_causal=opened.is_causal,
+            window=self.window,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The convention."""
+        return {"detail": self.window}
+
+
+@dataclass(frozen=True)
+class Hashing(Approximation):
+    """LSH attention; `num_kept` keys per query and round."""
+
+    num_rounds: int = 1
+    duplicates: Duplicates = "count"
+    seed: int = 0
+
+    name = "lsh"
+
+    def weights(self, opened: Opened) -> None:
+        """None are formed."""
+        return None
+
+    def output(self, opened: Opened) -> Tensor:
+        """See `lsh_attention`."""
+        query, key = opened.pairs()
+        value, _, allowed = flat(opened, torch.float32)
+        found = lsh_attention(
+            query.flatten(0, 1),
+            key.flatten(0, 1),
+            value,
+            num_kept=self.num_kept,
+            num_rounds=self.num_rounds,
+            generator=named_generator(self.seed, opened.name),
+            allowed=allowed,
+            duplicates=self.duplicates,
+        )
+        return found.view_as(opened.output)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Rounds, how pairs count, and the draw."""
+        return {"rounds": self.num_rounds, "detail": self.duplicates, "draw": self.seed}
+
+
+@dataclass(frozen=True)
+class RandomFeatures(Approximation):
+    """Random features; `num_kept` is their number F."""
+
+    rows: Rows = "performer"
+    seed: int = 0
+
+    name = "orf"
+
+    def weights(self, opened: Opened) -> Tensor:
+        """See `random_feature_weights`."""
+        query, key = opened.pairs()
+        generator = named_generator(self.seed, opened.name)
+        size, count = query.shape[-1], query.shape[1]
+        heads = [draw_rows(self.num_kept, size, self.rows, generator) for _ in range(count)]
+        parts = [
+            random_feature_weights(
+                query[:, h : h + 1],
+                key[:, h : h + 1],
+                rows,
+                allowed=opened.allowed[:, h : h + 1],
+            )
+            for h, rows in enumerate(heads)
+        ]
+        return torch.cat(parts, 1).to(opened.weights.dtype)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The kind of rows and the draw."""
+        return {"detail": self.rows, "draw": self.seed}
+
+
+def flat(opened: Opened, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Return value (G, L, E_v), weights (G, N, L) and allowed (G, N, L), G = B · H."""
+    return (
+        opened.value.flatten(0, 1).to(dtype),
+        opened.weights.flatten(0, 1).to(dtype),
+        opened.allowed.flatten(0, 1),
+    )
+
+
+def aware_weights(opened: Opened, ranks: Sequence[int]) -> dict[int, Tensor]:
+    """Return the greedy estimates of several ranks from one search; r -> (B, H, N, L)."""
+    value, weights, allowed = flat(opened)
+    found = value_aware(value, weights, ranks, allowed=allowed)
+    shape, dtype = opened.weights.shape, opened.weights.dtype
+    return {rank: x.view(shape).to(dtype) for rank, x in found.items()}
+
+
+def named_generator(seed: int, name: str) -> torch.Generator:
+    """Return a generator that depends on the seed and a layer's name only."""
+    state = seed
+    for character in name:
+        state = (state * 1000003 + ord(character)) % (1 << 62)
+    return torch.Generator().manual_seed(state)
+
+
+def sparse_methods(names: Iterable[str], ranks: Sequence[int]) -> list[Approximation]:
+    """Return the methods that keep r keys, for each r.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    kinds: dict[str, type[Approximation]] = {
+        kind.name: kind for kind in (Oblivious, Reoptimised, Aware, ByNorm, SlidingWindow)
+    }
+    unknown = [name for name in names if name not in kinds]
+    if unknown:
+        raise ValueError(f"unknown methods {', '.join(unknown)}; known: {', '.join(kinds)}")
+    return [kinds[name](rank) for name in names for rank in ranks]

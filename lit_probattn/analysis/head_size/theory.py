@@ -1,0 +1,162 @@
+"""Theorems 1 and 2 run on random matrices: the numbers behind the claims, and figure LRB-G1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from lit_probattn.analysis.head_size.fitting import fit_head, random_map
+from lit_probattn.analysis.head_size.strictness import fit_students, theorem_target
+from lit_probattn.analysis.head_size.theorem import (
+    attention_map,
+    least_head_size,
+    least_head_size_causal,
+    representing_weights,
+    tolerance,
+)
+from lit_probattn.analysis.results import panels
+
+
+def conditioned_inputs(width: int, length: int, condition: float, seed: int) -> torch.Tensor:
+    """Return X (d, n) with singular values from 1 down to 1 / condition, float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rotation(rows: int, columns: int) -> torch.Tensor:
+        normal = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(normal).Q
+
+    values = torch.logspace(0, -1, length, base=condition, dtype=torch.float64)
+    return rotation(width, length) * values @ rotation(length, length).mT
+
+
+def construction_table(
+    lengths: Sequence[int] = (8, 16, 32, 64), conditions: Sequence[float] = (1.0, 10.0, 1e4)
+) -> pd.DataFrame:
+    """Errors of theorem 1's construction: head size n, n with balanced factors, n − 1."""
+    rows = []
+    for length in lengths:
+        weights = random_map(length, seed=length)
+        for condition in conditions:
+            inputs = conditioned_inputs(2 * length, length, condition, seed=1)
+
+            def error(
+                head_size: int,
+                balanced: bool = False,
+                x: torch.Tensor = inputs,
+                p: torch.Tensor = weights,
+            ) -> float:
+                query, key = representing_weights(x, p, head_size, balanced=balanced)
+                return float((attention_map(query, key, x) - p).abs().max())
+
+            rows.append(
+                {
+                    "n": length,
+                    "cond(X)": condition,
+                    "error, size n": error(length),
+                    "balanced": error(length, balanced=True),
+                    "error, size n - 1": error(length - 1),
+                    "error, size n - 2": error(length - 2),
+                    "allowed": tolerance(inputs, weights),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def threshold_table(lengths: Sequence[int] = (6, 8, 10, 11, 16, 32)) -> pd.DataFrame:
+    """Least head sizes of random maps: rank(C log P), and causal by Woerdeman's formula."""
+    return pd.DataFrame(
+        [
+            {
+                "n": n,
+                "bidirectional": least_head_size(random_map(n, seed=n)),
+                "n - 1": n - 1,
+                "causal": least_head_size_causal(random_map(n, seed=n, is_causal=True).mT),
+                "floor(n / 2)": n // 2,
+            }
+            for n in lengths
+        ]
+    )
+
+
+def divergence_table(
+    lengths: Sequence[int] = (16, 32), num_maps: int = 2, steps: int = 300
+) -> pd.DataFrame:
+    """Divergence of fitted heads from random maps against the head size (LRB-G1)."""
+    rows = []
+    for length in lengths:
+        for is_causal in (False, True):
+            limit = length // 2 if is_causal else length - 1
+            step = max(1, limit // 8)
+            sizes = sorted({1, 2, *range(step, limit - 1, step), limit - 1, limit, limit + 1})
+            for size in sizes:
+                found = [
+                    fit_head(
+                        random_map(length, seed, is_causal=is_causal),
+                        size,
+                        is_causal=is_causal,
+                        # At the causal threshold no truncation is exact: fits need longer.
+                        steps=8 * steps if is_causal and size >= limit - 1 else steps,
+                    )
+                    for seed in range(num_maps)
+                ]
+                truncated, fitted = (sum(x) / num_maps for x in zip(*found, strict=True))
+                rows.append(
+                    {
+                        "n": length,
+                        "is_causal": is_causal,
+                        "head_size": size,
+                        "limit": limit,
+                        "truncated_kl": truncated,
+                        "fitted_kl": fitted,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def strictness_table(
+    sizes: Sequence[int] = (1, 2, 3, 4), steps: int = 4000, batch_size: int = 256
+) -> pd.DataFrame:
+    """Held-out errors of students of several head sizes: d = 8, h = 4, d_p = 4, n = 6."""
+    generator = torch.Generator().manual_seed(0)
+    target = theorem_target(8, 4, 4, generator)
+    rows = []
+    for size in sizes:
+        errors = fit_students(target, size, steps=steps, batch_size=batch_size)
+        rows.append({"head_size": size, "best": min(errors), "worst": max(errors)})
+        print(f"students of head size {size}: {min(errors):.2e} … {max(errors):.2e}", flush=True)
+    return pd.DataFrame(rows)
+
+
+def draw_divergence(table: pd.DataFrame) -> Figure:
+    """Draw divergence against head size, bidirectional and causal, with the exact thresholds."""
+    figure, axes = panels(1, 2, 4.2, 3.6, sharey=True)
+    for axis, is_causal in zip(axes[0], (False, True), strict=True):
+        for number, length in enumerate(sorted(table["n"].unique())):
+            part = table[(table["n"] == length) & (table["is_causal"] == is_causal)]
+            colour, limit = f"C{number}", int(part["limit"].iloc[0])
+            floor = part[["truncated_kl", "fitted_kl"]].clip(lower=1e-13)
+            axis.plot(
+                part["head_size"],
+                floor["fitted_kl"],
+                "o-",
+                ms=4,
+                color=colour,
+                label=f"n = {length}, fitted",
+            )
+            axis.plot(
+                part["head_size"], floor["truncated_kl"], ":", color=colour, label="truncated"
+            )
+            name = "⌊n / 2⌋" if is_causal else "n − 1"
+            axis.axvline(limit, color=colour, lw=0.8, ls="--", label=f"{name} = {limit}")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        axis.set_xlabel("head size")
+        axis.set_title("causal" if is_causal else "bidirectional", fontsize=10)
+        axis.grid(color="0.9", lw=0.6)
+        axis.legend(fontsize=7, frameon=False)
+    axes[0][0].set_ylabel("mean KL divergence (nats)")
+    return figure

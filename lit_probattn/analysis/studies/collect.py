@@ -1,0 +1,108 @@
+"""One report of a folder of studies: training commands, numbers side by side, every study.
+
+Reads `FOLDER/MODEL/STUDY.{csv,md,png}` and writes `FOLDER/report.md` and `FOLDER/summary.csv`. The
+training commands come from versions.json of --runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lit_probattn.analysis.results import machine, markdown_table
+from lit_probattn.training.run_record import read_starts, replace_text
+from lit_probattn.training.trained import AnalysisError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add = parser.add_argument
+    add("--folder", type=Path, required=True, help="folder with a folder of results per model")
+    add("--runs", nargs="*", default=[], type=Path, help="run folders, for the training commands")
+    add("--title", default="Studies of trained models", help="heading of the report")
+    add("--note", default="", help="a sentence for its head")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Collect and write."""
+    texts = sorted(options.folder.glob("*/*.md"))
+    if not texts:
+        raise AnalysisError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
+    lines = [f"# {options.title}", "", f"Command: `{options.command}`.", options.note, machine()]
+    if options.runs:
+        lines += ["", "## Models", "", *(training_line(path) for path in options.runs)]
+    summary = pd.DataFrame(summary_rows(options.folder))
+    if not summary.empty:
+        replace_text(options.folder / "summary.csv", summary.to_csv(index=False))
+        lines += ["", "## Side by side", "", _SUMMARY, "", markdown_table(summary)]
+    for text in texts:
+        lines += ["", *section(text)]
+    replace_text(options.folder / "report.md", "\n".join(lines).rstrip() + "\n")
+    print(f"report: {options.folder / 'report.md'} ({len(texts)} studies)")
+
+
+_SUMMARY = (
+    "Distance: mean over pairs of heads (Frobenius). Components: eigenvalues for 95 % of the sum, "
+    "of so many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
+    "models with different tasks, heads or lengths do not compare."
+)
+
+
+def training_line(folder: Path) -> str:
+    """Say how a run was trained; absolute paths are cut to their last part.
+
+    Raises:
+        AnalysisError: the folder has no record.
+    """
+    starts = read_starts(folder)
+    if not starts:
+        raise AnalysisError(f"no versions.json in {folder}: expected a run folder")
+    words = shlex.split(starts[-1]["command"])
+    shown = [Path(w).name if Path(w).is_absolute() else w for w in words]
+    revision = (starts[-1].get("git") or {}).get("revision", "unknown")[:7]
+    return f"- {folder.parent.name}: `{shlex.join(shown)}` (revision {revision})"
+
+
+def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Return, per model and layer, the numbers of the studies that were made."""
+    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
+        tables = {
+            name: pd.read_csv(model / f"{name}.csv")
+            for name in ("head_distance_layers", "spectrum_layers", "rank", "query_likelihood")
+            if (model / f"{name}.csv").is_file()
+        }
+        layers = sorted({layer for table in tables.values() for layer in table["layer"]})
+        for layer in layers:
+            parts = {n: t[t["layer"] == layer] for n, t in tables.items()}
+            yield {"model": model.name, "layer": layer, **_numbers(parts)}
+
+
+def _numbers(parts: dict[str, pd.DataFrame]) -> dict[str, Any]:
+    columns = {
+        "distance": ("head_distance_layers", "mean"),
+        "distance variance": ("head_distance_layers", "variance"),
+        "components": ("spectrum_layers", "components"),
+        "maps": ("spectrum_layers", "maps"),
+        "relative rank": ("rank", "relative_rank"),
+        "NLL": ("query_likelihood", "kernel_nll"),
+    }
+    found: dict[str, Any] = {}
+    for name, (table, column) in columns.items():
+        part = parts.get(table)
+        value = float("nan") if part is None or part.empty else float(part[column].mean())
+        found[name] = round(value, 4)
+    return found
+
+
+def section(path: Path) -> list[str]:
+    """Return one study's text as a section, with links from the folder above it."""
+    lines = path.read_text().splitlines()
+    title = lines[0].removeprefix("# ")
+    moved = [line.replace("](", f"]({path.parent.name}/") for line in lines[1:]]
+    kept = [line for line in moved if not line.startswith("Machine: ")]
+    return [f"## {path.parent.name}: {title}", *kept]

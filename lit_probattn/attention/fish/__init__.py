@@ -1,0 +1,1 @@
+"""FiSHformer: local heads mixed from global score maps, or from global states."""

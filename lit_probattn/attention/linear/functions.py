@@ -1,0 +1,219 @@
+"""Linear attention as pure functions: what the baseline and its mixtures share.
+
+Attention dropout has no pairs to act on here. Both forms drop whole values instead, one keep
+decision per (sample, key/value head, key) for all queries, so that they agree and need O(N) memory:
+
+    out_i = Σ_j attn_weights[i, j] keep_j value_j / (1 − p)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.functional import compute_dtype, repeat_heads
+from lit_probattn.attention.linear.chunkwise import causal_product
+from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.linear.state import LinearState
+from lit_probattn.attention.masks import Masks
+from lit_probattn.randomness import AttentionDropout
+
+Mix = Literal["after", "before"]
+Denominator = Literal["sum", "sqrt_len"]
+OutputScale = Literal["one", "inv_sqrt_head_dim"]
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """The switches in which papers and released codes differ.
+
+    Args:
+        features: feature map and its normalisation.
+        mix: where components of a key are mixed, after the feature map (MLK) or before it.
+        denominator: divide by the sum over keys, or by √N (released Long Range Arena code).
+        eps: added to the sum over keys.
+        output_scale: factor on the output, 1 or 1/√E (released language-modelling code).
+        padded_len: the N of `sqrt_len`; None takes the geometric mean of the numbers of queries
+            and keys of the call.
+    """
+
+    features: FeatureMap
+    mix: Mix = "after"
+    denominator: Denominator = "sum"
+    eps: float = 0.0
+    output_scale: OutputScale = "one"
+    padded_len: int | None = None
+
+    def output_factor(self, head_dim: int) -> float:
+        """Return the factor on the output."""
+        return 1.0 if self.output_scale == "one" else head_dim**-0.5
+
+    def length_root(self, masks: Masks) -> float:
+        """Return √N of `sqrt_len`."""
+        if self.padded_len is not None:
+            return self.padded_len**0.5
+        return float((masks.num_queries * masks.num_keys) ** 0.25)
+
+
+def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
+    """Return Σ_r π_jr k_jr: (B, H, K, L, F) and (H, K, 1 or L) -> (B, H, L, F)."""
+    total: Tensor | None = None
+    for component, share in zip(key.unbind(2), prior.unbind(1), strict=True):
+        term = component * share[None, ..., None].to(key.dtype)
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+def linear_kernel(
+    query: Tensor, key: Tensor, *, form: LinearForm, projection: Tensor | None, prior: Tensor | None
+) -> Tensor:
+    """Return the unnormalised maps of linear attention and its mixtures.
+
+    Source: Katharopoulos et al., 2020, Eq. (4); MGK, ICML 2022, section 2.5 (MLK):
+        kernel[i, j] = φ(query[i]) · φ(key[j])                 no mixture
+        kernel[i, j] = Σ_r π_jr φ(query[i]) · φ(key[j, r])     mix = after
+        kernel[i, j] = φ(query[i]) · φ(Σ_r π_jr key[j, r])     mix = before
+    Departs from the source: `before` is what the released Long Range Arena code does.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with a prior.
+        form: the switches.
+        projection: random features, (F, E).
+        prior: π, (H_kv, K, 1 or L). None means no mixture.
+
+    Returns:
+        (B, H, N, L).
+    """
+    heads, features = query.shape[1], form.features
+    if prior is not None and form.mix == "before":
+        key, prior = mix_keys(key, prior), None
+    scale = features.key_scale(key, projection, None)
+    rows = features.query(query, projection)
+    if prior is None:
+        return rows @ repeat_heads(features.key(key, projection, scale), heads).mT
+    if scale is not None:
+        scale = scale[:, :, None]
+    cols = repeat_heads(features.key(key, projection, scale), heads)  # (B, H, K, L, F)
+    shares = prior.repeat_interleave(heads // prior.shape[0], 0)
+    return ((rows[:, :, None] @ cols.mT) * shares[None, :, :, None]).sum(2)
+
+
+def linear_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    form: LinearForm,
+    projection: Tensor | None,
+    prior: Tensor | None,
+) -> Tensor:
+    """Return linear attention by the equation, materialising the maps.
+
+        attn_weights[i, j] = kernel[i, j] / (Σ_j kernel[i, j] + eps)     denominator = sum
+        attn_weights[i, j] = kernel[i, j] / √N                           denominator = sqrt_len
+
+    The sums run over what the masks allow. Rows whose sum is zero give zeros.
+    """
+    dtype = compute_dtype(query)
+    kernel = linear_kernel(
+        query.to(dtype),
+        key.to(dtype),
+        form=form,
+        projection=None if projection is None else projection.to(dtype),
+        prior=None if prior is None else prior.to(dtype),
+    )
+    kernel = masked_kernel(kernel, masks)
+    value = drop_values(value.to(dtype), dropout)
+    numerator = kernel @ repeat_heads(value, kernel.shape[1])
+    return finish(numerator, kernel.sum(-1, keepdim=True), query.shape[-1], form, masks)
+
+
+def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
+    """Set hidden pairs to zero."""
+    allowed = masks.allowed(masks.all_rows, range(masks.num_keys), kernel.device)
+    return kernel if allowed is None else kernel.masked_fill(~allowed, 0.0)
+
+
+def linear_blockwise(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    form: LinearForm,
+    projection: Tensor | None,
+    prior: Tensor | None,
+    state: LinearState | None = None,
+) -> Tensor:
+    """Return the same with O(N) work and memory; causal over chunks.
+
+    A mixture is single-key linear attention with key features Σ_r π_jr φ(k_jr) (exact: the sum over
+    components commutes with the sum over keys). Sums and states are at least float32.
+
+    Args:
+        state: sums over earlier positions; the new keys are added to it.
+    """
+    dtype, features = compute_dtype(query), form.features
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    projection = None if projection is None else projection.to(dtype)
+    if prior is not None and form.mix == "before":
+        key, prior = mix_keys(key, prior), None
+    scale = features.key_scale(key, projection, masks.key_mask)
+    if state is not None:
+        scale = state.common_scale(scale)
+    if prior is None:
+        cols = features.key(key, projection, scale)
+    else:
+        cols = features.key(key, projection, None if scale is None else scale[:, :, None])
+        cols = mix_keys(cols, prior)
+    if masks.key_mask is not None:
+        cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
+    value = drop_values(value, dropout)
+    if form.denominator == "sum":
+        value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    rows = features.query(query, projection)
+    before = None if state is None else state.sums
+    if masks.is_causal:
+        product, after = causal_product(rows, cols, value, state=before)
+    else:
+        after = cols.mT @ value
+        after = after if before is None else after + before
+        grouped = rows.unflatten(1, (cols.shape[1], -1))
+        product = (grouped @ after[:, :, None]).flatten(1, 2)
+    if state is not None:
+        state.replace(after, scale)
+    if form.denominator == "sum":
+        numerator, total = product[..., :-1], product[..., -1:]
+    else:
+        numerator, total = product, None
+    return finish(numerator, total, query.shape[-1], form, masks)
+
+
+def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
+    """Drop whole values (B, H_kv, L, E_v): one decision per sample, head and key."""
+    if dropout is None:
+        return value
+    batch, heads, length, _ = value.shape
+    keep = dropout.keep(batch, heads, range(1), range(length), value.device)
+    return value * keep.mT * dropout.scale
+
+
+def finish(
+    numerator: Tensor, total: Tensor | None, head_dim: int, form: LinearForm, masks: Masks
+) -> Tensor:
+    """Divide numerators by the chosen denominator and apply the output's factor."""
+    factor = form.output_factor(head_dim)
+    if form.denominator == "sqrt_len" or total is None:
+        return numerator * (factor / form.length_root(masks))
+    total = total + form.eps
+    empty = total == 0
+    # Positive features: where their sum is zero, so is the numerator.
+    return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)

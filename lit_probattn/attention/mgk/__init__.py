@@ -1,0 +1,1 @@
+"""Transformer-MGK and -sMGK: keys that are mixtures of Gaussians."""

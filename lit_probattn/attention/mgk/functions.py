@@ -1,0 +1,288 @@
+"""Attention whose keys are mixtures of Gaussians: its backends as pure functions.
+
+The layer that owns projections, shifts, priors and variances is in `mgk_layer.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
+from lit_probattn.attention.functional import (
+    compute_dtype,
+    first_maximum,
+    grouped_scores,
+    log_sum_exp,
+    repeat_heads,
+    squared_distance,
+)
+from lit_probattn.attention.layer import reference_output
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.sdpa import fused_attention
+from lit_probattn.attention.softmax import split_precision
+from lit_probattn.randomness import AttentionDropout
+
+Score = Literal["gaussian", "dot"]
+
+
+def _per_head(parameter: Tensor, num_heads: int) -> Tensor:
+    """Repeat a parameter of key/value heads for grouped query heads: (H_kv, …) -> (H, …)."""
+    groups = num_heads // parameter.shape[0]
+    return parameter if groups == 1 else parameter.repeat_interleave(groups, 0)
+
+
+def component_scores(
+    query: Tensor,
+    key: Tensor,
+    *,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    score: Score,
+    include_log_det: bool,
+) -> Tensor:
+    """Return s_ijr, the log-score of component r of key j for query i.
+
+    Source: MGK, ICML 2022, Eq. (3), (6), (7):
+        gaussian:  s_ijr = log π_jr − ‖query[i] − key[j, r]‖² / (2 σ²_r) [− (E/2) log σ²_r]
+        dot:       s_ijr = log π_jr + query[i] · key[j, r] / σ²_r        [− (E/2) log σ²_r]
+    Departs from the source: the determinant in brackets is an option (the paper drops it).
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_key, K, L, E), H_key a divisor of H.
+        log_prior: log π, (H_prior, K, 1) or (H_prior, K, L). None means no prior.
+        variance: σ², (H_prior, K).
+        score: kind of score.
+        include_log_det: whether to add the determinant.
+
+    Returns:
+        (B, H, K, N, L).
+    """
+    heads = query.shape[1]
+    key, query = repeat_heads(key, heads), query[:, :, None]
+    sigma2 = _per_head(variance, heads)[None, :, :, None, None]
+    if score == "gaussian":
+        result = -squared_distance(query, key) / (2.0 * sigma2)
+    else:
+        result = query @ key.mT / sigma2
+    if log_prior is not None:
+        result = result + _per_head(log_prior, heads)[None, :, :, None, :]
+    if include_log_det:
+        result = result - (query.shape[-1] / 2.0) * sigma2.log()
+    return result
+
+
+def mgk_scores(
+    query: Tensor,
+    key: Tensor,
+    *,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    equal_variance: bool,
+    score: Score,
+    include_log_det: bool,
+    hard: bool,
+) -> Tensor:
+    """Return l_ij = logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L)."""
+    components = component_scores(
+        query,
+        key,
+        log_prior=log_prior,
+        variance=variance,
+        score=score,
+        include_log_det=include_log_det,
+    )
+    return first_maximum(components.unbind(2)) if hard else components.logsumexp(2)
+
+
+def mgk_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    equal_variance: bool,
+    score: Score,
+    include_log_det: bool,
+    hard: bool,
+    row_eps: float = 0.0,
+) -> Tensor:
+    """Attend to keys that are Gaussian mixtures, by the equation.
+
+    Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3:
+        attn_weights[i, j] ∝ Σ_r exp(s_ijr)      or      ∝ max_r exp(s_ijr)
+    Departs from the source: sums of exponentials in log space.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_key, K, L, E).
+        value: (B, H_kv, L, E_v).
+        masks: what each query may see.
+        dropout: attention dropout, one decision per (i, j).
+        log_prior: (H_prior, K, 1 or L), or None.
+        variance: σ², (H_prior, K).
+        equal_variance: known to be the same for all components of a head (lets faster forms drop
+            the query's norm; unused here).
+        score: kind of score.
+        include_log_det: see `component_scores`.
+        hard: maximum instead of sum over components.
+        row_eps: added to the sum over keys (released language-modelling code: 1e-6).
+
+    Returns:
+        (B, H, N, E_v), in at least float32.
+    """
+    dtype = compute_dtype(query)
+    scores = mgk_scores(
+        query.to(dtype),
+        key.to(dtype),
+        log_prior=log_prior,
+        variance=variance.to(dtype),
+        equal_variance=equal_variance,
+        score=score,
+        include_log_det=include_log_det,
+        hard=hard,
+    )
+    return reference_output(scores, value, masks, dropout, row_eps)
+
+
+def expand_to_dot(
+    query: Tensor,
+    key: Tensor,
+    *,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    equal_variance: bool,
+    score: Score,
+    include_log_det: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return vectors whose plain dot product is s_ijr up to a constant of the row.
+
+    With τ = 1/σ² the query becomes [q, 1, ‖q‖²] and the key [τ k, β, −(τ − τ_ref)/2], where
+    β = log π − τ‖k‖²/2 [− (E/2) log σ²]. The last coordinate is dropped when σ² is the same for
+    all components. In low precision each scalar coordinate is split into parts, and norms are those
+    of the rounded vectors.
+
+    Returns:
+        query (B, H, N, E') and key (B, H_key or H, K, L, E').
+    """
+    dtype, low = compute_dtype(query), query.dtype
+    heads = max(key.shape[1], variance.shape[0])
+    key = repeat_heads(key, heads).to(dtype)
+    query = query.to(dtype)
+    precision = _per_head(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
+    if score == "gaussian":
+        centre = key.detach().mean((2, 3), keepdim=True)
+        key, query = key - centre, query - repeat_heads(centre[:, :, 0], query.shape[1])
+    query, scaled = query.to(low), (key * precision).to(low)
+    offset = torch.zeros((), dtype=dtype, device=key.device)
+    if log_prior is not None:
+        offset = offset + _per_head(log_prior.to(dtype), heads)[None, ..., None]
+    if include_log_det:
+        offset = offset + (query.shape[-1] / 2.0) * precision.log()
+    if score == "gaussian":
+        norm = scaled.to(dtype).square().sum(-1, keepdim=True)
+        offset = offset - norm / (2.0 * precision)
+    offset = offset.expand(*scaled.shape[:-1], 1)
+    key_parts = split_precision(offset, low)
+    query_parts = [torch.ones_like(query[..., :1])] * len(key_parts)
+    if score == "gaussian" and not equal_variance:
+        difference = (precision - precision[:, :, :1].detach()) * -0.5
+        squares = query.to(dtype).square().sum(-1, keepdim=True)
+        for a, b in _product_parts(squares, difference, low):
+            query_parts.append(a)
+            key_parts.append(b.expand(*scaled.shape[:-1], 1))
+    return torch.cat([query, *query_parts], -1), torch.cat([scaled, *key_parts], -1)
+
+
+def _product_parts(a: Tensor, b: Tensor, low: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of low-precision tensors whose products sum to a·b."""
+    a_parts, b_parts = split_precision(a, low), split_precision(b, low)
+    count = len(a_parts)
+    return [(a_parts[i], b_parts[j]) for i in range(count) for j in range(count) if i + j < count]
+
+
+def mgk_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    equal_variance: bool,
+    score: Score,
+    include_log_det: bool,
+    hard: bool,
+) -> Tensor:
+    """Return the same as softmax attention over K·L keys, through PyTorch's fused attention.
+
+    Exact for the soft E-step: Σ_r exp(s_ijr) v_j is a sum over the pairs (j, r), each with its own
+    key and the value of its position.
+    """
+    query, key = expand_to_dot(
+        query,
+        key,
+        log_prior=log_prior,
+        variance=variance,
+        equal_variance=equal_variance,
+        score=score,
+        include_log_det=include_log_det,
+    )
+    components = key.shape[2]
+    flat_key = key.transpose(2, 3).flatten(2, 3)
+    flat_value = repeat_heads(value, key.shape[1]).repeat_interleave(components, 2)
+    return fused_attention(
+        query, flat_key, flat_value, masks=masks, scale=1.0, keys_per_position=components
+    )
+
+
+def mgk_blockwise(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    equal_variance: bool,
+    score: Score,
+    include_log_det: bool,
+    hard: bool,
+) -> Tensor:
+    """Return the same block by block: hard and soft, with dropout, O(N · block) memory."""
+    dtype, heads = compute_dtype(query), query.shape[1]
+    # Hard inference compares components, so it too may drop what all components of a row share.
+    query, key = expand_to_dot(
+        query.to(dtype),
+        key.to(dtype),
+        log_prior=log_prior,
+        variance=variance,
+        equal_variance=equal_variance,
+        score=score,
+        include_log_det=include_log_det,
+    )
+
+    def scores(_: Block, rows: Tensor, *cols: Tensor) -> Tensor:
+        components = [grouped_scores(rows, component) for component in cols]
+        return first_maximum(components) if hard else log_sum_exp(components)
+
+    keys = key.unbind(2)
+    per_key: list[Axis] = ["col" for _ in keys]
+    out, _ = blockwise_attention(
+        scores,
+        (query, *keys),
+        ["row", *per_key],
+        value.to(dtype),
+        num_heads=heads,
+        masks=masks,
+        dropout=dropout,
+    )
+    return out

@@ -1,0 +1,287 @@
+"""The front door: `python -m lit_probattn {fit,validate,test,predict}`.
+
+Configurations are composed: a task file, then an attention file, then a trainer file, then flags.
+
+    python -m lit_probattn fit --config configs/tasks/lra_listops.yaml \\
+        --config configs/attention/smgk.yaml --config configs/trainer/one_gpu.yaml
+    python -m lit_probattn test --config runs/lra_listops-smgk/0/config.yaml --ckpt_path best
+
+--debug (or LIT_PROBATTN_DEBUG=1) shows the traceback of every error.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import yaml
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from lit_probattn.cli.errors import CommandError
+from lit_probattn.cli.exit import DEBUG_VARIABLE, exit_status, quieten
+from lit_probattn.cli.files import config_files, read_config_files, run_folder_of, run_name
+from lit_probattn.cli.nulls import refuse_nulls
+from lit_probattn.cli.parser import Instantiator, RunParser
+from lit_probattn.training.callbacks import FinalValidation, RunRecord, StepNumbers, Throughput
+from lit_probattn.training.checkpoints import CheckedCheckpointIO
+from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
+from lit_probattn.training.memory import MemoryAdvice
+from lit_probattn.training.peers import SignsOfLife
+from lit_probattn.training.predictions import PredictionWriter
+from lit_probattn.training.preemption import StopSignals, job_name
+from lit_probattn.training.progress import make_progress_bar
+from lit_probattn.training.run_folder import (
+    RunSettings,
+    find_checkpoint,
+    folder_of_checkpoint,
+    plan_fit,
+)
+from lit_probattn.training.run_plan import RunPlan, share_plan
+from lit_probattn.training.run_record import replace_text, write_record
+from lit_probattn.training.saving import RunCheckpoint
+
+TRAINER_DEFAULTS = {
+    "use_distributed_sampler": False,  # the DataModules decide who gets which sample
+    "check_val_every_n_epoch": None,  # training is one endless epoch; validation goes by batches
+    "log_every_n_steps": 10,
+    "enable_model_summary": False,  # its FLOPs column cannot count attention
+}
+
+
+# What the DataModule tells the model once it is constructed.
+SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
+
+
+class RunCLI(LightningCLI):
+    """LightningCLI with run folders, checked checkpoints and readable errors.
+
+    Args:
+        arguments: command line after the program's name.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.arguments = list(arguments)
+        self.files = read_config_files(config_files(self.arguments))
+        super().__init__(
+            model_class=pl.LightningModule,
+            datamodule_class=pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=RunParser,
+            parser_kwargs={"prog": "python -m lit_probattn", "description": __doc__},
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            trainer_defaults=TRAINER_DEFAULTS,
+            args=self.arguments,
+        )
+
+    # ---- the command line ----------------------------------------------------------------------
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the seed."""
+        parser.add_argument(
+            "--seed_everything",
+            type=int,
+            default=0,
+            help="The run's seed: weights, order of the data, dropout and noise follow from it.",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's settings; hand sizes of the data and the seed to the model."""
+        parser.add_class_arguments(RunSettings, "run")
+        for size in SIZES_OF_DATA:
+            parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
+        parser.link_arguments("seed_everything", "model.init_args.seed")
+        parser.link_arguments("seed_everything", "data.init_args.seed")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; `args` is always given."""
+        self.config = parser.parse_args(args)
+        command = self.config.get("subcommand")
+        if command is not None:
+            refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
+
+    def _parse_ckpt_path(self) -> None:
+        """The configuration decides, not what a checkpoint remembers of another one."""
+
+    def _add_instantiators(self) -> None:
+        for key, base in (("model", pl.LightningModule), ("data", pl.LightningDataModule)):
+            self.parser.add_instantiator(Instantiator(cli=self, key=key), base, subclasses=True)
+
+    # ---- trainer and run folder ----------------------------------------------------------------
+
+    @property
+    def settings(self) -> RunSettings:
+        """The `run` part of the configuration."""
+        settings: RunSettings = self._get(self.config_init, "run")
+        return settings
+
+    @property
+    def run_name(self) -> str:
+        """`run.name`, or `<task>-<attention>` after the files that set them."""
+        return self.settings.name or run_name(self.files, self._get(self.config, "model"))
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Trainer with our checkpoint files and progress; loggers follow with the run folder."""
+        config = self._get(self.config_init, "trainer")
+        self._own_loggers = config.get("logger") in (None, True)
+        if self._own_loggers:
+            kwargs["logger"] = False
+        plugins = config.get("plugins") or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            kwargs["plugins"] = [*plugins, CheckedCheckpointIO()]
+        callbacks = config.get("callbacks") or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        added = [MemoryAdvice(), SignsOfLife(), StepNumbers(), Throughput(), FinalValidation()]
+        wants_bar = config.get("enable_progress_bar") is not False
+        if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+            added.append(make_progress_bar())
+        if config.get("enable_checkpointing") is not False:
+            settings = self.settings
+            self.checkpoints = RunCheckpoint(
+                every_n_steps=settings.checkpoint_every,
+                keep=settings.keep_checkpoints,
+                monitor=settings.monitor,
+                mode=settings.monitor_mode,
+            )
+            added.append(self.checkpoints)
+        return super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
+
+    def _add_callback(self, callback: Callback) -> None:
+        """Add what needs the run folder, before the checkpoints."""
+        vars(self.trainer)["callbacks"].insert(0, callback)
+
+    def fit(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Train, in a run folder."""
+        if self._get(self.config, "trainer").fast_dev_run:
+            self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
+            return
+        config = self._config_dict()
+        plan = share_plan(
+            self.trainer, lambda: plan_fit(self.settings, self.run_name, config, ckpt_path)
+        )
+        if 0 < self.trainer.max_steps <= plan.steps_done:
+            self._report_finished(plan)
+            return
+        self._add_callback(RunRecord(plan.folder))
+        if hasattr(self, "checkpoints"):
+            self.checkpoints.folder = plan.folder / "checkpoints"
+        if self._own_loggers:
+            self.trainer.loggers = [
+                RunCSVLogger(plan.folder, plan.steps_done),
+                RunTensorBoardLogger(plan.folder, plan.steps_done),
+            ]
+        if self.trainer.is_global_zero:
+            write_record(
+                plan.folder,
+                config_text=yaml.safe_dump(config, sort_keys=False),
+                seed=self._get(self.config, "seed_everything"),
+                arguments=self.arguments,
+                checkpoint=plan.checkpoint,
+                job=job_name(),
+            )
+            print("\n".join([*plan.notes, f"run folder: {plan.folder}"]), flush=True)
+        signals = StopSignals()
+        if hasattr(self, "checkpoints"):
+            self._add_callback(signals)
+        try:
+            self.trainer.fit(**kwargs, ckpt_path=plan.checkpoint)
+        except BaseException:
+            if self.trainer.is_global_zero:
+                plan.discard_if_unused()
+            raise
+        finally:
+            signals.restore()
+
+    def _report_finished(self, plan: RunPlan) -> None:
+        if self.trainer.is_global_zero:
+            plan.discard_if_unused()
+            print(
+                f"nothing to train: {plan.checkpoint} is at step {plan.steps_done} and "
+                f"trainer.max_steps is {self.trainer.max_steps}"
+            )
+
+    def validate(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Score the validation split."""
+        self._evaluate("validate", ckpt_path, kwargs)
+
+    def test(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Score the test split."""
+        self._evaluate("test", ckpt_path, kwargs)
+
+    def predict(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
+        """Write predictions."""
+        plan = self._plan_evaluation("predict", ckpt_path)
+        assert plan.checkpoint is not None
+        path = plan.folder / f"predictions-{plan.checkpoint.stem}.parquet"
+        self._add_callback(PredictionWriter(path))
+        kwargs["return_predictions"] = False
+        self.trainer.predict(**kwargs, ckpt_path=plan.checkpoint)
+        if self.trainer.is_global_zero:
+            print(f"predictions: {path}")
+
+    def _evaluate(self, command: str, request: str | None, kwargs: dict[str, Any]) -> None:
+        plan = self._plan_evaluation(command, request)
+        assert plan.checkpoint is not None
+        results = getattr(self.trainer, command)(**kwargs, ckpt_path=plan.checkpoint)
+        if not self.trainer.is_global_zero:
+            return
+        values = {key: value for part in results for key, value in part.items()}
+        report = {
+            **values,
+            "checkpoint": str(plan.checkpoint),
+            "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
+            **getattr(self.datamodule, "provenance", {}),
+        }
+        path = plan.folder / f"{command}-{plan.checkpoint.stem}.json"
+        replace_text(path, json.dumps(report, indent=2) + "\n")
+        print(f"results: {path}")
+
+    def _plan_evaluation(self, command: str, request: str | None) -> RunPlan:
+        if request is None:
+            raise CommandError(
+                f"{command} needs trained weights: add --ckpt_path best, last or a path"
+            )
+
+        def plan() -> RunPlan:
+            checkpoint = find_checkpoint(
+                self.settings, self.run_name, request, run_folder_of(self.files)
+            )
+            return RunPlan(folder_of_checkpoint(checkpoint), checkpoint)
+
+        shared = share_plan(self.trainer, plan)
+        if self.trainer.is_global_zero:
+            print(f"checkpoint: {shared.checkpoint}", flush=True)
+        return shared
+
+    def _config_dict(self) -> dict[str, Any]:
+        """The resolved configuration as it is stored: with the run's name, without a checkpoint."""
+        parser = self._parser(self.subcommand)
+        config = self.config[str(self.subcommand)].clone()
+        config["run"]["name"] = self.run_name
+        config["ckpt_path"] = None
+        loaded: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
+        return loaded
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: command line after the program's name. None takes the process's own.
+
+    Returns:
+        Exit status; see `lit_probattn.cli.exit`.
+    """
+    if arguments is None:
+        if "--debug" in sys.argv:
+            sys.argv.remove("--debug")
+            os.environ[DEBUG_VARIABLE] = "1"  # child processes of a distributed run read it
+        arguments = sys.argv[1:]
+    quieten()
+    return exit_status(lambda: RunCLI(arguments))

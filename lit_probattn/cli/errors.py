@@ -1,0 +1,262 @@
+"""One readable line for what a user got wrong; a fault of the program keeps its traceback."""
+
+import difflib
+import errno
+import importlib
+import linecache
+import re
+from collections.abc import Collection, Iterable
+
+import lightning.pytorch as pl
+from jsonargparse import ArgumentParser
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lit_probattn.attention import Attention
+from lit_probattn.tasks.finite import NonFiniteError
+from lit_probattn.training.checkpoints import CheckpointError
+from lit_probattn.training.memory import is_out_of_memory, told_out_of_memory
+
+# What a machine can refuse when files are written, and what to do about it.
+_FULL = (
+    "free some space, or put runs (--run.root) and caches (--data.init_args.cache_dir) elsewhere"
+)
+_FORBIDDEN = "check the permissions; runs go to --run.root, caches to --data.init_args.cache_dir"
+_STORAGE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _FORBIDDEN),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+    errno.EIO: "the disk or its network failed; nothing that was complete is lost",
+    errno.ENAMETOOLONG: "choose a shorter --run.name",
+}
+
+_NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
+
+OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
+
+
+class CommandError(ValueError):
+    """The command line or a configuration file is wrong; the message is one line."""
+
+
+class ConstructionError(BaseException):
+    """An exception in the constructor of a configured class; `error` is the original.
+
+    Not an Exception, which the parser would take for a value of the wrong type.
+    """
+
+    def __init__(self, key: str, error: Exception) -> None:
+        super().__init__(f"{key}: {error}")
+        self.key, self.error = key, error
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Text that names the most similar candidate, or lists all of them if they are few."""
+    names = sorted(set(candidates))
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    close = close or [name for name in names if name.startswith(word)]
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(names)}" if 0 < len(names) <= 40 else ""
+
+
+# ---- the parser's messages ------------------------------------------------------------------
+
+
+def readable(message: str, option_names: Iterable[str] = ()) -> str:
+    """Reduce a message of the argument parser to one line, with the nearest valid name.
+
+    Args:
+        message: what jsonargparse says.
+        option_names: the valid options, without `--`.
+    """
+    options = list(option_names)
+    unknown = re.search(r"unrecognized arguments: --([^\s=]+)", message) or re.search(
+        r"does not accept option '([^']+)'", message
+    )
+    if unknown:
+        return f"unknown key {unknown[1]!r}{_nearest_option(unknown[1], options)}"
+    body = message.split("Given value type:")[0]
+    path = ".init_args.".join(re.findall(r'Parser key "([^"]+)"', body))
+    class_paths = re.findall(r"class_path(?: |=)'([\w.]+)'", body)
+    refused = re.search(r"Option '([^']+)' is not accepted", body)
+    if refused and class_paths:
+        names = _argument_names(class_paths[-1])
+        return (
+            f"unknown key '{path}.init_args.{refused[1]}' for {class_paths[-1]}"
+            f"{nearest(refused[1], names)}"
+        )
+    for explain_one in (_unknown_class, _missing_argument, _wrong_value):
+        text = explain_one(body, path)
+        if text:
+            return text
+    lines = [line.strip(" -") for line in body.splitlines()]
+    skip = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>")
+    return "; ".join(line for line in lines if line and not line.startswith(skip))
+
+
+def _nearest_option(key: str, options: list[str]) -> str:
+    """The nearest option, or the nearest first part if that is what is wrong."""
+    first = key.split(".")[0]
+    firsts = {option.split(".")[0] for option in options}
+    return nearest(key, options) if first in firsts else nearest(first, firsts)
+
+
+def _argument_names(class_path: str) -> list[str]:
+    """Names of a class's constructor arguments, as the parser sees them."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+        added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+    except Exception:  # only the hint is lost
+        return []
+    return list(added)
+
+
+def _unknown_class(body: str, path: str) -> str | None:
+    patterns = {
+        "unknown class": r"(module '[\w.]+' has no attribute '\w+')",
+        "not the path of a class:": r"Expected a dot import path string: (\S+)",
+        "no module named": r"No module named '([^']+)'",
+        "not a class that fits here:": r"Expected '([\w.]+)' to be a subclass",
+    }
+    for problem, pattern in patterns.items():
+        found = re.search(pattern, body)
+        if found:
+            given = re.sub(r"module '([\w.]+)' has no attribute '(\w+)'", r"\1.\2", found[1])
+            return f"{path}: {problem} {given!r}{_suggest_class(given, path)}"
+    return None
+
+
+def _suggest_class(given: str, path: str) -> str:
+    """The nearest class of the same name or module; for an attention variant, all of them."""
+    is_attention = path.endswith("attention")
+    package = "lit_probattn.attention" if is_attention else given.rpartition(".")[0]
+    try:
+        classes = _public_classes(package)
+    except (ImportError, ValueError):
+        return ""
+    short_names = {name.rpartition(".")[2]: name for name in classes}
+    close = difflib.get_close_matches(given.rpartition(".")[2], short_names, n=1, cutoff=0.6)
+    hint = f"; did you mean {short_names[close[0]]!r}?" if close else ""
+    return f"{hint} (available: {', '.join(classes)})" if is_attention or not close else hint
+
+
+def _public_classes(package: str) -> list[str]:
+    module = importlib.import_module(package)
+    public = [(name, getattr(module, name)) for name in getattr(module, "__all__", ())]
+    classes = [(name, item) for name, item in public if isinstance(item, type)]
+    if package == "lit_probattn.attention":
+        classes = [(n, c) for n, c in classes if issubclass(c, Attention) and c is not Attention]
+    return [f"{package}.{name}" for name, _ in classes]
+
+
+def _missing_argument(body: str, path: str) -> str | None:
+    found = re.search(r"following arguments are required: ([\w, ]+)", body)
+    if not found:
+        return None
+    if found[1] == "attention":
+        return (
+            "no attention variant: add a file of configs/attention after the task file, for "
+            "example --config configs/attention/softmax.yaml"
+        )
+    return f"{path}: missing {found[1]}"
+
+
+def _wrong_value(body: str, path: str) -> str | None:
+    expected = [
+        text
+        for text in re.findall(r"Expected a ([^\n]*?)(?:\. Got value:|\n|$)", body)
+        if "NoneType" not in text
+    ]
+    value = re.search(r"Got value: (.+?)(?:\. Got value:|\n|$)", body)
+    if not path or not expected:
+        return None
+    kinds = [re.sub(r"<class '([\w.]+)'>|typing\.", r"\1", text) for text in expected]
+    kinds = [re.sub(r"Literal\[(.*?)\]", r"one of \1", text) for text in kinds]
+    given = f", got {value[1]!r}" if value else ""
+    return f"{path}: expected {' or '.join(kinds)}{given}"
+
+
+# ---- exceptions -----------------------------------------------------------------------------
+
+
+def explain(error: BaseException) -> tuple[str, int] | None:
+    """One line and exit status for an exception that a user can act on.
+
+    These are errors that our own code or Lightning's checks raise on purpose, and values that the
+    constructor of a configured class refuses; anything else is a fault.
+
+    Returns:
+        None for a fault, whose traceback is wanted.
+    """
+    if isinstance(error, ConstructionError):
+        explained = explain(error.error)
+        refused = isinstance(error.error, ValueError) and _is_raised(error.error, packages=())
+        if explained is None and not refused:
+            return None
+        text = explained[0] if explained else " ".join(str(error.error).split())
+        return f"{_field(error)}: {text}", 2
+    if is_out_of_memory(error):
+        return told_out_of_memory(error), 2
+    text = " ".join(str(error).split())
+    if isinstance(error, NonFiniteError):
+        return text, 1
+    if isinstance(error, CommandError | CheckpointError | MisconfigurationException):
+        return text + _NO_GPU * text.startswith("No supported gpu backend found"), 2
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        place = "" if error.filename is None else f": {error.filename}"
+        return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2
+    if text.startswith("Error(s) in loading state_dict"):
+        return f"the checkpoint does not fit this configuration: {_differences(text)}", 2
+    if isinstance(error, ValueError | NotImplementedError | FileNotFoundError):
+        return (text, 2) if _is_raised(error, (*OUR_PACKAGES, "lightning")) else None
+    if isinstance(error, TypeError):  # Lightning's answer to some values of the trainer
+        return (text, 2) if _is_raised(error, ("lightning",)) else None
+    return None
+
+
+def _differences(text: str) -> str:
+    """What `load_state_dict` found, shortened: how many tensors differ, and the first of each."""
+    shapes = re.findall(
+        r"size mismatch for (\S+): .*?torch.Size\((\[.*?\])\).*?torch.Size\((\[.*?\])\)", text
+    )
+    parts = []
+    if shapes:
+        name, theirs, ours = shapes[0]
+        parts.append(f"{len(shapes)} of other shapes (first {name}: {theirs} there, {ours} here)")
+    for kind, pattern in (
+        ("missing in it", r"Missing key\(s\) in state_dict: ([^:]+?)\. "),
+        ("unknown here", r"Unexpected key\(s\) in state_dict: ([^:]+?)\. "),
+    ):
+        found = re.search(pattern, f"{text} ")
+        if found:
+            names = found[1].split(", ")
+            parts.append(f"{len(names)} {kind} (first {names[0].strip(chr(34))})")
+    return f"tensors: {'; '.join(parts)}" if parts else text[:300]
+
+
+def _is_raised(error: BaseException, packages: Collection[str]) -> bool:
+    """Whether the innermost frame is a `raise` in one of the packages; in any, if none is given."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    line = linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+    known = not packages or module.partition(".")[0] in packages
+    return known and line.lstrip().startswith("raise")
+
+
+def _field(error: ConstructionError) -> str:
+    """Configuration key whose class refused: the attention's if it was the attention."""
+    traceback = error.error.__traceback__
+    field = error.key
+    while traceback is not None:
+        owner = traceback.tb_frame.f_locals.get("self")
+        if isinstance(owner, Attention):
+            field = "model.init_args.attention.init_args"
+        elif isinstance(owner, pl.LightningModule | pl.LightningDataModule):
+            field = f"{error.key}.init_args"
+        traceback = traceback.tb_next
+    return field

@@ -1,0 +1,121 @@
+"""Configuration files of a command: read and put in order before the parser sees them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_probattn.cli.errors import CommandError, nearest
+
+
+def config_files(arguments: Sequence[str]) -> list[str]:
+    """Values of --config / -c, in order."""
+    files = []
+    for position, argument in enumerate(arguments):
+        if argument in ("--config", "-c"):
+            files += list(arguments[position + 1 : position + 2])
+        elif argument.startswith("--config="):
+            files.append(argument.partition("=")[2])
+    return files
+
+
+def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Contents of configuration files, by name.
+
+    Raises:
+        CommandError: a file is missing, is not YAML, or stands in the wrong order.
+    """
+    contents: dict[str, dict[str, Any]] = {}
+    for name in files:
+        contents[name] = _read_yaml(name)
+        _check_parts(name, contents[name])
+    _check_order(contents)
+    return contents
+
+
+def _read_yaml(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if not path.is_file():
+        names = [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+        raise CommandError(f"configuration file not found: {name}{nearest(name, names)}")
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{name} is not a text file: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark is not None else name
+        problem = getattr(error, "problem", None) or "cannot be read"
+        raise CommandError(f"{place}: not valid YAML: {problem}") from error
+    if not isinstance(loaded, dict):
+        raise CommandError(f"{name} must hold a mapping of keys, got {type(loaded).__name__}")
+    return loaded
+
+
+def _check_parts(name: str, content: dict[str, Any]) -> None:
+    """Refuse a part of a configuration that is no group of keys, which the parser would take."""
+    for key in ("trainer", "run", "model", "data"):
+        part = content.get(key, {})
+        if isinstance(part, dict) or (isinstance(part, str) and key in ("model", "data")):
+            continue
+        wanted = "class_path and init_args" if key in ("model", "data") else "its keys"
+        raise CommandError(f"{name}: {key} must hold {wanted}, got {part!r}")
+
+
+def sets_attention(content: dict[str, Any]) -> bool:
+    """Whether a file chooses the attention variant."""
+    return "attention" in _part(content, "model", "init_args")
+
+
+def sets_task(content: dict[str, Any]) -> bool:
+    """Whether a file names the class of the model."""
+    return "class_path" in _part(content, "model")
+
+
+def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
+    """`<task>-<attention>`, after the files that set them, or else after the classes.
+
+    Args:
+        contents: configuration files, by name.
+        model: resolved `model` part of the configuration.
+    """
+    tasks = [Path(name).stem for name, content in contents.items() if sets_task(content)]
+    variants = [Path(name).stem for name, content in contents.items() if sets_attention(content)]
+    task = tasks[-1] if tasks else str(model.class_path)
+    attention = variants[-1] if variants else str(model.init_args.attention.class_path)
+    return f"{task.rpartition('.')[2]}-{attention.rpartition('.')[2]}"
+
+
+def run_folder_of(files: Iterable[str]) -> Path | None:
+    """The run folder whose `config.yaml` is among the files."""
+    for path in map(Path, files):
+        if path.name == "config.yaml" and (path.parent / "checkpoints").is_dir():
+            return path.parent
+    return None
+
+
+def _part(content: Any, *keys: str) -> dict[str, Any]:
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _check_order(contents: dict[str, dict[str, Any]]) -> None:
+    names = list(contents)
+    tasks = [name for name in names if sets_task(contents[name])]
+    early = [
+        name
+        for name in names
+        if _part(contents[name], "model", "init_args") and not sets_task(contents[name])
+    ]
+    if early and tasks and names.index(early[0]) < names.index(tasks[0]):
+        raise CommandError(
+            f"put the task file first: --config {tasks[0]} --config {early[0]} (the task file "
+            "names the model that the other file sets arguments of)"
+        )
+    if early and not tasks:
+        raise CommandError(
+            f"no task file: {early[0]} sets arguments of a model that no file names; start with "
+            "one, for example --config configs/tasks/lra_listops.yaml"
+        )

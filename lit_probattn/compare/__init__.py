@@ -1,0 +1,1 @@
+"""Sets of trainings as resumable cells: what is trained, run, predicted, reported."""

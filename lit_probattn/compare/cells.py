@@ -1,0 +1,192 @@
+"""One cell: task, row, seed; its commands, its run, its result file.
+
+A cell is known by everything that decides its result, not by the table that it stands in: tables
+that print the same model share its run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lit_probattn.compare.protocol import Options, cell_config, config_files, deciding, overrides
+from lit_probattn.compare.tables import Metric, Row, TaskEntry
+from lit_probattn.training.checkpoints import list_checkpoints
+from lit_probattn.training.run_folder import versions_of
+from lit_probattn.training.run_record import replace_text
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where data lie and results go, and how commands are started.
+
+    Args:
+        runs: folder of the runs; result files are below `<runs>/reproduce`.
+        data_dir, cache_dir: folders of the data; None for their defaults.
+        accelerator: Lightning's name of the hardware; None leaves it to the configuration.
+        launch: words in place of `python`, such as `torchrun --nproc-per-node 8`.
+        flags: further arguments that decide no number, such as --data.init_args.num_workers 2.
+    """
+
+    runs: Path = Path("runs")
+    data_dir: str | None = None
+    cache_dir: str | None = None
+    accelerator: str | None = None
+    launch: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def flag_arguments(self) -> list[str]:
+        """Flags of every command."""
+        found: dict[str, Any] = {
+            "trainer.accelerator": self.accelerator,
+            "trainer.devices": None if self.launch or self.accelerator is None else 1,
+            "data.init_args.data_dir": self.data_dir,
+            "data.init_args.cache_dir": self.cache_dir,
+        }
+        return [*flags({k: v for k, v in found.items() if v is not None}), *self.flags]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of a table."""
+
+    task: TaskEntry
+    row: Row
+    seed: int
+    options: Options = field(default_factory=Options)
+    place: Place = field(default_factory=Place)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Composed configuration, without seed and places."""
+        return cell_config(self.task, self.row, self.options)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of everything that decides the result."""
+        text = json.dumps([deciding(self.config), self.seed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """Name of the run, and of the result file."""
+        attention = Path(config_files(self.task, self.row, self.options)[1]).stem
+        heads = self.config["model"]["init_args"]["attention"]["init_args"].get("num_heads")
+        return f"{self.task.name}-{attention}-{heads}-seed{self.seed}-{self.digest}"
+
+    @property
+    def label(self) -> str:
+        """Task, row and seed."""
+        return f"{self.task.name}, {self.row.label}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the result, the lock and the log."""
+        return self.place.runs / "reproduce"
+
+    @property
+    def result_path(self) -> Path:
+        """File of the finished cell."""
+        return self.folder / "cells" / f"{self.name}.json"
+
+    @property
+    def max_steps(self) -> int:
+        """Optimiser steps."""
+        return int(self.config["trainer"]["max_steps"])
+
+    def fit_arguments(self) -> list[str]:
+        """The command line of `fit`, after the program's name."""
+        settings = {
+            "seed_everything": self.seed,
+            **overrides(self.task, self.row, self.options),
+            "trainer.enable_progress_bar": False,
+            "run.root": self.place.runs,
+            "run.name": self.name,
+            "ckpt_path": "auto",
+        }
+        files = config_files(self.task, self.row, self.options)
+        configs = [part for name in files for part in ("--config", name)]
+        return ["fit", *configs, *flags(settings), *self.place.flag_arguments()]
+
+    def evaluations(self) -> list[tuple[str, dict[str, Any], list[Metric]]]:
+        """Return command, settings and metrics of every evaluation that the metrics need."""
+        found: dict[str, tuple[str, dict[str, Any], list[Metric]]] = {}
+        for metric in self.task.metrics.values():
+            if metric.command != "count":
+                entry: tuple[str, dict[str, Any], list[Metric]]
+                entry = (metric.command, dict(metric.flags), [])
+                key = json.dumps(entry[:2], sort_keys=True)
+                found.setdefault(key, entry)[2].append(metric)
+        return list(found.values())
+
+    def evaluate_arguments(
+        self, command: str, settings: Mapping[str, Any], version: Path
+    ) -> list[str]:
+        """The command line of an evaluation of the best checkpoint of a run folder."""
+        files = ["--config", str(version / "config.yaml"), "--ckpt_path", "best"]
+        quiet = flags({"trainer.enable_progress_bar": False, **settings})
+        return [command, *files, *quiet, *self.place.flag_arguments()]
+
+    def version(self) -> Path | None:
+        """Newest run folder that has a checkpoint, None if there is none."""
+        for folder in versions_of(self.place.runs, self.name):
+            if list_checkpoints(folder / "checkpoints", "step"):
+                return folder
+        return None
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the result of a finished cell, or None."""
+        return read_result(self.result_path, "values")
+
+    def keep(self, result: Mapping[str, Any]) -> None:
+        """Write the result file; its name never shows half of it."""
+        self.result_path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(self.result_path, json.dumps(result, indent=1) + "\n")
+
+
+def read_result(path: Path, key: str) -> dict[str, Any] | None:
+    """Return the content of a result file, None without it; half a file counts as none."""
+    try:
+        loaded = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return loaded if isinstance(loaded, dict) and key in loaded else None
+
+
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return `--key value` of every setting, values as the command line reads them."""
+    return [part for key, value in settings.items() for part in flag(key, value)]
+
+
+def flag(key: str, value: Any) -> list[str]:
+    """Return `--key value`."""
+    return [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
+
+
+def portable(arguments: Sequence[str]) -> list[str]:
+    """Return arguments without the folders of this machine: absolute paths by their last part."""
+    return [Path(a).name if os.path.isabs(a) else a for a in arguments]
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return key and value of `key=value` texts; values are JSON where they can be.
+
+    Raises:
+        ValueError: no equals sign.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set expects key=value, received {text!r}")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found

@@ -1,0 +1,195 @@
+"""The configuration of a cell: composed, changed by options, compared with the published one."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lit_probattn.compare.tables import Row, TaskEntry
+from lit_probattn.training.run_folder import FREE_KEYS, flatten
+from profiling.builders import ConfigError, read_yaml
+
+ATTENTION = "model.init_args.attention.init_args"
+STEPS, SCHEDULE = "trainer.max_steps", "model.init_args.schedule_steps"
+WARMUP = "model.init_args.warmup_steps"
+INTERVALS = ("trainer.val_check_interval", "run.checkpoint_every")
+# Results do not depend on these beyond rounding: no difference of protocol.
+ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
+# Settings that decide no number: where files lie, hardware; the number of steps decides.
+UNDECIDING = (*(key for key in FREE_KEYS if key != STEPS), "run.name", "seed_everything")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command changes for all its cells.
+
+    Args:
+        steps: optimiser steps; warm-up and schedule shrink with them.
+        max_seq_len: length of sequences, by the settings that the task's `length` names.
+        shortened: use the task's shortened protocol.
+        as_released: attention as the released code computes it, where a row has that.
+        as_published: the settings of the published runs that differ from ours, such as selection
+            on test data.
+        settings: further settings by key, for all cells.
+        trainer: file of configs/trainer, or None.
+    """
+
+    steps: int | None = None
+    max_seq_len: int | None = None
+    shortened: bool = False
+    as_released: bool = False
+    as_published: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trainer: str | None = None
+
+    @property
+    def shortens(self) -> bool:
+        """Whether an option that shortens is set."""
+        return self.shortened or self.steps is not None or self.max_seq_len is not None
+
+
+def attention_file(row: Row, options: Options) -> str:
+    """Return the attention file of a row."""
+    return (row.as_released if options.as_released else None) or row.attention
+
+
+def config_files(task: TaskEntry, row: Row, options: Options) -> list[str]:
+    """Return the configuration files of a cell, in the order of the command line."""
+    more = [options.trainer] if options.trainer else []
+    return [task.config, attention_file(row, options), *more]
+
+
+def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
+    """Return the settings that follow the files, by key; later options win."""
+    found = {f"{ATTENTION}.{key}": value for key, value in row.set.items()} | dict(row.overrides)
+    if options.as_released and row.as_released:
+        found |= task.as_released
+    if options.as_published:
+        found |= task.published
+    if options.shortened:
+        found |= task.shortened
+    if options.max_seq_len is not None:
+        if not task.length:
+            raise ConfigError(f"{task.name} has no length that --max_seq_len could set")
+        found |= {key: round(factor * options.max_seq_len) for key, factor in task.length.items()}
+    if options.steps is not None:
+        found |= _shorter(compose([task.config], found), options.steps)
+    return found | dict(options.settings)
+
+
+def _shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    flat = flatten(config)
+    before = flat[STEPS]
+    found: dict[str, Any] = {STEPS: steps}
+    if flat.get(SCHEDULE) is not None:
+        found[SCHEDULE] = steps
+    if flat.get(WARMUP):
+        found[WARMUP] = max(1, round(flat[WARMUP] * min(1.0, steps / before)))
+    found |= {key: min(flat[key], steps) for key in INTERVALS if flat.get(key) is not None}
+    return found
+
+
+def compose(files: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge configuration files and dotted settings, as the command line does.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    merged: dict[str, Any] = {}
+    for name in files:
+        _merge(merged, read_yaml(name))
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        place = merged
+        for part in parents:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return merged
+
+
+def _merge(base: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def cell_config(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
+    """Return the configuration of a cell, without seed and places."""
+    return compose(config_files(task, row, options), overrides(task, row, options))
+
+
+def published_config(task: TaskEntry, row: Row) -> dict[str, Any]:
+    """Return the configuration of the published run of a cell."""
+    plain = Options(as_published=True)
+    return compose([task.config, row.attention], overrides(task, row, plain))
+
+
+def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide a result, by dotted key."""
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if not any(key == free or key.startswith(f"{free}.") for free in UNDECIDING)
+    }
+
+
+@dataclass(frozen=True, order=True)
+class Difference:
+    """A setting in which a run differs from the published one."""
+
+    key: str
+    published: Any = field(compare=False)
+    here: Any = field(compare=False)
+
+    def __str__(self) -> str:
+        published, here = (json.dumps(v) for v in (self.published, self.here))
+        return f"`{self.key}`: published {published}, here {here}"
+
+
+def differences(task: TaskEntry, row: Row, options: Options) -> list[Difference]:
+    """Compare a cell's settings, defaults included, with those of the published run."""
+    configs = published_config(task, row), cell_config(task, row, options)
+    published, here = (deciding(config) for config in configs)
+    found = []
+    for key in sorted(published.keys() | here.keys()):
+        if key in ROUNDING:
+            continue
+        values = [
+            _plain(flat[key] if key in flat else default_of(config, key))
+            for flat, config in zip((published, here), configs, strict=True)
+        ]
+        if values[0] != values[1]:
+            found.append(Difference(key, *values))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def default_of(config: Mapping[str, Any], key: str) -> Any:
+    """Return the default of a setting that a configuration leaves out, None if it has none."""
+    if key == "trainer.precision":
+        return "32-true"
+    parent, _, name = key.rpartition(".init_args.")
+    place: Any = config
+    for part in parent.split("."):
+        place = place.get(part) if isinstance(place, Mapping) else None
+    path = place.get("class_path") if isinstance(place, Mapping) else None
+    for cls in class_of(path).__mro__ if path else ():
+        parameter = inspect.signature(cls.__init__).parameters.get(name)
+        if parameter is not None and parameter.default is not inspect.Parameter.empty:
+            return parameter.default
+    return None
+
+
+def class_of(path: str) -> Any:
+    """Import a class by its full name."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

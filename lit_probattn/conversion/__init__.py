@@ -1,6 +1,0 @@
-"""From trained softmax heads to heads with mixtures of keys."""
-
-from lit_probattn.conversion.inputs import LayerErrors, LayerInputs
-from lit_probattn.conversion.layer import convert_layer
-
-__all__ = ["LayerErrors", "LayerInputs", "convert_layer"]

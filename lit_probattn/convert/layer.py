@@ -1,0 +1,207 @@
+"""Turning trained softmax heads into heads with a mixture of keys, layer by layer.
+
+A group of K softmax heads becomes one head with K key components and one value:
+
+    logits    A_r = W̃_q,rᵀ W̃_k,r of every old head (biases as an extra input coordinate); the stack
+              [A_1 | … | A_K] is cut to rank E: one query map, K key maps. Weighted by the second
+              moment C of the layer's inputs (C^½ A_r C^½), the cut minimises the mean squared error
+              of logits of independent tokens.
+    priors    π_r ∝ exp(−mean_i log Z_ir): every component starts with the same mass.
+    values    the group's old output is regressed on what the new map gathers, at rank E_v.
+
+The result is where fine-tuning starts, not an equal model: the errors are part of the result.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.mgk.functions import Score, component_scores
+from lit_probattn.convert.algebra import (
+    best_groups,
+    cosine_distances,
+    jensen_shannon_distances,
+    second_moment,
+    shared_query_factors,
+)
+from lit_probattn.convert.inputs import LayerErrors, LayerInputs, query_rows, sample_maps
+from lit_probattn.convert.values import augment, head_rows, set_head_rows, set_values
+
+
+@torch.no_grad()
+def convert_layer(
+    old: SoftmaxAttention,
+    *,
+    num_components: int = 2,
+    inputs: LayerInputs | None = None,
+    score: Score = "dot",
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+) -> tuple[MGKAttention, LayerErrors]:
+    """Convert a softmax layer of H heads into one of H/K heads with K key components.
+
+    Source: derivation in the package's extension notes, item 6; reduced-rank regression by
+    projection of the fitted outputs.
+
+    Args:
+        old: the trained layer, dot-product scores, as many key/value heads as query heads.
+        num_components: K, a divisor of H.
+        inputs: what the layer saw. None converts from weights alone: identity second moment, heads
+            grouped by their bilinear forms, equal priors, truncated sums of value-output maps.
+        score: `dot` starts at the old logits (it is the Gaussian score with the key's norm in the
+            prior). `gaussian` drops that term at once and starts further away.
+        head_dim: size of a new head. None keeps E; K·E makes the logits exact.
+        value_head_dim: size of a new value head. None keeps the old one.
+
+    Returns:
+        The new layer (float64 weights cast to the old dtype) and its errors.
+
+    Raises:
+        ValueError: K does not divide H, or the layer is not plain multi-head softmax attention.
+    """
+    _check_layer(old, num_components)
+    dtype = old.query_proj.weight.dtype
+    old = _copy(old)
+    fit, test, held_out = _split(inputs)
+    moment = None if fit is None else second_moment(augment(fit.x[fit.real], old))
+    forms = _bilinear_forms(old)
+    groups = best_groups(_distances(old, forms, fit), num_components)
+    new = MGKAttention(
+        old.embed_dim,
+        old.head_dim if head_dim is None else head_dim,
+        len(groups),
+        num_components=num_components,
+        value_head_dim=old.value_head_dim if value_head_dim is None else value_head_dim,
+        key_embed_dim=old.key_embed_dim,
+        bias=old.use_bias,
+        dropout=old.dropout,
+        backend=old.backend,
+        score=score,
+        prior_param="softmax",
+    ).to(old.query_proj.weight)
+    kept = total = 0.0
+    for index, group in enumerate(groups):
+        # Old logits are forms / √E, new ones products / √E'.
+        scale = (new.head_dim / old.head_dim) ** 0.5
+        factors = shared_query_factors(scale * forms[group], new.head_dim, moment)
+        set_head_rows(new.query_proj, index, factors.query)
+        set_head_rows(new.key_proj, index, factors.keys.flatten(0, 1))
+        kept, total = kept + factors.kept, total + factors.total
+    if fit is not None:
+        _set_priors(new, fit)
+    set_values(old, new, groups, fit)
+    errors = LayerErrors(
+        groups=groups,
+        logit_error=max(0.0, 1.0 - kept / total) ** 0.5 if total > 0 else 0.0,
+        output_error=None if test is None else _output_error(old, new, test),
+        held_out=held_out,
+    )
+    return new.to(dtype), errors
+
+
+def _check_layer(old: SoftmaxAttention, num_components: int) -> None:
+    if old.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
+        raise ValueError(
+            "only softmax layers with score=dot, num_kv_heads=num_heads and no rotary positions "
+            f"can be converted, received score={old.score}, num_kv_heads={old.num_kv_heads} of "
+            f"{old.num_heads}, rotary={old.rotary}"
+        )
+    if num_components < 1 or old.num_heads % num_components:
+        raise ValueError(
+            f"num_components must divide num_heads={old.num_heads}, received {num_components}"
+        )
+    if old.key_embed_dim != old.embed_dim:
+        raise ValueError(
+            f"only self-attention can be converted, received key_embed_dim={old.key_embed_dim} "
+            f"with embed_dim={old.embed_dim}"
+        )
+
+
+def _copy(old: SoftmaxAttention) -> SoftmaxAttention:
+    """Return the layer in float64 and evaluation mode, through the reference."""
+    copy = SoftmaxAttention(
+        old.embed_dim,
+        old.head_dim,
+        old.num_heads,
+        value_head_dim=old.value_head_dim,
+        bias=old.use_bias,
+        dropout=old.dropout,
+        backend=old.backend,
+    )
+    copy.load_state_dict(old.state_dict())
+    return copy.to(old.query_proj.weight.device, torch.float64).eval()
+
+
+def _split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs | None, bool]:
+    """Return the inputs to fit, the inputs to test, and whether they are different."""
+    if inputs is None:
+        return None, None, False
+    mask = inputs.key_mask
+    inputs = LayerInputs(inputs.x.to(torch.float64), mask, inputs.is_causal)
+    count = inputs.x.shape[0]
+    if count < 4:
+        return inputs, inputs, False
+    cut = count - count // 4
+    return inputs.part(slice(0, cut)), inputs.part(slice(cut, count)), True
+
+
+def _bilinear_forms(old: SoftmaxAttention) -> Tensor:
+    """Return A_h = W̃_q,hᵀ W̃_k,h, (H, C [+ 1], C [+ 1]): old logits times √E."""
+    return head_rows(old.query_proj, old.num_heads).mT @ head_rows(old.key_proj, old.num_heads)
+
+
+def _distances(old: SoftmaxAttention, forms: Tensor, fit: LayerInputs | None) -> Tensor:
+    """Return how far apart the old heads are, (H, H)."""
+    if fit is None:
+        return cosine_distances(forms.flatten(1))
+    total = torch.zeros(old.num_heads, old.num_heads, dtype=torch.float64)
+    for sample in range(fit.x.shape[0]):
+        one = fit.part(slice(sample, sample + 1))
+        total += jensen_shannon_distances(sample_maps(old, one)[:, query_rows(one)]).cpu()
+    return total / fit.x.shape[0]
+
+
+def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
+    """Give every component the same starting mass: c_r = −mean_i log Z_ir."""
+    assert new.prior is not None
+    new.prior.value.zero_()
+    total = torch.zeros(new.num_heads, new.num_components, dtype=torch.float64)
+    count = 0
+    for sample in range(fit.x.shape[0]):
+        one = fit.part(slice(sample, sample + 1))
+        rows = query_rows(one)
+        scores = _component_scores(new, one.x, rows)  # (H', K, n, N)
+        hidden = ~one.real[0].expand(len(rows), -1)
+        if one.is_causal:
+            places = torch.arange(one.x.shape[1], device=rows.device)
+            hidden = hidden | (places > rows[:, None])
+        normalisers = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)
+        total += normalisers.sum(-1).cpu()
+        count += len(rows)
+    logits = -total / max(1, count)
+    new.prior.value.copy_(logits - logits.mean(1, keepdim=True))
+
+
+def _component_scores(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
+    """Return the scores of every component without priors, for some queries of one sample."""
+    query, key, _, _ = new._prepare(x, None, None, None, None, False, None, None)
+    return component_scores(
+        query[:, :, rows],
+        new.expand_keys(key),
+        log_prior=None,
+        variance=new.variance(),
+        score=new.score,
+        include_log_det=False,
+    )[0]
+
+
+def _output_error(old: SoftmaxAttention, new: MGKAttention, test: LayerInputs) -> float:
+    """Return ‖new − old‖ / ‖old‖ of the outputs of real tokens, the bias taken out."""
+    before, after = (
+        layer(test.x, key_mask=test.key_mask, is_causal=test.is_causal)[test.real]
+        for layer in (old, new.eval())
+    )
+    bias = 0.0 if old.out_proj.bias is None else old.out_proj.bias
+    return float((after - before).norm() / (before - bias).norm())

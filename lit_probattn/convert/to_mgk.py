@@ -1,0 +1,245 @@
+"""Turn the softmax attention of a checkpoint into MGK: fewer heads, several keys per position.
+
+    python -m lit_probattn.convert runs/lra_text-softmax/0/checkpoints/best-00020000.ckpt mgk.ckpt
+
+Writes `mgk.ckpt`, for `--ckpt_path mgk.ckpt`, and `mgk.yaml`, the attention file that goes with it
+(`--config mgk.yaml` after the run's own). Every layer's error and, with data, the model's, are
+printed and stored in the checkpoint under "conversion". A conversion is where fine-tuning starts.
+
+With the run's config.yaml (found beside the checkpoint, or --config) batches of its data go through
+the model, and what each layer sees decides pairs of heads, factors, priors and value maps. Without
+it (--weights_only) only the weights count, and --head_dim is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.convert import LayerErrors, LayerInputs, convert_layer
+from lit_probattn.convert.run import Run, build_run
+from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+
+_PARTS = ("query_proj", "key_proj", "value_proj", "out_proj")
+# What belongs to the run that wrote the checkpoint and not to the new weights.
+_DROPPED = ("loops", "callbacks", "MixedPrecision", "training")
+
+
+class ConversionError(ValueError):
+    """The checkpoint cannot be converted."""
+
+
+def find_layers(state: dict[str, Tensor]) -> list[str]:
+    """Return the names of the attention layers in a state dict, in its order.
+
+    Raises:
+        ConversionError: there are none.
+    """
+    ending = "query_proj.weight"
+    names = [key.removesuffix(ending).rstrip(".") for key in state if key.endswith(ending)]
+    if not names:
+        raise ConversionError("the checkpoint has no attention layers (no *.query_proj.weight)")
+    return names
+
+
+def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> SoftmaxAttention:
+    """Return a layer of a state dict as softmax attention.
+
+    Raises:
+        ConversionError: it has other parameters than softmax attention, shares keys among heads, or
+            its width is not a multiple of `head_dim`.
+    """
+    prefix = f"{name}." if name else ""
+    own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    extra = sorted(key for key in own if key.split(".")[0] not in _PARTS)
+    if extra:
+        raise ConversionError(
+            f"{name} is not plain softmax attention: it also has {', '.join(extra)}"
+        )
+    width, embed_dim = own["query_proj.weight"].shape
+    if width % head_dim or own["key_proj.weight"].shape != (width, embed_dim):
+        raise ConversionError(
+            f"{name}: query_proj is {tuple(own['query_proj.weight'].shape)} and key_proj "
+            f"{tuple(own['key_proj.weight'].shape)}; expected the same, with rows a multiple of "
+            f"head_dim={head_dim}"
+        )
+    num_heads = width // head_dim
+    layer = SoftmaxAttention(
+        embed_dim,
+        head_dim,
+        num_heads,
+        value_head_dim=own["value_proj.weight"].shape[0] // num_heads,
+        bias="query_proj.bias" in own,
+    )
+    layer.load_state_dict(own)
+    return layer
+
+
+def convert_state(
+    state: dict[str, Tensor],
+    head_dim: int,
+    inputs: dict[str, LayerInputs],
+    **options: Any,
+) -> tuple[dict[str, Tensor], dict[str, MGKAttention], dict[str, LayerErrors]]:
+    """Convert every attention layer of a state dict.
+
+    Args:
+        state: names and tensors of a model with softmax attention.
+        head_dim: E.
+        inputs: what layers saw, by name; layers without an entry are converted from weights alone.
+        options: of `convert_layer`.
+
+    Returns:
+        The new state dict, the new layers and their errors by name.
+    """
+    layers, errors = {}, {}
+    for name in find_layers(state):
+        old = restore_layer(state, name, head_dim)
+        try:
+            layers[name], errors[name] = convert_layer(old, inputs=inputs.get(name), **options)
+        except ValueError as error:
+            raise ConversionError(f"{name}: {error}") from error
+    prefixes = tuple(f"{name}." if name else "" for name in layers)
+    fresh = {k: v for k, v in state.items() if not k.startswith(prefixes)}
+    for name, layer in layers.items():
+        prefix = f"{name}." if name else ""
+        fresh.update({f"{prefix}{k}": v.clone() for k, v in layer.state_dict().items()})
+    return fresh, layers, errors
+
+
+def attention_config(layer: MGKAttention, dropout: float) -> dict[str, Any]:
+    """Return the attention file that builds layers like this one."""
+    arguments: dict[str, Any] = {
+        "num_heads": layer.num_heads,
+        "num_components": layer.num_components,
+        "score": layer.score,
+        "prior_param": "softmax",
+        "dropout": dropout,
+    }
+    if layer.value_head_dim != layer.head_dim:
+        arguments["value_head_dim"] = layer.value_head_dim
+    if not layer.use_bias:
+        arguments["bias"] = False
+    attention = {"class_path": "lit_probattn.attention.MGKAttention", "init_args": arguments}
+    return {"model": {"init_args": {"attention": attention}}}
+
+
+def convert_checkpoint(options: argparse.Namespace) -> list[str]:
+    """Convert `options.checkpoint` to `options.output`; return the lines to print.
+
+    Raises:
+        ConversionError: the checkpoint or the options do not fit.
+        CheckpointError: a file cannot be read or written.
+    """
+    config_file = options.output.with_suffix(".yaml")
+    for path in (options.output, config_file):
+        if path.exists():
+            raise ConversionError(f"{path} exists: choose another name or remove it")
+    checkpoint = load_checkpoint(options.checkpoint)
+    state = checkpoint.get("state_dict", {})
+    run = None if options.weights_only else _find_run(options, state)
+    head_dim = options.head_dim or (run.head_dim if run is not None else None)
+    head_dim = head_dim or checkpoint.get("hyper_parameters", {}).get("head_dim")
+    if head_dim is None:
+        raise ConversionError("the head size is not known: give --head_dim or the run's --config")
+    inputs = {} if run is None else run.layer_inputs(find_layers(state), options.num_batches)
+    fresh, layers, errors = convert_state(
+        state,
+        head_dim,
+        inputs,
+        num_components=options.num_components,
+        score=options.score,
+        value_head_dim=options.value_head_dim,
+    )
+    lines = [f"{name}: {error.line()}" for name, error in errors.items()]
+    report: dict[str, Any] = {
+        "source": str(options.checkpoint.name),
+        "source_step": int(checkpoint.get("global_step", 0)),
+        "num_components": options.num_components,
+        "score": options.score,
+        "layers": {name: asdict(error) for name, error in errors.items()},
+    }
+    if run is not None:
+        model_errors = run.model_errors(layers, options.num_batches)
+        report["model"] = asdict(model_errors)
+        lines.append(model_errors.line())
+    kept = {k: v for k, v in checkpoint.items() if k not in _DROPPED}
+    new = {
+        **kept,
+        "state_dict": fresh,
+        "epoch": 0,
+        "global_step": 0,
+        "optimizer_states": [],
+        "lr_schedulers": [],
+        "conversion": report,
+    }
+    save_checkpoint(new, options.output)
+    first = next(iter(layers.values()))
+    dropout = 0.0 if run is None else run.attention_dropout
+    config_file.write_text(yaml.safe_dump(attention_config(first, dropout), sort_keys=False))
+    return [*lines, f"wrote {options.output} and {config_file}"]
+
+
+def _find_run(options: argparse.Namespace, state: dict[str, Tensor]) -> Run:
+    """Build the run from its config file."""
+    path = options.config
+    if path is None:
+        path = options.checkpoint.resolve().parent.parent / "config.yaml"
+    if not path.is_file():
+        raise ConversionError(
+            f"no config at {path}: give the run's --config, or --weights_only with --head_dim"
+        )
+    config = yaml.safe_load(path.read_text())
+    if not isinstance(config, dict):
+        raise ConversionError(f"{path} is not a configuration: expected a mapping")
+    try:
+        return build_run(config, state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConversionError(f"cannot build the run of {path}: {error}") from error
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_probattn.convert",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint with softmax attention")
+    parser.add_argument("output", type=Path, help="the checkpoint to write, NAME.ckpt")
+    parser.add_argument("--num_components", type=int, default=2, help="old heads per new head")
+    parser.add_argument(
+        "--score",
+        choices=("dot", "gaussian"),
+        default="dot",
+        help="dot starts at the old logits; gaussian drops the keys' norms and starts further away",
+    )
+    parser.add_argument("--config", type=Path, help="the run's config.yaml")
+    parser.add_argument(
+        "--num_batches", type=int, default=8, help="validation batches that go through the model"
+    )
+    parser.add_argument("--weights_only", action="store_true", help="use no data")
+    parser.add_argument("--head_dim", type=int, help="head size, where no config says it")
+    parser.add_argument("--value_head_dim", type=int, help="size of new value heads")
+    options = parser.parse_args(arguments)
+    if options.num_batches < 1:
+        parser.error(f"--num_batches must be at least 1, received {options.num_batches}")
+    try:
+        lines = convert_checkpoint(options)
+    except (CheckpointError, ConversionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Write the weights of a checkpoint as safetensors: `python -m lit_probattn.export`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lit_probattn.training.checkpoints import CheckpointError, export_safetensors
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_probattn.export", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("checkpoint", type=Path, help="a file from runs/NAME/VERSION/checkpoints")
+    parser.add_argument("output", type=Path, help="the .safetensors file to write")
+    options = parser.parse_args(arguments)
+    try:
+        count = export_safetensors(options.checkpoint, options.output)
+    except CheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {count} tensors to {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Fused kernels of softmax attention and of mixtures of Gaussian keys."""

@@ -1,0 +1,1 @@
+"""Fused kernels of FiSH: local heads mixed from global score maps."""

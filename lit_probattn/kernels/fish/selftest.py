@@ -1,0 +1,94 @@
+"""Self-test of FiSH: output and all gradients, with noise, beside float64 sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_probattn.kernels.fish.attention import fish_attention
+from lit_probattn.kernels.selftest import random_tensor
+from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise
+
+_BATCH, _GLOBAL, _HEADS, _UNITS, _ROWS, _KEYS = 2, 2, 4, 4, 149, 167
+
+
+def plain_fish(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first: Tensor,
+    noise_scale: Tensor,
+    second: Tensor | None,
+    first_bias: Tensor | None,
+    noise: Tensor,
+    is_causal: bool,
+) -> Tensor:
+    """Return what `fish_attention` computes with noise per global map, by the equation."""
+    scores = query @ key.mT + noise_scale[:, None, None] * noise
+    local = torch.einsum("hg,bgij->bhij", first, scores)
+    if second is not None and first_bias is not None:
+        local = torch.relu(local + first_bias[:, None, None])
+        local = torch.einsum("hu,buij->bhij", second, local)
+    if is_causal:
+        rows, keys = local.shape[-2:]
+        seen = torch.ones(rows, keys, dtype=torch.bool, device=local.device).tril(keys - rows)
+        local = local.masked_fill(~seen, float("-inf"))
+    return local.softmax(-1) @ value
+
+
+def self_test(
+    family: str, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Return outputs and gradients beside those of float64 sums: `fish` linear, `gfish` two layers.
+
+    Causal with more keys than queries, in ragged sizes: whole tiles and tiles at both edges.
+    """
+    return compare(family, device, dtype, head_dim, (_ROWS, _KEYS))
+
+
+def compare(
+    family: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    sizes: tuple[int, int],
+) -> list[tuple[Tensor, Tensor]]:
+    """Return (found, float64) of the output and of every gradient."""
+    rows, keys = sizes
+    two = family == "gfish"
+    shapes = [
+        (_BATCH, _GLOBAL, rows, head_dim),
+        (_BATCH, _GLOBAL, keys, head_dim),
+        (_BATCH, _HEADS, keys, head_dim),
+        (_UNITS if two else _HEADS, _GLOBAL),
+        (_GLOBAL,),
+        *([(_HEADS, _UNITS), (_UNITS,)] if two else []),
+    ]
+    inputs = [
+        random_tensor(*shape, seed=i, device=device, dtype=dtype) for i, shape in enumerate(shapes)
+    ]
+    inputs[0] = inputs[0] * head_dim**-0.5
+    inputs[3:] = [x.float() for x in inputs[3:]]
+    cotangent = random_tensor(*(_BATCH, _HEADS, rows, head_dim), seed=9, device=device, dtype=dtype)
+    random_key = RandomKey(3, step=5)
+    words = torch.tensor(random_key.philox_key(STREAM_NOISE), device=device)
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    second, first_bias = (leaves[5], leaves[6]) if two else (None, None)
+    found = fish_attention(
+        *leaves[:3],
+        first=leaves[3],
+        first_bias=first_bias,
+        second=second,
+        noise_scale=leaves[4],
+        noise_draw=torch.cat([words, random_key.samples(_BATCH, device)]),
+        is_causal=True,
+    )
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    noise = normal_noise(
+        *(random_key, _BATCH, _GLOBAL, range(rows), range(keys), device, torch.float64)
+    )
+    last = exact[5:] if two else [None, None]
+    truth = plain_fish(*exact[:5], *last, noise, True)  # type: ignore[arg-type, call-arg]
+    grads = torch.autograd.grad(found, leaves, cotangent)
+    true = torch.autograd.grad(truth, exact, cotangent.double())
+    return [(x.detach(), y.detach()) for x, y in [(found, truth), *zip(grads, true, strict=True)]]

@@ -1,0 +1,1 @@
+"""Fused kernels of linear attention over chunks."""

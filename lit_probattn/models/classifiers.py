@@ -1,0 +1,166 @@
+"""Whole models: tokens -> embedding -> blocks -> head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.heads import PairClassifierHead, PooledClassifier, Pooling
+from lit_probattn.models.transformer import Transformer
+from lit_probattn.randomness import RandomKey
+
+
+class Classifier(nn.Module):
+    """Sequence classifier of the Long Range Arena experiments.
+
+    Source: MGK, ICML 2022, appendix A.1.1; sizes of its base code: embed_dim 64, head_dim 32,
+    2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes.
+
+    Args:
+        attention: makes one attention layer from (embed_dim, head_dim).
+        vocab_size: number of token ids.
+        num_classes: number of logits.
+        max_seq_len: longest sequence.
+        embed_dim: C.
+        head_dim: E.
+        num_layers: number of blocks.
+        mlp_dim: inner width of the MLPs and of the head.
+        dropout: dropout of embeddings, attention output and MLPs.
+        pooling: how positions are averaged.
+        activation_checkpointing: recompute blocks in backward.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        vocab_size: int,
+        num_classes: int,
+        max_seq_len: int,
+        embed_dim: int,
+        head_dim: int,
+        num_layers: int,
+        mlp_dim: int,
+        dropout: float = 0.1,
+        pooling: Pooling = "mean",
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
+        self.encoder = Transformer(
+            attention,
+            embed_dim,
+            head_dim,
+            num_layers,
+            mlp_dim,
+            dropout,
+            activation_checkpointing=activation_checkpointing,
+        )
+        self.head = PooledClassifier(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
+
+    def forward(
+        self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Classify token ids.
+
+        Args:
+            inputs: (B, N) int64.
+            key_mask: real tokens, (B, N) bool.
+            rng: names the draw of attention dropout and noise.
+
+        Returns:
+            Logits, (B, num_classes).
+        """
+        x = self.embedding(inputs)  # (B, N, C)
+        x = self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
+        logits: Tensor = self.head(x, key_mask)  # (B, num_classes)
+        return logits
+
+
+class PairClassifier(nn.Module):
+    """Classifier of pairs of texts: one encoder for both, then a head that compares them.
+
+    Both texts are encoded in one call, as 2 B sequences in the order (first, second) of each pair.
+    So an attention with M-step priors (setting B) sees both in one set of statistics.
+
+    Source: MGK, ICML 2022, the Retrieval model of its base code (spec d.2). Departs from the
+    source: there the encoder is called once per text, hence two M-step updates per batch.
+
+    Args:
+        attention: makes one attention layer from (embed_dim, head_dim).
+        vocab_size: number of token ids.
+        num_classes: number of logits.
+        max_seq_len: longest text.
+        embed_dim: C.
+        head_dim: E.
+        num_layers: number of blocks.
+        mlp_dim: inner width of the MLPs and of the head.
+        dropout: dropout of embeddings, attention output and MLPs.
+        pooling: how positions are averaged.
+        activation_checkpointing: recompute blocks in backward.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        vocab_size: int,
+        num_classes: int,
+        max_seq_len: int,
+        embed_dim: int,
+        head_dim: int,
+        num_layers: int,
+        mlp_dim: int,
+        dropout: float = 0.1,
+        pooling: Pooling = "mean",
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
+        self.encoder = Transformer(
+            attention,
+            embed_dim,
+            head_dim,
+            num_layers,
+            mlp_dim,
+            dropout,
+            activation_checkpointing=activation_checkpointing,
+        )
+        self.head = PairClassifierHead(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
+
+    def forward(
+        self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Classify pairs of texts.
+
+        Args:
+            inputs: token ids of both texts, (B, 2, N) int64.
+            key_mask: real tokens, (B, 2, N) bool.
+            rng: names the draw of attention dropout and noise; its samples are pairs. The texts of
+                pair i draw as samples 2 i and 2 i + 1.
+
+        Returns:
+            Logits, (B, num_classes).
+
+        Raises:
+            ValueError: `inputs` has another shape.
+        """
+        if inputs.dim() != 3 or inputs.shape[1] != 2:
+            raise ValueError(f"expected pairs (B, 2, N), received inputs {tuple(inputs.shape)}")
+        mask = None if key_mask is None else key_mask.flatten(0, 1)  # (2 B, N)
+        x = self.embedding(inputs.flatten(0, 1))  # (2 B, N, C)
+        x = self.encoder(x, key_mask=mask, rng=_key_of_texts(rng))  # (2 B, N, C)
+        logits: Tensor = self.head(x, mask)  # (B, num_classes)
+        return logits
+
+
+def _key_of_texts(rng: RandomKey | None) -> RandomKey | None:
+    """Turn a key of B pairs into one of 2 B texts, so that both draw numbers of their own."""
+    if rng is None or rng.sample_ids is None:
+        return rng  # without ids, the 2 B texts are numbered anyway
+    ids = 2 * rng.sample_ids
+    return replace(rng, sample_ids=torch.stack([ids, ids + 1], dim=1).flatten())

@@ -1,0 +1,289 @@
+"""Generating tokens one at a time from a causal model and its caches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.layer import Attention
+from lit_probattn.randomness import RandomKey, philox4x32
+
+STREAM_SAMPLING = 4
+
+
+class Decoder(Protocol):
+    """What `generate` needs of a model: a causal `torch.nn.Module` with these members."""
+
+    training: bool
+    max_seq_len: int
+
+    def new_caches(self, capacity: int = 0) -> list[Cache]:
+        """Return an empty memory per layer."""
+        ...
+
+    def next_logits(
+        self,
+        inputs: Tensor,
+        *,
+        key_mask: Tensor | None,
+        positions: Tensor,
+        caches: Sequence[Cache],
+    ) -> Tensor:
+        """Append tokens to the caches and return the logits after the last one.
+
+        Args:
+            inputs: new token ids, (B, n).
+            key_mask: real tokens among them, (B, n). None means all.
+            positions: their positions, (B, n); padding does not count.
+            caches: memory of earlier tokens.
+
+        Returns:
+            (B, vocabulary).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Args:
+        temperature: divides the logits; 0 takes the largest logit (greedy).
+        top_k: draw among the k largest only.
+        top_p: draw among the fewest tokens whose probabilities sum to at least p.
+        seed: names the draw. A row's tokens depend on seed, step and `sample_ids` alone.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, received {self.top_k}")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], received {self.top_p}")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was generated, and what it took.
+
+    Args:
+        tokens: new token ids, (B, T); after a row's stop token, `pad_id`.
+        lengths: new tokens of each row, the stop token included, (B,).
+        prefill_seconds: time to read the prompt.
+        decode_seconds: time of the steps after it.
+        tokens_per_second: tokens of all rows per second of these steps; None without such a step.
+        cache_bytes: bytes held by all caches at the end.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    prefill_seconds: float
+    decode_seconds: float
+    tokens_per_second: float | None
+    cache_bytes: int
+
+
+@torch.no_grad()
+def next_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) -> Tensor:
+    """Choose a token per row.
+
+    Args:
+        logits: (B, V).
+        sampling: the rule.
+        uniform: numbers in [0, 1), (B,); not needed when greedy.
+
+    Returns:
+        Token ids, (B,) int64.
+
+    Raises:
+        ValueError: a logit is NaN, or `uniform` is missing.
+    """
+    if bool(logits.isnan().any()):
+        raise ValueError("logits are NaN: the model's output is not usable")
+    if sampling.temperature == 0.0:
+        return logits.argmax(-1)
+    if uniform is None:
+        raise ValueError("uniform is None: sampling with a temperature needs random numbers")
+    scaled = logits.to(torch.float64) / sampling.temperature
+    # Stable: equal logits keep their order, so that a draw does not depend on the machine.
+    ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
+    if sampling.top_k is not None:
+        ordered, ids = ordered[:, : sampling.top_k], ids[:, : sampling.top_k]
+    probabilities = ordered.softmax(-1)
+    if sampling.top_p is not None:
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
+    cumulative = probabilities.cumsum(-1)
+    target = uniform.to(cumulative)[:, None] * cumulative[:, -1:]
+    index = (cumulative <= target).sum(-1, keepdim=True)
+    last = (probabilities > 0).sum(-1, keepdim=True) - 1
+    return ids.gather(-1, torch.minimum(index, last))[:, 0]
+
+
+def generate(
+    model: Decoder,
+    prompt: Tensor,
+    *,
+    max_new_tokens: int,
+    prompt_mask: Tensor | None = None,
+    sampling: Sampling | None = None,
+    stop_id: int | None = None,
+    pad_id: int = 0,
+    sample_ids: Tensor | None = None,
+) -> Generation:
+    """Continue prompts by at most `max_new_tokens` tokens each.
+
+    Prompts of unequal length are padded on the left, and padding counts neither as a key nor as a
+    position. (Priors per key position are tied to places in the cache, padding included: give
+    models that have them prompts of one length.)
+
+    Args:
+        model: in evaluation mode.
+        prompt: token ids, (B, P).
+        max_new_tokens: longest continuation.
+        prompt_mask: real tokens of the prompt, (B, P) bool. None means all.
+        sampling: how tokens are drawn. None is greedy.
+        stop_id: a row ends with this token. None goes on to the end.
+        pad_id: id that follows a row's end.
+        sample_ids: names of the rows for the draw, (B,). None means 0 … B-1.
+
+    Raises:
+        ValueError: the prompt is empty, not padded on the left, or too long for the model together
+            with the new tokens; or the model is in training mode.
+    """
+    sampling = Sampling() if sampling is None else sampling
+    mask = _check_prompt(model, prompt, prompt_mask, max_new_tokens)
+    batch, device = prompt.shape[0], prompt.device
+    rows = RandomKey(sampling.seed, 0, sample_ids).samples(batch, device)
+    positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
+    caches = model.new_caches(prompt.shape[1] + max_new_tokens)
+    finished = torch.zeros(batch, dtype=torch.bool, device=device)
+    inputs, key_mask = prompt, None if prompt_mask is None else mask
+    tokens: list[Tensor] = []
+    started = time.perf_counter()
+    prefilled = started
+    with torch.inference_mode():
+        for step in range(max_new_tokens):
+            logits = model.next_logits(
+                inputs, key_mask=key_mask, positions=positions, caches=caches
+            )
+            new = next_tokens(logits, sampling, _uniform(sampling, step, rows))
+            new = torch.where(finished, pad_id, new)
+            tokens.append(new)
+            if step == 0:
+                _wait(device)
+                prefilled = time.perf_counter()
+            key_mask = ~finished[:, None] if stop_id is not None else None
+            if stop_id is not None:
+                finished = finished | (new == stop_id)
+                if bool(finished.all()):
+                    break
+            inputs, positions = new[:, None], positions[:, -1:] + 1
+    _wait(device)
+    seconds = time.perf_counter() - prefilled
+    out = torch.stack(tokens, 1)
+    return Generation(
+        tokens=out,
+        lengths=_lengths(out, stop_id),
+        prefill_seconds=prefilled - started,
+        decode_seconds=seconds,
+        tokens_per_second=batch * (len(tokens) - 1) / seconds if len(tokens) > 1 else None,
+        cache_bytes=sum(cache.num_bytes for cache in caches),
+    )
+
+
+@torch.no_grad()
+def cache_bytes_per_token(layer: Attention, dtype: torch.dtype = torch.float32) -> tuple[int, int]:
+    """Measure what a layer's memory holds: bytes per further token, and bytes that stay constant.
+
+    One sequence of 2 and one of 5 tokens are decoded through the layer.
+    """
+    was_training = layer.training
+    layer.eval()
+    held = []
+    weight = layer.query_proj.weight
+    for length in (2, 5):
+        cache = layer.new_cache()
+        x = torch.zeros(1, length, layer.embed_dim, dtype=dtype, device=weight.device)
+        layer(x, is_causal=True, cache=cache)
+        held.append(cache.num_bytes)
+    layer.train(was_training)
+    per_token = (held[1] - held[0]) // 3
+    return per_token, held[0] - 2 * per_token
+
+
+def _check_prompt(
+    model: Decoder, prompt: Tensor, prompt_mask: Tensor | None, max_new_tokens: int
+) -> Tensor:
+    """Return the prompt's mask, checked."""
+    if model.training:
+        raise ValueError("the model is in training mode: call model.eval() before generating")
+    if prompt.dim() != 2 or prompt.shape[1] < 1:
+        raise ValueError(
+            f"prompt has shape {tuple(prompt.shape)}, expected (batch, tokens) with at least one "
+            "token"
+        )
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, received {max_new_tokens}")
+    # The last new token is never fed back, so it needs no position.
+    needed = prompt.shape[1] + max_new_tokens - 1
+    if needed > model.max_seq_len:
+        raise ValueError(
+            f"{prompt.shape[1]} prompt tokens and {max_new_tokens} new ones need {needed} "
+            f"positions, but max_seq_len is {model.max_seq_len}: ask for at most "
+            f"{max(0, model.max_seq_len - prompt.shape[1] + 1)} new tokens"
+        )
+    if prompt_mask is None:
+        return torch.ones_like(prompt, dtype=torch.bool)
+    if prompt_mask.shape != prompt.shape or prompt_mask.dtype != torch.bool:
+        raise ValueError(
+            f"prompt_mask has shape {tuple(prompt_mask.shape)} and dtype {prompt_mask.dtype}, "
+            f"expected {tuple(prompt.shape)} and torch.bool"
+        )
+    if not bool(prompt_mask[:, -1].all()) or bool(
+        (prompt_mask[:, :-1] & ~prompt_mask[:, 1:]).any()
+    ):
+        raise ValueError(
+            "prompts of unequal length must be padded on the left: a row's prompt_mask must be "
+            "False … False True … True, with at least one True"
+        )
+    return prompt_mask
+
+
+def _uniform(sampling: Sampling, step: int, rows: Tensor) -> Tensor | None:
+    """Return one number in [0, 1) per row, counter (step, 0, 0, row)."""
+    if sampling.temperature == 0.0:
+        return None
+    zero = torch.zeros_like(rows)
+    key = RandomKey(sampling.seed).philox_key(STREAM_SAMPLING)
+    high, low, _, _ = philox4x32((zero + step, zero, zero, rows), key)
+    return high.to(torch.float64) * 2.0**-32 + (low >> 11).to(torch.float64) * 2.0**-53
+
+
+def _lengths(tokens: Tensor, stop_id: int | None) -> Tensor:
+    """Return the tokens of each row up to its stop token, (B,)."""
+    full = torch.full((tokens.shape[0],), tokens.shape[1], device=tokens.device)
+    if stop_id is None:
+        return full
+    stops = tokens == stop_id
+    return torch.where(stops.any(1), stops.long().argmax(1) + 1, full)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,167 @@
+"""What stands in a block of timm where its attention stood.
+
+The blocks of timm call their attention without a random key, so the model leaves the key of a call
+in a slot that all its layers share (`KeySlot`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import resize_rel_pos_bias_table
+from timm.models.swin_transformer import get_relative_position_index
+from torch import Tensor, nn
+
+from lit_probattn.attention.backends import AutoRule
+from lit_probattn.attention.layer import Attention
+from lit_probattn.randomness import RandomKey
+
+# Choice of `auto` for windows. Maps of windows take memory linear in the picture, so nothing needs
+# blocks; and the position bias wants a gradient in training, which the fused reduction has not.
+WINDOW_RULES = {
+    "cpu": AutoRule(("reference", "sdpa", "blockwise")),
+    "cuda": AutoRule(("sdpa", "reference", "blockwise")),
+}
+
+
+class KeySlot:
+    """Holds the random key of the call in progress; recomputation in backward reads it again."""
+
+    def __init__(self) -> None:
+        self.key: RandomKey | None = None
+
+    @torch.compiler.disable
+    def of_layer(self, index: int, windows: int = 1) -> RandomKey | None:
+        """Return the key of layer `index`, for `windows` sequences of each sample."""
+        if self.key is None:
+            return None
+        key = self.key.fold(index)
+        ids = key.sample_ids
+        if windows == 1 or ids is None:
+            return key
+        numbers = torch.arange(windows, device=ids.device)
+        of_windows = (ids[:, None] * windows + numbers).flatten()
+        return RandomKey(key.seed, key.step, of_windows, key.layer)
+
+
+class _Replaced(nn.Module):
+    """One of our layers with what a block of timm expects of its attention."""
+
+    def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
+        super().__init__()
+        self.attention = attention
+        self.proj_drop = old.proj_drop
+        self.num_heads = attention.num_heads
+        self.slot, self.index = slot, index
+
+
+class TokenAttention(_Replaced):
+    """Attention over all tokens of a picture, in a block of a ViT.
+
+    Args:
+        attention: the layer.
+        old: timm's layer, whose dropout of the output is kept.
+        slot: where the random key of a call is.
+        index: number of the block in the model.
+    """
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Map (B, N, C) to (B, N, C); a boolean mask is True where a pair may attend."""
+        is_bias = attn_mask is not None and attn_mask.dtype != torch.bool
+        out = self.attention(
+            x,
+            attn_mask=None if is_bias else attn_mask,
+            bias=attn_mask if is_bias else None,
+            is_causal=is_causal,
+            rng=self.slot.of_layer(self.index),
+        )
+        result: Tensor = self.proj_drop(out)
+        return result
+
+
+class WindowAttention(_Replaced):
+    """Attention inside windows with a learned relative position bias, in a block of a Swin model.
+
+    All windows of all pictures are one batch of the layer. The bias has one value per local head
+    and relative position and is added after any mixing of heads; its table has timm's name and
+    shape.
+
+    Source: Swin Transformer, ICCV 2021, Eq. (4); with mixed heads FiSH, NeurIPS 2022, appendix A.3.
+    Departs from the source: pairs that a shifted window must not see are masked, where the source
+    adds -100 to their scores.
+
+    Args:
+        attention: the layer.
+        old: timm's layer, whose table of positions and dropout of the output are kept.
+        slot: where the random key of a call is.
+        index: number of the block in the model.
+    """
+
+    relative_position_index: Tensor
+
+    def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
+        super().__init__(attention, old, slot, index)
+        self.window_size: tuple[int, int] = old.window_size
+        self.relative_position_bias_table: nn.Parameter = old.relative_position_bias_table
+        self.register_buffer(
+            "relative_position_index", old.relative_position_index, persistent=False
+        )
+
+    @property
+    def window_area(self) -> int:
+        """Tokens of a window."""
+        return self.window_size[0] * self.window_size[1]
+
+    def position_bias(self) -> Tensor:
+        """Return the bias of all pairs of a window, (1, H, N, N)."""
+        area = self.window_area
+        rows = self.relative_position_bias_table[self.relative_position_index.flatten()]
+        return rows.view(area, area, -1).permute(2, 0, 1).contiguous()[None]
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend inside each window.
+
+        Args:
+            x: windows, picture by picture, (B · windows, N, C).
+            mask: timm's mask of a shifted picture, (windows of a picture, N, N); zero where a pair
+                may attend.
+
+        Returns:
+            (B · windows, N, C).
+        """
+        allowed = None
+        if mask is not None:
+            pictures = x.shape[0] // mask.shape[0]
+            allowed = (mask == 0).expand(pictures, -1, -1, -1).flatten(0, 1)[:, None]
+        out = self.attention(x, attn_mask=allowed, bias=self.position_bias(), rng=self._key(x))
+        result: Tensor = self.proj_drop(out)
+        return result
+
+    @torch.compiler.disable
+    def _key(self, x: Tensor) -> RandomKey | None:
+        key = self.slot.key
+        if key is None or key.sample_ids is None:
+            return self.slot.of_layer(self.index)
+        return self.slot.of_layer(self.index, x.shape[0] // len(key.sample_ids))
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Change the window; the table is interpolated as timm does."""
+        if tuple(window_size) == tuple(self.window_size):
+            return
+        old_size, table = self.window_size, self.relative_position_bias_table
+        self.window_size = (window_size[0], window_size[1])
+        shape = ((2 * window_size[0] - 1) * (2 * window_size[1] - 1), self.num_heads)
+        with torch.no_grad():
+            resized = resize_rel_pos_bias_table(
+                table,
+                new_window_size=self.window_size,
+                new_bias_shape=shape,
+                old_window_size=old_size,
+            )
+        self.relative_position_bias_table = nn.Parameter(resized, table.requires_grad)
+        self.relative_position_index = get_relative_position_index(
+            *self.window_size, device=table.device
+        )

@@ -1,0 +1,127 @@
+"""A model of timm behind the call of our tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.layer import Attention
+from lit_probattn.models.images.replace import WeightInit, key_slot, places_of, replace_attention
+from lit_probattn.randomness import RandomKey
+
+
+class ImageModel(nn.Module):
+    """A Swin or ViT of timm with the attention of some blocks replaced.
+
+    Args:
+        attention: makes one attention layer from (embed_dim, head_dim, num_heads).
+        name: timm's name of the model. Nothing is downloaded.
+        num_classes: number of logits.
+        image_size: side of the pictures, in pixels.
+        replace: False leaves every layer of timm in its place; `attention` is then not used.
+        stages: stages whose attention is replaced; see `replace_attention`.
+        blocks: blocks whose attention is replaced.
+        global_heads: global heads per stage.
+        head_ratio: local heads per global head.
+        init: weights of the new layers.
+        allow_padding: accept windows that do not divide the picture.
+        drop_path: largest probability of leaving out a branch; grows linearly with the depth.
+        activation_checkpointing: recompute blocks in backward.
+        channels_last: keep pictures and convolutions in the layout (B, S, S, channels).
+        options: further arguments of the model in timm.
+
+    Raises:
+        ValueError: timm has no model of that name, or refuses the sizes; or see
+            `replace_attention`.
+    """
+
+    def __init__(
+        self,
+        attention: Callable[..., Attention],
+        *,
+        name: str,
+        num_classes: int,
+        image_size: int = 224,
+        replace: bool = True,
+        stages: Sequence[int] | None = None,
+        blocks: Sequence[int] | None = None,
+        global_heads: int | Sequence[int] | Mapping[int, int] | None = None,
+        head_ratio: float | None = None,
+        init: WeightInit = "fresh",
+        allow_padding: bool = False,
+        drop_path: float = 0.0,
+        activation_checkpointing: bool = False,
+        channels_last: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if name not in timm.list_models():
+            close = timm.list_models(f"*{name[:6]}*")[:8]
+            raise ValueError(f"timm has no model {name!r}; similar: {', '.join(close) or 'none'}")
+        self.image_size, self.channels_last = image_size, channels_last
+        net: Any = timm.create_model(
+            name,
+            pretrained=False,
+            num_classes=num_classes,
+            img_size=image_size,
+            drop_path_rate=drop_path,
+            **(options or {}),
+        )
+        places_of(net)
+        self.replaced: list[str] = []
+        if replace:
+            self.replaced = replace_attention(
+                net,
+                attention,
+                stages=stages,
+                blocks=blocks,
+                global_heads=global_heads,
+                head_ratio=head_ratio,
+                init=init,
+                allow_padding=allow_padding,
+            )
+        self._slot = key_slot(net)
+        if activation_checkpointing:
+            net.set_grad_checkpointing(True)
+        if channels_last:
+            net.to(memory_format=torch.channels_last)
+        self.net: Any = net
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay leaves alone: vectors, biases and positions."""
+        named = {f"net.{name}" for name in self.net.no_weight_decay()}
+        vectors = {name for name, value in self.named_parameters() if value.ndim <= 1}
+        return named | vectors | {n for n, _ in self.named_parameters() if n.endswith(".bias")}
+
+    def forward(
+        self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Classify pictures.
+
+        Args:
+            inputs: (B, 3, S, S), normalised.
+            key_mask: not used: every pixel is real.
+            rng: names the draw of attention dropout and noise.
+
+        Returns:
+            Logits, (B, num_classes).
+
+        Raises:
+            ValueError: the pictures have another size.
+        """
+        expected = (self.image_size, self.image_size)
+        if inputs.dim() != 4 or tuple(inputs.shape[-2:]) != expected:
+            raise ValueError(
+                f"expected pictures (B, 3, {expected[0]}, {expected[1]}), received "
+                f"{tuple(inputs.shape)}: set image_size of the data and of the model alike"
+            )
+        if self._slot is not None:
+            self._slot.key = rng
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        logits: Tensor = self.net(inputs)
+        return logits

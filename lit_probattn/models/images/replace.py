@@ -1,0 +1,220 @@
+"""Replacing the attention of timm's Swin and ViT models by any of our variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import timm.layers.attention as timm_attention
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer import WindowAttention as TimmWindowAttention
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from lit_probattn.attention.layer import Attention
+from lit_probattn.models.images.layers import WINDOW_RULES, KeySlot, TokenAttention, WindowAttention
+from lit_probattn.models.images.weights import copy_weights, draw_weights
+
+WeightInit = Literal["fresh", "copy"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block of a model whose attention can be replaced.
+
+    Args:
+        index: number of the block in the model, from 0.
+        stage: number of its stage in a Swin model, from 0; None in a ViT.
+        name: name of the block in the model.
+        block: the block of timm; its layer is `block.attn`.
+    """
+
+    index: int
+    stage: int | None
+    name: str
+    block: Any
+
+
+def places_of(model: nn.Module) -> list[Place]:
+    """Return every block of a model, in order.
+
+    Raises:
+        NotImplementedError: the model is neither a Swin nor a ViT of timm.
+    """
+    if isinstance(model, SwinTransformer):
+        layers: Any = model.layers
+        named = [
+            (stage, f"layers.{stage}.blocks.{number}", block)
+            for stage, layer in enumerate(layers)
+            for number, block in enumerate(layer.blocks)
+        ]
+        return [Place(index, *place) for index, place in enumerate(named)]
+    if isinstance(model, VisionTransformer):
+        blocks: Any = model.blocks
+        return [Place(i, None, f"blocks.{i}", block) for i, block in enumerate(blocks)]
+    raise NotImplementedError(
+        f"cannot replace the attention of {type(model).__name__}; use a Swin or ViT model of timm "
+        "(swin_*, vit_*, deit_*)"
+    )
+
+
+def replace_attention(
+    model: nn.Module,
+    attention: Callable[..., Attention],
+    *,
+    stages: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+    global_heads: int | Sequence[int] | Mapping[int, int] | None = None,
+    head_ratio: float | None = None,
+    init: WeightInit = "fresh",
+    allow_padding: bool = False,
+) -> list[str]:
+    """Replace the attention of a timm model in place; heads and head size stay timm's.
+
+    Everything else of the model is left alone, with its weights and its names in the state dict.
+    Layers that are replaced keep the table of relative positions, the shift of their windows and
+    the dropout of their output. Dropout of attention weights is the new layer's own.
+
+    Args:
+        model: a Swin or ViT model of timm.
+        attention: called once per layer as `attention(embed_dim, head_dim, num_heads=H)`.
+        stages: stages of a Swin model, from 0. None means all.
+        blocks: blocks by their number in the whole model, from 0, in place of `stages`.
+        global_heads: global heads, for variants that have them: one number, one for each of
+            `stages` in their order, or a mapping from stages. None leaves the variant's own.
+        head_ratio: the same as local heads per global head.
+        init: weights of the new projections: drawn as timm draws them (`fresh`), or taken from the
+            layers that they replace (`copy`); a global head takes the first local head that
+            `mixing_init=copy` maps to it.
+        allow_padding: accept windows that do not divide the picture. As in timm, the picture is
+            then padded with zeros, which take part in attention.
+
+    Returns:
+        Names of the blocks with a new attention.
+
+    Raises:
+        ValueError: a stage or block does not exist, or the arguments exclude each other, or the
+            variant does not take global heads, or a window does not divide the picture.
+        NotImplementedError: the model, or a layer of it, is not supported.
+    """
+    chosen = _choose(places_of(model), stages, blocks)
+    heads = _global_heads(chosen, stages, global_heads, head_ratio)
+    if init not in ("fresh", "copy"):
+        raise ValueError(f"init must be fresh or copy, received {init!r}")
+    for place in chosen:
+        _check(place, allow_padding)
+    slot = key_slot(model) or KeySlot()
+    for place in chosen:
+        old = place.block.attn
+        layer = _make(attention, old, heads[place.index])
+        copy_weights(old, layer) if init == "copy" else draw_weights(layer)
+        layer.to(old.proj.weight.device, old.proj.weight.dtype)
+        if isinstance(old, TimmWindowAttention):
+            layer.auto_rules = WINDOW_RULES  # type: ignore[misc]
+            place.block.attn = WindowAttention(layer, old, slot, place.index)
+        else:
+            place.block.attn = TokenAttention(layer, old, slot, place.index)
+    return [place.name for place in chosen]
+
+
+def key_slot(model: nn.Module) -> KeySlot | None:
+    """Return the slot that the replaced layers of a model share; None if there are none."""
+    layers = (m for m in model.modules() if isinstance(m, TokenAttention | WindowAttention))
+    return next((layer.slot for layer in layers), None)
+
+
+def _choose(
+    places: list[Place], stages: Sequence[int] | None, blocks: Sequence[int] | None
+) -> list[Place]:
+    if stages is not None and blocks is not None:
+        raise ValueError("give stages or blocks, not both: blocks count through the whole model")
+    if blocks is not None:
+        _check_numbers("blocks", blocks, len(places))
+        return [places[index] for index in sorted(blocks)]
+    if stages is None:
+        return places
+    if places[0].stage is None:
+        raise ValueError("stages are for Swin models; a ViT has none, so use blocks")
+    _check_numbers("stages", stages, 1 + max(place.stage or 0 for place in places))
+    return [place for place in places if place.stage in stages]
+
+
+def _check_numbers(name: str, numbers: Sequence[int], count: int) -> None:
+    if not all(0 <= number < count for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"{name} must be different numbers from 0 to {count - 1}, received {list(numbers)}"
+        )
+
+
+def _global_heads(
+    chosen: list[Place],
+    stages: Sequence[int] | None,
+    global_heads: int | Sequence[int] | Mapping[int, int] | None,
+    head_ratio: float | None,
+) -> dict[int, dict[str, Any]]:
+    """Return the arguments about global heads for every chosen block."""
+    if global_heads is not None and head_ratio is not None:
+        raise ValueError(f"give global_heads or head_ratio, not both: {global_heads}, {head_ratio}")
+    if head_ratio is not None:
+        ratio = {"num_global_heads": None, "head_ratio": head_ratio}
+        return {place.index: ratio for place in chosen}
+    if global_heads is None:
+        return {place.index: {} for place in chosen}
+    if isinstance(global_heads, int):
+        return {place.index: {"num_global_heads": global_heads} for place in chosen}
+    if not isinstance(global_heads, Mapping):
+        if stages is None or len(global_heads) != len(stages):
+            raise ValueError(
+                f"global_heads must have one number for each of stages={stages}, received "
+                f"{list(global_heads)}"
+            )
+        global_heads = dict(zip(stages, global_heads, strict=True))
+    missing = {place.stage for place in chosen} - set(global_heads)
+    if missing:
+        raise ValueError(f"global_heads has no number for stage {missing.pop()}: {global_heads}")
+    return {p.index: {"num_global_heads": global_heads[p.stage or 0]} for p in chosen}
+
+
+def _check(place: Place, allow_padding: bool) -> None:
+    """Refuse what our layers cannot stand in for."""
+    old = place.block.attn
+    if isinstance(old, TimmWindowAttention):
+        sides = zip(place.block.input_resolution, place.block.window_size, strict=True)
+        if not allow_padding and any(side % window for side, window in sides):
+            raise ValueError(
+                f"{place.name}: windows of {'x'.join(map(str, place.block.window_size))} tokens do "
+                f"not divide {'x'.join(map(str, place.block.input_resolution))}; choose another "
+                "picture or window size, or allow_padding=True for zeros at the edge as in timm"
+            )
+        return
+    if not isinstance(old, timm_attention.Attention):
+        raise NotImplementedError(
+            f"{place.name}: attention {type(old).__name__} cannot be replaced; expected timm's "
+            "plain Attention or Swin's WindowAttention"
+            + (" (it is replaced already)" if hasattr(old, "slot") else "")
+        )
+    for name in ("q_norm", "k_norm", "norm"):
+        if not isinstance(getattr(old, name, nn.Identity()), nn.Identity):
+            raise NotImplementedError(f"{place.name}: {name} inside attention is not supported")
+    if getattr(old, "gate", None) is not None:
+        raise NotImplementedError(f"{place.name}: gated attention is not supported")
+    if old.proj.out_features != old.qkv.in_features:
+        raise NotImplementedError(
+            f"{place.name}: attention from {old.qkv.in_features} to {old.proj.out_features} "
+            "channels is not supported"
+        )
+
+
+def _make(attention: Callable[..., Attention], old: Any, heads: dict[str, Any]) -> Attention:
+    """Call the factory with the sizes of timm's layer."""
+    head_dim = old.qkv.out_features // 3 // old.num_heads
+    try:
+        return attention(old.qkv.in_features, head_dim, num_heads=old.num_heads, **heads)
+    except TypeError as error:
+        if heads and "unexpected keyword" in str(error):
+            raise ValueError(
+                f"this attention variant takes no global heads ({error}); leave out global_heads "
+                "and head_ratio, or use FiSHAttention"
+            ) from error
+        raise

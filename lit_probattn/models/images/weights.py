@@ -1,0 +1,166 @@
+"""Weights of replaced layers: drawn, copied from timm's layers, or loaded from its state dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.layer import Attention
+from lit_probattn.models.images.layers import TokenAttention, WindowAttention
+
+INIT_STD = 0.02
+
+
+@torch.no_grad()
+def draw_weights(layer: Attention) -> None:
+    """Draw the projections as timm does: truncated normal, standard deviation 0.02, no bias."""
+    for linear in layer.children():
+        if isinstance(linear, nn.Linear):
+            nn.init.trunc_normal_(linear.weight, std=INIT_STD)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+
+def copy_weights(old: Any, layer: Attention) -> None:
+    """Start a layer with the projections of the layer of timm that it replaces.
+
+    Raises:
+        ValueError: see `copy_projections`.
+    """
+    draw_weights(layer)
+    state = {f"qkv.{name}": tensor for name, tensor in old.qkv.state_dict().items()}
+    state |= {f"proj.{name}": tensor for name, tensor in old.proj.state_dict().items()}
+    copy_projections(state, layer)
+
+
+@torch.no_grad()
+def copy_projections(state: Mapping[str, Tensor], layer: Attention) -> None:
+    """Fill the projections of a layer from the joint projection of timm.
+
+    With fewer heads for queries or keys than timm has, head k of G takes timm's first head j with
+    ⌊jG/H⌋ = k: the one that `mixing_init=copy` maps to it.
+
+    Args:
+        state: `qkv.weight` (3·H·E, C) in the order queries, keys, values, `proj.weight`
+            (C, H·E), and their biases where they exist.
+        layer: the layer to fill.
+
+    Raises:
+        ValueError: the sizes do not fit, or the layer has more than one key per position.
+    """
+    heads, width = layer.num_heads, layer.num_heads * layer.head_dim
+    expected = {"qkv.weight": (3 * width, layer.embed_dim), "proj.weight": (layer.embed_dim, width)}
+    for name, shape in expected.items():
+        if tuple(state[name].shape) != shape:
+            raise ValueError(
+                f"{name} of the replaced layer has shape {tuple(state[name].shape)}, the new layer "
+                f"needs {shape}"
+            )
+    targets = (layer.query_proj, layer.key_proj, layer.value_proj)
+    for kind in ("weight", "bias"):
+        if f"qkv.{kind}" not in state:
+            continue
+        for part, target in zip(state[f"qkv.{kind}"].chunk(3), targets, strict=True):
+            tensor = getattr(target, kind)
+            if tensor is not None:
+                tensor.copy_(_choose_heads(part, heads, tensor.shape[0] // layer.head_dim))
+    for kind in ("weight", "bias"):
+        tensor = getattr(layer.out_proj, kind)
+        if tensor is not None and f"proj.{kind}" in state:
+            tensor.copy_(state[f"proj.{kind}"])
+
+
+def _choose_heads(rows: Tensor, num_heads: int, num_kept: int) -> Tensor:
+    """Return the rows of the first head of each group: (H·E, …) -> (kept·E, …)."""
+    if num_kept > num_heads:
+        raise ValueError(
+            f"cannot copy {num_heads} heads into {num_kept}: weights are copied into layers with "
+            "one key per position; use init=fresh"
+        )
+    first = [-(-k * num_heads // num_kept) for k in range(num_kept)]
+    return rows.unflatten(0, (num_heads, -1))[first].flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of a state dict of timm.
+
+    Args:
+        loaded: names that were taken as they are.
+        copied: names of replaced layers whose joint projections were split and copied.
+        left_fresh: names of the model that kept their values.
+    """
+
+    loaded: list[str]
+    copied: list[str]
+    left_fresh: list[str]
+
+
+def load_timm_state_dict(
+    model: nn.Module, state: Mapping[str, Tensor], *, projections: bool = False
+) -> LoadReport:
+    """Load a state dict of the original timm model into one whose attention was replaced.
+
+    Every part that was not replaced must be there with its shape; so must the tables of relative
+    positions. Nothing is loaded if something does not fit.
+
+    Args:
+        model: a model after `replace_attention`.
+        state: state dict of the model that timm makes under the same name and options.
+        projections: fill the projections of replaced layers too, by `copy_projections`.
+
+    Raises:
+        ValueError: the state dict is that of another model; the first differences are named.
+    """
+    replaced = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, TokenAttention | WindowAttention)
+    }
+    own = model.state_dict()
+    inside = {name for name in own if any(name.startswith(f"{r}.attention.") for r in replaced)}
+    theirs = {f"{r}.{part}.{kind}" for r in replaced for part in ("qkv", "proj") for kind in KINDS}
+    _check_same_model(own, state, inside, theirs)
+    if projections:
+        required = {f"{r}.{part}.weight" for r in replaced for part in ("qkv", "proj")}
+        if required - state.keys():
+            raise ValueError(f"the state dict has no {sorted(required - state.keys())[0]}")
+    loaded = [name for name in own if name not in inside]
+    model.load_state_dict({name: state[name] for name in loaded}, strict=False)
+    copied = []
+    for name, module in replaced.items() if projections else ():
+        start = len(name) + 1
+        parts = {key[start:]: state[key] for key in state if key in theirs and key.startswith(name)}
+        parts = {key: value for key, value in parts.items() if f"{name}.{key}" in state}
+        copy_projections(parts, module.attention)
+        copied.append(name)
+    projected = {f"{r}.attention.{p}.{kind}" for r in copied for p in PROJECTIONS for kind in KINDS}
+    return LoadReport(loaded, copied, sorted(inside - projected))
+
+
+KINDS = ("weight", "bias")
+PROJECTIONS = ("query_proj", "key_proj", "value_proj", "out_proj")
+
+
+def _check_same_model(
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], inside: set[str], theirs: set[str]
+) -> None:
+    missing = [name for name in own if name not in inside and name not in state]
+    extra = [name for name in state if name not in own and name not in theirs]
+    shapes = [
+        f"{name} {tuple(state[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own
+        if name in state and name not in inside and state[name].shape != own[name].shape
+    ]
+    differences = {"missing": missing, "not in the model": extra, "other shapes": shapes}
+    if any(differences.values()):
+        text = "; ".join(
+            f"{kind}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" * (len(names) > 3))
+            for kind, names in differences.items()
+            if names
+        )
+        raise ValueError(f"the state dict belongs to another model: {text}")

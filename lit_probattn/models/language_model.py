@@ -1,0 +1,231 @@
+"""Causal language models: tokens -> embedding + positions -> blocks -> next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.models.adaptive_softmax import MAX_LOGITS, AdaptiveSoftmax, FullSoftmax
+from lit_probattn.models.positions import Positions, Sinusoid
+from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.randomness import RandomKey
+
+Output = Literal["adaptive", "full"]
+Initialisation = Literal["normal", "xavier"]
+
+# Marks a target that is not scored.
+IGNORE = -100
+_STD = 0.02
+
+
+class LanguageModel(nn.Module):
+    """Decoder-only language model whose output layer shares the token table.
+
+        tokens · √C + positions ─ drop ─ Block × L ─ drop ─ output ─ log p(next token)
+
+    Source: MGK, ICML 2022, appendix A.1.2 and its code (specification e.2); the defaults are its
+    small model. FiSH, section c.1 of the specification, uses the same. The value-aware paper's
+    causal model is this one with `positions=forward`, `output=full`, `output_bias=False`,
+    `attention_bias=True` and `init=xavier`.
+    Departs from the source: positions of a segment that is generated token by token count down from
+    max_seq_len − 1, as in a full segment, since its length is not known beforehand.
+
+    Args:
+        attention: makes one attention layer from (embed_dim, head_dim).
+        vocab_size: V.
+        max_seq_len: longest segment.
+        embed_dim: C.
+        head_dim: E.
+        num_layers: number of blocks.
+        mlp_dim: inner width of the MLPs.
+        dropout: dropout of the embedded input, both branches of a block, and the final output.
+        norm_first: pre-norm, with a final norm, or post-norm.
+        activation: activation of the MLPs.
+        positions: `reversed` or `forward` sinusoids (see `Sinusoid`), or `rotary`: nothing is
+            added, and every attention layer must have `rotary_dim` set.
+        output: adaptive or full softmax.
+        cutoffs: where clusters of the adaptive softmax begin.
+        output_bias: one bias per word.
+        attention_bias: whether attention's projections have biases; None leaves it to `attention`.
+        attention_dropout: dropout of attention weights; None leaves it to `attention`.
+        init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
+            `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
+            beside its projections keep their own initialisation.
+        activation_checkpointing: recompute blocks in backward.
+        max_logits: largest number of logits that exist at a time in the loss.
+
+    Raises:
+        ValueError: `positions=rotary` without rotary attention, or the sizes do not fit.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        vocab_size: int,
+        max_seq_len: int,
+        embed_dim: int = 128,
+        head_dim: int = 16,
+        num_layers: int = 16,
+        mlp_dim: int = 2048,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Activation = "relu",
+        positions: Positions = "reversed",
+        output: Output = "adaptive",
+        cutoffs: Sequence[int] = (20000, 40000, 200000),
+        output_bias: bool = True,
+        attention_bias: bool | None = False,
+        attention_dropout: float | None = 0.0,
+        init: Initialisation = "normal",
+        activation_checkpointing: bool = False,
+        max_logits: int = MAX_LOGITS,
+    ) -> None:
+        super().__init__()
+        self.vocab_size, self.max_seq_len, self.embed_dim = vocab_size, max_seq_len, embed_dim
+        given = {"bias": attention_bias, "dropout": attention_dropout}
+        options: Any = {name: value for name, value in given.items() if value is not None}
+        self.tokens = nn.Embedding(vocab_size, embed_dim)
+        self.positions = (
+            None if positions == "rotary" else Sinusoid(max_seq_len, embed_dim, positions)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = Transformer(
+            lambda width, head: attention(width, head, **options),
+            embed_dim,
+            head_dim,
+            num_layers,
+            mlp_dim,
+            dropout,
+            norm_first=norm_first,
+            activation=activation,
+            activation_checkpointing=activation_checkpointing,
+        )
+        self.output: AdaptiveSoftmax | FullSoftmax
+        if output == "adaptive":
+            self.output = AdaptiveSoftmax(
+                vocab_size, embed_dim, cutoffs, bias=output_bias, max_logits=max_logits
+            )
+        else:
+            self.output = FullSoftmax(
+                vocab_size, embed_dim, bias=output_bias, max_logits=max_logits
+            )
+        if positions == "rotary":
+            self._require_rotary()
+        self._initialise(init)
+
+    def _require_rotary(self) -> None:
+        layers = [module for module in self.modules() if isinstance(module, Attention)]
+        if any(layer.rotary is None for layer in layers):
+            raise ValueError(
+                "positions=rotary, but the attention layers do not rotate: set the attention's "
+                "rotary_dim, for example --model.init_args.attention.init_args.rotary_dim "
+                f"{layers[0].head_dim - layers[0].head_dim % 2}"
+            )
+
+    @torch.no_grad()
+    def _initialise(self, init: Initialisation) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                if init == "normal":
+                    nn.init.normal_(module.weight, std=_STD)
+                else:
+                    nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm) and init == "normal":
+                nn.init.normal_(module.weight, mean=1.0, std=_STD)
+            elif isinstance(module, AdaptiveSoftmax):
+                nn.init.normal_(module.cluster_weight, std=_STD)
+        std = _STD if init == "normal" else self.embed_dim**-0.5
+        nn.init.normal_(self.tokens.weight, std=std)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        rng: RandomKey | None = None,
+        positions: Tensor | None = None,
+        caches: Sequence[Cache] | None = None,
+    ) -> Tensor:
+        """Return what the output layer reads, (B, N, C), for token ids (B, N).
+
+        Padding may only follow the tokens of a segment, where causal attention does not see it; or,
+        with `caches`, precede them.
+
+        Args:
+            inputs: token ids.
+            key_mask: real tokens, (B, N). None means all.
+            rng: names the draw of attention dropout and noise.
+            positions: position of each token, (B, N), in segments of `max_seq_len` tokens; as
+                `generate` gives them. None counts the tokens of segments of just these tokens.
+            caches: memory of earlier tokens, from `new_caches`.
+
+        Raises:
+            ValueError: there are more tokens than `max_seq_len`.
+        """
+        x = self.encoder(
+            self.embed(inputs, key_mask, positions),  # (B, N, C)
+            key_mask=None if caches is None else key_mask,
+            is_causal=True,
+            rng=rng,
+            caches=caches,
+        )
+        result: Tensor = self.dropout(x)
+        return result
+
+    def embed(
+        self, inputs: Tensor, key_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Return what the first block reads, (B, N, C); arguments as in `forward`."""
+        length = inputs.shape[1]
+        if length > self.max_seq_len:
+            raise ValueError(
+                f"cannot read a segment of {length} tokens: max_seq_len is {self.max_seq_len}"
+            )
+        x = self.tokens(inputs) * self.embed_dim**0.5
+        if self.positions is not None:
+            lengths: Tensor | int = self.max_seq_len
+            if positions is None:
+                positions = torch.arange(length, device=inputs.device)
+                lengths = length if key_mask is None else key_mask.sum(1, keepdim=True)
+            x = x + self.positions(positions, lengths).to(x.dtype)
+        result: Tensor = self.dropout(x)
+        return result
+
+    def token_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Return −log p of every scored target, in order, (num_scored,) float32.
+
+        Args:
+            hidden: result of `forward`, (B, N, C).
+            target: next tokens, (B, N); IGNORE is not scored.
+        """
+        scored = target != IGNORE
+        losses: Tensor = self.output(hidden[scored], target[scored], self.tokens.weight)
+        return losses
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Return the log-probabilities of all words, (…, V) float32, given `hidden` (…, C)."""
+        return self.output.log_probs(hidden, self.tokens.weight)
+
+    def new_caches(self, capacity: int = 0) -> list[Cache]:
+        """Return an empty memory per layer."""
+        return self.encoder.new_caches(capacity)
+
+    def next_logits(
+        self,
+        inputs: Tensor,
+        *,
+        key_mask: Tensor | None,
+        positions: Tensor,
+        caches: Sequence[Cache],
+    ) -> Tensor:
+        """Append tokens to the caches; return log-probabilities of the token after the last."""
+        hidden = self(inputs, key_mask=key_mask, positions=positions, caches=caches)
+        return self.log_probs(hidden[:, -1])

@@ -1,0 +1,265 @@
+"""The encoder of multivariate series: embedding, post-norm blocks, flattened head.
+
+Source: FiSH, NeurIPS 2022, table 6, by the two repositories that it builds on (section c.5 of the
+specification): mvts (batch norm) and Flowformer (layer norm).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
+from lit_probattn.models.transformer import MLP, Activation
+from lit_probattn.randomness import RandomKey
+
+Positions = Literal["learnable", "fixed"]
+AttentionInit = Literal["xavier", "default"]
+
+
+class SeriesEmbedding(nn.Module):
+    """Linear map of every step times √C, plus positions, then dropout.
+
+    Args:
+        num_features: F, dimensions of a series.
+        max_seq_len: number of positions.
+        embed_dim: C.
+        positions: `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
+        dropout: dropout probability.
+
+    Raises:
+        ValueError: fixed positions of an odd width.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        max_seq_len: int,
+        embed_dim: int,
+        positions: Positions = "learnable",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_features, self.max_seq_len = num_features, max_seq_len
+        self.scale = math.sqrt(embed_dim)
+        self.features = nn.Linear(num_features, embed_dim)
+        if positions == "learnable":
+            self.positions = nn.Parameter(torch.empty(max_seq_len, embed_dim).uniform_(-0.02, 0.02))
+        else:
+            self.register_buffer(
+                "positions", sine_positions(max_seq_len, embed_dim), persistent=False
+            )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embed (B, N, F) to (B, N, C).
+
+        Raises:
+            ValueError: more steps than positions, or another number of features.
+        """
+        length, width = inputs.shape[1:]
+        if length > self.max_seq_len or width != self.num_features:
+            raise ValueError(
+                f"cannot embed series of {length} steps and {width} features: the model takes up "
+                f"to {self.max_seq_len} steps of {self.num_features} features"
+            )
+        x = self.features(inputs) * self.scale + self.positions[:length]
+        embedded: Tensor = self.dropout(x)
+        return embedded
+
+
+def sine_positions(length: int, width: int) -> Tensor:
+    """Sines (even channels) and cosines (odd ones) of step · 10000^(−2i / C), (length, width).
+
+    Raises:
+        ValueError: odd width.
+    """
+    if width % 2:
+        raise ValueError(f"fixed positions need an even embed_dim, received {width}")
+    steps = torch.arange(length, dtype=torch.float64)[:, None]
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(1e4) / width))
+    return torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=-1).flatten(1).float()
+
+
+class SeriesBlock(nn.Module):
+    """Attention and MLP with residual paths, normalised after each.
+
+    x ─┬─ attention ─ drop ─ + ─ norm1 ─┬─ mlp ─ + ─ norm2 ─
+       └──────────────────┘             └──────┘
+
+    Args:
+        attention: the attention layer.
+        embed_dim: C.
+        mlp_dim: inner width of the MLP.
+        norm: `batch` or `layer`.
+        norm_positions: steps that count in batch norm.
+        dropout: dropout on the attention's output and in the MLP.
+        activation: activation of the MLP.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        embed_dim: int,
+        mlp_dim: int,
+        norm: Norm = "batch",
+        norm_positions: NormPositions = "real",
+        dropout: float = 0.0,
+        activation: Activation = "gelu",
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.dropout = nn.Dropout(dropout)
+        self.norm1 = make_norm(embed_dim, norm, norm_positions)
+        self.mlp = MLP(embed_dim, mlp_dim, dropout, activation)
+        self.norm2 = make_norm(embed_dim, norm, norm_positions)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Map (B, N, C) to (B, N, C)."""
+        attended = self.dropout(self.attention(x, key_mask=key_mask, rng=rng))
+        x = self.norm1(x + attended, key_mask)
+        x = self.norm2(x + self.mlp(x), key_mask)
+        return x
+
+
+class FlattenedClassifier(nn.Module):
+    """GELU, dropout, padded steps to zero, all steps side by side, Linear.
+
+    A batch padded to fewer steps than `max_seq_len` uses the columns of its steps: the others would
+    meet zeros.
+
+    Args:
+        embed_dim: C.
+        max_seq_len: longest series.
+        num_classes: number of logits.
+        dropout: dropout probability.
+    """
+
+    def __init__(
+        self, embed_dim: int, max_seq_len: int, num_classes: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(max_seq_len * embed_dim, num_classes)
+
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Map (B, N, C) to logits (B, num_classes)."""
+        x = self.dropout(F.gelu(x))
+        if key_mask is not None:
+            x = torch.where(key_mask[..., None], x, 0.0)
+        flat = x.flatten(1)  # (B, N · C)
+        return F.linear(flat, self.output.weight[:, : flat.shape[1]], self.output.bias)
+
+
+def init_attention(layer: Attention) -> None:
+    """Start the projections as `nn.MultiheadAttention` does: joint Xavier weights, biases zero.
+
+    Query, key and value weights are uniform in ±√(6 / 4C), the Xavier bound of one matrix (3C, C),
+    whatever number of heads each of them has; `out_proj` keeps its weights.
+    """
+    bound = math.sqrt(6.0 / (4 * layer.embed_dim))
+    for projection in (layer.query_proj, layer.key_proj, layer.value_proj):
+        nn.init.uniform_(projection.weight, -bound, bound)
+    for projection in (layer.query_proj, layer.key_proj, layer.value_proj, layer.out_proj):
+        if projection.bias is not None:
+            nn.init.zeros_(projection.bias)
+
+
+class SeriesTransformer(nn.Module):
+    """Classifier of multivariate series.
+
+    Source: mvts with `norm=batch, attention_init=xavier`; Flowformer with `norm=layer,
+    attention_init=default, final_norm=True` (its 1×1 convolutions are the MLP's linear layers).
+    Departs from the source: layers start independently; there, as copies of one.
+
+    Args:
+        attention: makes one attention layer from (embed_dim, head_dim).
+        num_features: F, dimensions of a series.
+        num_classes: number of logits.
+        max_seq_len: longest series.
+        embed_dim: C.
+        head_dim: E.
+        num_layers: number of blocks.
+        mlp_dim: inner width of the MLPs.
+        dropout: dropout of embedding, attention output, MLPs and head.
+        norm: `batch` or `layer`.
+        norm_positions: steps that count in batch norm: `real`, or `all` as in the source, which
+            needs batches padded to `max_seq_len`.
+        final_norm: a layer norm after the last block.
+        positions: `learnable` or `fixed`.
+        attention_init: `xavier` as nn.MultiheadAttention, or `default` as nn.Linear.
+        activation: activation of the MLPs.
+
+    Raises:
+        ValueError: fewer than one layer, or an unknown choice.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        num_features: int,
+        num_classes: int,
+        max_seq_len: int,
+        embed_dim: int,
+        head_dim: int,
+        num_layers: int,
+        mlp_dim: int,
+        dropout: float = 0.1,
+        norm: Norm = "batch",
+        norm_positions: NormPositions = "real",
+        final_norm: bool = False,
+        positions: Positions = "learnable",
+        attention_init: AttentionInit = "xavier",
+        activation: Activation = "gelu",
+    ) -> None:
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, received {num_layers}")
+        self.needs_full_length = norm == "batch" and norm_positions == "all"
+        self.max_seq_len = max_seq_len
+        self.embedding = SeriesEmbedding(num_features, max_seq_len, embed_dim, positions, dropout)
+        self.blocks = nn.ModuleList()
+        for _ in range(num_layers):
+            layer = attention(embed_dim, head_dim)
+            if attention_init == "xavier":
+                init_attention(layer)
+            self.blocks.append(
+                SeriesBlock(layer, embed_dim, mlp_dim, norm, norm_positions, dropout, activation)
+            )
+        self.norm = nn.LayerNorm(embed_dim) if final_norm else nn.Identity()
+        self.head = FlattenedClassifier(embed_dim, max_seq_len, num_classes, dropout)
+
+    def forward(
+        self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Classify series.
+
+        Args:
+            inputs: (B, N, F) float.
+            key_mask: real steps, (B, N) bool.
+            rng: names the draw of attention dropout and noise.
+
+        Returns:
+            Logits, (B, num_classes).
+
+        Raises:
+            ValueError: sizes do not fit.
+        """
+        if self.needs_full_length and inputs.shape[1] != self.max_seq_len:
+            raise ValueError(
+                f"norm_positions=all counts padded steps, so every batch must have "
+                f"{self.max_seq_len} of them, received {inputs.shape[1]}: set pad_to=max"
+            )
+        x = self.embedding(inputs)  # (B, N, C)
+        for index, block in enumerate(self.blocks):
+            x = block(x, key_mask, None if rng is None else rng.fold(index))
+        logits: Tensor = self.head(self.norm(x), key_mask)  # (B, num_classes)
+        return logits

@@ -1,0 +1,164 @@
+"""Hidden words: masked language models over text in two directions."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.models.adaptive_softmax import MAX_LOGITS
+from lit_probattn.models.language_model import IGNORE
+from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
+from lit_probattn.models.transformer import Activation
+from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.distributed import sum_over_ranks
+
+
+class MaskedLanguageModeling(Task):
+    """Masked language model, trained on the mean loss of the hidden words of a batch.
+
+    A batch's `target` (B, N) holds the words themselves, -100 where nothing may be hidden. Words
+    are hidden here, as a pure function of seed, optimiser step, sample and position: anew in every
+    epoch of training, always alike in evaluation.
+
+    Logged beside what every task logs, for `val` and `test`: `mlm_error`, the percentage of hidden
+    words whose likeliest prediction is wrong; `mlm_loss`, their mean −log p; `mlm_tokens`, their
+    number. All are sums over all ranks, each word once.
+
+    Source: value-aware attention (Gupta and Berant, 2021), section 4 and A.1; RoBERTa.
+    Departs from the source: the paper does not define its error; this is the usual reading.
+
+    Args:
+        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        vocab_size: number of token ids, the last three begin, end and mask.
+        max_seq_len: longest sequence.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: width of the hidden layer in each block.
+        dropout: dropout of embeddings and of both branches of a block.
+        norm_first: pre-norm instead of post-norm blocks.
+        activation: activation of the MLPs.
+        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
+            None leaves it to that.
+        position_period: for long inputs, see `PeriodicPositions`.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
+        max_logits: largest number of logits that exist at a time.
+        mask_probability: share of words that are hidden.
+        training_options: the arguments of `lit_probattn.tasks.Task`.
+
+    Raises:
+        ValueError: `mask_probability` is not in (0, 1).
+    """
+
+    model: MaskedLanguageModel
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        vocab_size: int,
+        max_seq_len: int,
+        embed_dim: int = 768,
+        head_dim: int = 64,
+        num_layers: int = 12,
+        mlp_dim: int = 3072,
+        dropout: float = 0.0,
+        norm_first: bool = False,
+        activation: Activation = "gelu",
+        attention_dropout: float | None = 0.0,
+        position_period: int | None = None,
+        activation_checkpointing: bool = False,
+        max_logits: int = MAX_LOGITS,
+        mask_probability: float = 0.15,
+        **training_options: Any,
+    ) -> None:
+        super().__init__(**training_options)
+        if not 0.0 < mask_probability < 1.0:
+            raise ValueError(f"mask_probability must be in (0, 1), received {mask_probability}")
+        self.save_hyperparameters(logger=False)
+        if callable(self.hparams.get("attention")):
+            # A Python object in a checkpoint would need code to load: name it again on loading.
+            self.hparams.pop("attention")
+        self.mask_probability = mask_probability
+        self.model = MaskedLanguageModel(
+            attention,
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            norm_first=norm_first,
+            activation=activation,
+            attention_dropout=attention_dropout,
+            position_period=position_period,
+            activation_checkpointing=activation_checkpointing,
+            max_logits=max_logits,
+        )
+        self._sums = torch.zeros(3, dtype=torch.float64)  # losses, wrong words, hidden words
+
+    # ---- losses ------------------------------------------------------------------------------
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Hide words and encode; what the output layer reads (B, N, C), and the target (B, N)."""
+        key = self.random_key(batch)
+        inputs, target = mask_tokens(
+            batch["inputs"],
+            batch["target"],
+            key,
+            vocab_size=self.model.vocab_size,
+            probability=self.mask_probability,
+        )
+        return self.model(inputs, key_mask=batch["key_mask"], rng=key), target
+
+    def token_losses(self, batch: Batch) -> Tensor:
+        """Loss of every hidden word, in the order of the batch. Shape (num_hidden,), float32."""
+        return self.model.token_losses(*self.encode(batch))
+
+    def token_results(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Loss of every hidden word, and whether its prediction is wrong. Shapes (num_hidden,)."""
+        hidden, target = self.encode(batch)
+        wrong = self.model.predictions(hidden, target) != target[target != IGNORE]
+        return self.model.token_losses(hidden, target), wrong
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Mean loss over the hidden words of a batch; 0 if none was hidden. Shape ()."""
+        losses = self.token_losses(batch)
+        return losses.sum() / max(1, len(losses))
+
+    # ---- evaluation --------------------------------------------------------------------------
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one batch of the validation split."""
+        self._score(batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one batch of the test split."""
+        self._score(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log error and loss."""
+        self._log_scores("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log error and loss."""
+        self._log_scores("test")
+
+    def _score(self, batch: Batch) -> None:
+        """Add the real rows of a batch; fill-up rows count for nothing."""
+        real = batch["sample_ids"] >= 0
+        if not bool(real.any()):
+            return
+        rows: Any = {name: value[real] for name, value in batch.items() if torch.is_tensor(value)}
+        losses, wrong = self.token_results(rows)
+        sums = [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
+        self._sums += torch.stack([x.double() for x in sums]).to(self._sums)
+
+    def _log_scores(self, split: Literal["val", "test"]) -> None:
+        loss, wrong, count = sum_over_ranks(self._sums.to(self.device)).tolist()
+        per_word = 1.0 / count if count else float("nan")
+        self.log(f"{split}/mlm_error", 100.0 * wrong * per_word, prog_bar=split == "val")
+        self.log(f"{split}/mlm_loss", loss * per_word)
+        self.log(f"{split}/mlm_tokens", count)
+        self._sums = torch.zeros(3, dtype=torch.float64)

@@ -1,0 +1,1 @@
+"""Around a task: run folder, record, logs, checkpoints, callbacks, preemption, memory."""

@@ -1,0 +1,141 @@
+"""Pre-emption: SIGTERM and SLURM's SIGUSR1 save the run, end it, and have it queued again.
+
+A handler only sets a flag. The ranks agree on it together with the finite-loss check of the next
+optimiser step (or after the next batch of a validation), so that all of them save the same step and
+none is left waiting in a collective call. `RunCheckpoint` then saves and raises `Preempted`.
+
+Lightning's own handlers are replaced: they call collectives from inside a signal handler, keep
+SLURM's checkpoint in a place of its own instead of the run folder, and have the ranks exchange a
+number, which waits for the device, before every batch.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from lit_probattn.tasks.distributed import gather_objects
+from lit_probattn.tasks.stopping import STOP_SIGNALS
+
+
+class Preempted(BaseException):
+    """The run was asked to end and did so after a checkpoint.
+
+    Not an Exception: nothing went wrong, and nothing should catch it by accident.
+
+    Args:
+        number: the signal that this or another rank got.
+        step: optimiser steps taken.
+        checkpoint: where they are kept.
+    """
+
+    def __init__(self, number: int, step: int, checkpoint: Path) -> None:
+        self.number, self.step, self.checkpoint = number, step, checkpoint
+        super().__init__(
+            f"stopped by {signal.Signals(self.number).name} after step {step}; saved {checkpoint}; "
+            "the same command with --ckpt_path last goes on from there"
+        )
+
+    @property
+    def status(self) -> int:
+        """Exit status of the process: 128 + signal, as shells count."""
+        return 128 + int(self.number)
+
+
+class StopSignals(Callback):
+    """Takes SIGTERM and SIGUSR1 while a run trains, and notes them on the task.
+
+    Must be removed again with `restore`.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._task: Any = None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Install the handlers, before loader processes are started, which inherit them."""
+        self._task = pl_module
+        self._install()
+
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Install them again: Lightning has put its own in their place."""
+        self._install()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Install them again; leave out Lightning's question after every batch, which is ours."""
+        self._install()
+        loop: Any = trainer.fit_loop.epoch_loop
+        if hasattr(loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = lambda: None
+
+    def _install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in STOP_SIGNALS:
+            before = signal.signal(number, self._note)
+            self._before.setdefault(number, before)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if not self._task.stop_requested:
+            text = f"{signal.Signals(number).name}: saving at the next optimiser step\n"
+            os.write(2, text.encode())
+        self._task.stop_requested = number
+
+    def restore(self) -> None:
+        """Put back the handlers that were there before."""
+        for number, before in self._before.items():
+            if before is not None:
+                signal.signal(number, before)
+        self._before.clear()
+
+
+def requeue() -> str:
+    """Ask SLURM to start this job again.
+
+    Returns:
+        A line for the user; empty outside SLURM.
+    """
+    job = slurm_job()
+    if job is None:
+        return ""
+    command = ["scontrol", "requeue", job]
+    if shutil.which(command[0]) is None:
+        return f"cannot requeue job {job}: scontrol is not on the PATH; submit it again by hand"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = " ".join(done.stderr.split())
+        return f"cannot requeue job {job}: {told}; submit it again by hand"
+    return f"requeued job {job}"
+
+
+def slurm_job() -> str | None:
+    """Name of this SLURM job, `<array>_<task>` for one task of an array; None outside SLURM."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+
+def job_name() -> str | None:
+    """What stays the same when a cluster starts this command again; None where nothing does."""
+    slurm = slurm_job()
+    if slurm is not None:
+        return f"slurm {slurm}"
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if run in (None, "none") else f"torchrun {run}"
+
+
+def is_restart() -> bool:
+    """Whether torchrun or SLURM has started this command before, as far as this process knows."""
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return any(int(os.environ.get(name) or 0) > 0 for name in counts)
+
+
+def agree_on_restart() -> None:
+    """Tell every rank that this is a restart if one rank knows: a new node counts from 0."""
+    if any(gather_objects(is_restart())) and not is_restart():
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"

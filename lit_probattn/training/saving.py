@@ -1,0 +1,219 @@
+"""Saving a run: every so many steps, at the best validation, at the end, and when asked to end."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint
+
+from lit_probattn.tasks.stopping import agree_on_signal
+from lit_probattn.training.checkpoints import checkpoint_path, list_checkpoints
+from lit_probattn.training.preemption import Preempted
+
+
+class RunCheckpoint(Checkpoint):
+    """Saves every so many optimiser steps, at the end, and at the best validation.
+
+    Where a validation follows directly on the step, the checkpoint is written after it. A run that
+    is killed in between therefore repeats the validation: nothing is skipped or counted twice.
+
+    When the ranks agree that one of them was asked to end (`lit_probattn.training.preemption`), the
+    step is saved at once and `Preempted` is raised. If a validation was to follow, or was going on,
+    the resumed run begins with it.
+
+    Args:
+        folder: where checkpoints go. May be set later; nothing is saved while it is None.
+        every_n_steps: optimiser steps between checkpoints. None: after every validation.
+        keep: number of step checkpoints kept, at least 2: the newest may be a damaged one.
+        monitor: metric that decides on the best checkpoint.
+        mode: whether larger (`max`) or smaller (`min`) is better.
+
+    Raises:
+        ValueError: `keep` is below 2 or `every_n_steps` below 1.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        every_n_steps: int | None = None,
+        keep: int = 2,
+        monitor: str = "val/accuracy",
+        mode: Literal["max", "min"] = "max",
+    ) -> None:
+        if keep < 2:
+            raise ValueError(f"at least 2 checkpoints must be kept, got {keep}")
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"steps between checkpoints must be at least 1, got {every_n_steps}")
+        self.folder = folder
+        self.every_n_steps, self.keep = every_n_steps, keep
+        self.monitor, self.mode = monitor, mode
+        self.best_score: float | None = None
+        self.best_step: int | None = None
+        self._save_after_validation = False
+        self._validation_is_due = False
+        self._stopped: Preempted | None = None
+
+    @property
+    def best_model_path(self) -> str:
+        """Path of the best checkpoint, empty before the first; read by Lightning for `best`."""
+        if self.folder is None or self.best_step is None:
+            return ""
+        return str(checkpoint_path(self.folder, "best", self.best_step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Best score so far and its step; whether this step is still to be validated."""
+        best = {"best_score": self.best_score, "best_step": self.best_step}
+        return {**best, "validation_is_due": self._validation_is_due}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the best score and its step, if that checkpoint is in this run's folder."""
+        self._validation_is_due = state_dict.get("validation_is_due", False)
+        step = state_dict["best_step"]
+        if step is None or self.folder is None:
+            return
+        if checkpoint_path(self.folder, "best", step).is_file():
+            self.best_score, self.best_step = state_dict["best_score"], step
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Save if this step is due and no validation follows on it."""
+        if self.folder is None or (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        step = trainer.global_step
+        is_last = step == trainer.max_steps
+        validates = validation_follows(trainer, batch_idx)
+        due = is_last or (
+            validates if self.every_n_steps is None else step % self.every_n_steps == 0
+        )
+        self._save_after_validation = due and validates
+        stop = pl_module.stop_agreed and not is_last
+        if stop or (due and not validates):
+            self._validation_is_due = validates
+            # The row of this step first: killed in between, a resumed run would not write it.
+            trainer._logger_connector.update_train_step_metrics()
+            self._save_step(trainer)
+        if stop:  # leave as soon as this step is logged
+            self._stopped = self._preempted(trainer, pl_module)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Leave after a step that was saved for that."""
+        self._leave()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave after a step that was saved for that."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Validate the step that was saved before its validation."""
+        if self._validation_is_due:
+            self._save_after_validation = True
+            validate_now(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Save and leave if a rank was asked to end; the validation is repeated."""
+        if self.folder is None or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        task: Any = pl_module
+        task.stop_agreed = agree_on_signal(task.stop_requested, pl_module.device)
+        if task.stop_agreed and trainer.global_step != trainer.max_steps:
+            trainer.fit_loop.epoch_loop.val_loop.batch_progress.reset()
+            self._validation_is_due = True
+            self._save_step(trainer)
+            raise self._preempted(trainer, pl_module)
+
+    def _preempted(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Preempted:
+        assert self.folder is not None
+        path = checkpoint_path(self.folder, "step", trainer.global_step)
+        agreed: Any = pl_module.stop_agreed
+        return Preempted(agreed, trainer.global_step, path)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the best checkpoint if this is one, then the step checkpoint if it is due.
+
+        Raises:
+            ValueError: the metric that decides on the best checkpoint is not logged.
+        """
+        if self.folder is None or trainer.state.fn != "fit":
+            return
+        score = trainer.callback_metrics.get(self.monitor)
+        if score is None:
+            logged = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
+            raise ValueError(
+                f"run.monitor {self.monitor} is not a metric of the validation, which logs {logged}"
+            )
+        if trainer.sanity_checking:
+            return
+        if self._is_better(float(score)):
+            self.best_score, self.best_step = float(score), trainer.global_step
+            self._save(trainer, "best")
+            self._remove(trainer, "best", keep=1)
+        if self._save_after_validation:
+            self._save_after_validation = self._validation_is_due = False
+            self._save_step(trainer)
+
+    def _is_better(self, score: float) -> bool:
+        if score != score:
+            return False
+        if self.best_score is None:
+            return True
+        return score > self.best_score if self.mode == "max" else score < self.best_score
+
+    def _save_step(self, trainer: pl.Trainer) -> None:
+        self._save(trainer, "step")
+        self._remove(trainer, "step", keep=self.keep)
+
+    def _save(self, trainer: pl.Trainer, kind: Literal["step", "best"]) -> None:
+        assert self.folder is not None
+        path = checkpoint_path(self.folder, kind, trainer.global_step)
+        trainer.save_checkpoint(path, weights_only=False)
+
+    def _remove(self, trainer: pl.Trainer, kind: Literal["step", "best"], keep: int) -> None:
+        """Delete all but the newest `keep`; steps beyond the present one are left-overs too."""
+        if not trainer.is_global_zero or self.folder is None:
+            return
+        present = checkpoint_path(self.folder, kind, trainer.global_step)
+        paths = list_checkpoints(self.folder, kind)
+        position = paths.index(present)
+        for path in paths[:position] + paths[position + keep :]:
+            trainer.strategy.remove_checkpoint(path)
+
+
+def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether Lightning validates right after micro-batch `batch_idx` of the endless epoch."""
+    if not trainer.enable_validation:
+        return False
+    if trainer.should_stop:
+        return True
+    interval = trainer.val_check_batch
+    return interval is not None and interval != float("inf") and (batch_idx + 1) % interval == 0
+
+
+def validate_now(trainer: pl.Trainer) -> None:
+    """Run the validation that Lightning runs after a training batch."""
+    connector = trainer._logger_connector
+    first_loop_iter = connector._first_loop_iter
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+    connector._first_loop_iter = first_loop_iter

@@ -1,0 +1,296 @@
+"""A trained model and its data, rebuilt from a checkpoint and the run's configuration."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_probattn.attention import Attention
+from lit_probattn.training.checkpoints import load_checkpoint
+
+# Sizes that the command line links from the data to the model.
+_LINKED = ("vocab_size", "num_features", "num_classes", "max_seq_len")
+
+
+class AnalysisError(ValueError):
+    """A study cannot be made as asked; the message is one line and says what to do."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained task in evaluation mode, and its data.
+
+    Args:
+        task: the task, with the checkpoint's weights; where it keeps a moving average of them, that
+            average, because evaluation uses it.
+        data: the DataModule, set up.
+        config: the run's configuration.
+        checkpoint: the file.
+        step: optimiser steps of the checkpoint.
+        device: where the model is.
+    """
+
+    task: Any
+    data: Any
+    config: dict[str, Any]
+    checkpoint: Path
+    step: int
+    device: torch.device
+
+    @property
+    def layers(self) -> dict[str, Attention]:
+        """Attention layers by their name in the model, in order."""
+        named = self.task.model.named_modules()
+        return {name: module for name, module in named if isinstance(module, Attention)}
+
+    def forward(self, batch: Mapping[str, Any]) -> Any:
+        """Output of the model for a batch."""
+        return self.task.model(
+            batch["inputs"], key_mask=batch.get("key_mask"), rng=self.task.random_key(batch)
+        )
+
+    def batches(
+        self,
+        split: Literal["val", "test"],
+        num_samples: int,
+        *,
+        seed: int = 0,
+        rows: int | None = None,
+        max_len: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Draw samples of a split without replacement; yield them in batches on the device.
+
+        Args:
+            split: `val` or `test`.
+            num_samples: samples in all; all of them where the split has fewer.
+            seed: decides which.
+            rows: samples of a batch. None means the DataModule's.
+            max_len: cut sequences to this many positions. None leaves them whole.
+        """
+        loader = getattr(self.data, f"{split}_dataloader")()
+        loader = getattr(loader, "loader", loader)
+        sampler = getattr(loader, "batch_sampler", None)
+        size = rows or max((len(ids) for ids in sampler or ()), default=8)
+        order = np.random.default_rng(seed).permutation(_num_samples(loader, sampler))[:num_samples]
+        groups = [order[i : i + size].tolist() for i in range(0, len(order), size)]
+        chosen = DataLoader(loader.dataset, batch_sampler=groups, collate_fn=loader.collate_fn)
+        for batch in chosen:
+            moved = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            yield crop(moved, max_len)
+
+
+def _num_samples(loader: Any, sampler: Any) -> int:
+    count = getattr(loader.dataset, "__len__", None)
+    if count is None:
+        raise AnalysisError("the data cannot be drawn from: expected a data set with a length")
+    return int(count())
+
+
+def crop(batch: dict[str, Any], max_len: int | None) -> dict[str, Any]:
+    """Cut the positions of a batch; batches without `key_mask` (pictures) have none to cut."""
+    mask = batch.get("key_mask")
+    if max_len is None or mask is None or mask.shape[-1] <= max_len:
+        return batch
+    axis = mask.dim() - 1
+    result = dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.shape[: mask.dim()] == mask.shape:
+            result[name] = value.narrow(axis, 0, max_len)
+    return result
+
+
+# ---- opening ------------------------------------------------------------------------------------
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name a trained model and where its results go."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="a file of runs/NAME/VERSION/checkpoints")
+    add(
+        "--config",
+        type=Path,
+        action="append",
+        help="configuration; default: config.yaml of the run folder. Later files add to earlier",
+    )
+    add("--data", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the DataModule")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
+    add("--out", type=Path, required=True, help="folder of the results")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser, num_samples: int, max_len: int) -> None:
+    """Add the flags that choose sequences."""
+    add = parser.add_argument
+    add("--split", choices=("val", "test"), default="val", help="default: val")
+    add("--num_samples", type=int, default=num_samples, help=f"samples; default {num_samples}")
+    add("--batch_size", type=int, help="samples of a batch; default: the run's")
+    add(
+        "--max_len",
+        type=int,
+        default=max_len,
+        help=f"cut sequences to this many positions, 0 for none; default {max_len}",
+    )
+    add("--seed", type=int, default=0, help="decides which samples; default 0")
+
+
+def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trained:
+    """Rebuild the model and the data of a checkpoint.
+
+    Args:
+        options: flags of `add_model_arguments`.
+        with_data: whether the data are opened too. Without, `data` is None.
+
+    Raises:
+        AnalysisError: configuration, data and checkpoint do not go together.
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    loaded = load_checkpoint(options.checkpoint)
+    config = read_config(options.checkpoint, options.config)
+    seed = config.get("seed_everything", 0)
+    data = None
+    if with_data:
+        arguments = config["data"].setdefault("init_args", {})
+        arguments.setdefault("seed", seed)
+        arguments.update(_pairs(options.data))
+        data = instantiate(pl.LightningDataModule, config["data"])
+        data.prepare_data()
+        data.setup("test")
+    arguments = config["model"].setdefault("init_args", {})
+    known = loaded.get("hyper_parameters", {})
+    for name in _accepted(config["model"]["class_path"], _LINKED):
+        size = known.get(name, getattr(data, name, None))
+        if size is not None:
+            arguments.setdefault(name, size)
+    arguments.setdefault("seed", seed)
+    task = instantiate(pl.LightningModule, config["model"])
+    _load_weights(task, loaded.get("state_dict", {}), options.checkpoint)
+    if getattr(task, "ema", None) is not None:
+        task.model = task.ema.module
+    device = choose_device(options.device)
+    step = int(loaded.get("global_step", 0))
+    return Trained(task.eval().to(device), data, config, options.checkpoint, step, device)
+
+
+def _accepted(class_path: str, names: tuple[str, ...]) -> list[str]:
+    """Return those names that the constructor of a class has among its own arguments."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise AnalysisError(f"model: unknown class {class_path!r}: {error}") from error
+    return [name for name in names if name in inspect.signature(cls).parameters]
+
+
+def identity(trained: Trained) -> dict[str, Any]:
+    """What tells this checkpoint from any other, for rows of an interrupted study."""
+    stat = trained.checkpoint.stat()
+    return {
+        "checkpoint": trained.checkpoint.name,
+        "step": trained.step,
+        "bytes": stat.st_size,
+        "modified_ns": stat.st_mtime_ns,
+    }
+
+
+def read_config(checkpoint: Path, files: list[Path] | None) -> dict[str, Any]:
+    """Return the configuration of a run: `files` merged, or config.yaml of the run folder.
+
+    Raises:
+        AnalysisError: there is none, or it has no model or data.
+    """
+    found = files or [checkpoint.resolve().parent.parent / "config.yaml"]
+    config: dict[str, Any] = {}
+    for path in found:
+        if not path.is_file():
+            raise AnalysisError(
+                f"no configuration {path}: give the run's, --config runs/NAME/0/config.yaml"
+            )
+        try:
+            content = yaml.safe_load(path.read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise AnalysisError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        config = _merged(config, content if isinstance(content, dict) else {})
+    for part in ("model", "data"):
+        if "class_path" not in (config.get(part) or {}):
+            names = ", ".join(path.name for path in found)
+            raise AnalysisError(
+                f"{names}: no {part}.class_path; give a task file and an attention file"
+            )
+    return config
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    result = copy.deepcopy(first)
+    for key, value in second.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both else copy.deepcopy(value)
+    return result
+
+
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise AnalysisError(f"--data takes KEY=VALUE, received {text!r}")
+        pairs[key] = yaml.safe_load(value)
+    return pairs
+
+
+def instantiate(base: type, config: dict[str, Any]) -> Any:
+    """Build a class from `class_path` and `init_args`.
+
+    Raises:
+        AnalysisError: it cannot be built.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(base, "it")
+    try:
+        parsed = parser.parse_object({"it": config})
+        # Renamed in jsonargparse 4.49; older releases have the old name only.
+        make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        return make(parsed).it
+    except Exception as error:
+        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+        last = lines[-1] if lines else repr(error)
+        raise AnalysisError(f"{config['class_path']}: {last}") from error
+
+
+def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -> None:
+    try:
+        task.load_state_dict(state)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:4]]
+        raise AnalysisError(
+            f"{checkpoint.name} does not fit the configuration: {' '.join(lines)[:300]}"
+        ) from error
+
+
+def choose_device(name: str) -> torch.device:
+    """Return a device by name; `auto` takes a GPU if there is one.
+
+    Raises:
+        AnalysisError: unknown, or not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise AnalysisError(f"unknown device {name!r}: use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise AnalysisError(f"device {name} is not there: no CUDA device; use --device cpu")
+    return device

@@ -1,0 +1,1 @@
+"""Operations, parameters and memory: closed forms, and counts of built layers."""

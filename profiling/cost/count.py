@@ -1,0 +1,275 @@
+"""Count a model's multiply-adds and parameters, and set the closed forms beside them.
+
+Blocks of a stack are alike, so one is counted and multiplied, after checking that they are alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_probattn.attention import Attention
+from lit_probattn.randomness import RandomKey
+from profiling.cost.exact import (
+    ExactCost,
+    ModelShape,
+    NoFormulaError,
+    attention_cost,
+    backend_macs,
+    printed_gap_operations,
+    scope_costs,
+    stated_backend,
+)
+from profiling.cost.structure import (
+    attention_layers,
+    count_parameters,
+    require_identical,
+    table_parameters,
+)
+from profiling.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
+from profiling.measure.rows import Scope, Source, Status
+
+# Measured and closed form may differ by this much, relatively.
+TOLERANCE = 1e-6
+SCOPES: tuple[Scope, ...] = ("attention", "layers", "model")
+
+
+@dataclass(frozen=True)
+class CostEntry:
+    """One row's worth of counts; see `profiling.measure.rows.ProfileRow`."""
+
+    source: Source
+    scope: Scope
+    macs: int | None
+    num_parameters: int | None
+    num_parameters_non_embedding: int | None = None
+    fvcore_operations: int | None = None
+    paper_operations: float | None = None
+    paper_operations_printed: float | None = None
+    backend_note: str | None = None
+    status: Status = "ok"
+    reason: str | None = None
+
+
+class AttentionOnlyView(nn.Module):
+    """Calls an attention layer with its input alone."""
+
+    def __init__(self, layer: Attention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, N, C) to (B, N, C)."""
+        out: Tensor = self.layer(inputs, rng=RandomKey(0))
+        return out
+
+
+def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -> str:
+    """Name the operations that the backend runs, and what backward adds to twice the forward."""
+    view = AttentionOnlyView(layer)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        view(inputs)
+    operations = sorted(str(k).removeprefix("aten.") for k in counter.flop_counts["Global"])
+    note = f"{backend}: {', '.join(operations)}"
+    if train:
+        ratio = torch_train_macs(view, inputs).products / max(1, counter.get_total_flops() // 2)
+        note += f"; forward + backward = {ratio:.4f} x forward (3 if nothing is computed again)"
+    return note
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is counted, and how.
+
+    Args:
+        build: makes the model on the default device.
+        make_inputs: makes its inputs on a device.
+        shape: sizes for the closed forms; None for attention alone.
+        batch_size: B.
+        seq_len: N.
+        backend: implementation of the attention.
+        train: forward and backward instead of forward; fvcore's number stays the forward's.
+        dtype: dtype of the model.
+    """
+
+    build: Callable[[], nn.Module]
+    make_inputs: Callable[[str], Tensor]
+    shape: ModelShape | None
+    batch_size: int
+    seq_len: int
+    backend: str
+    train: bool
+    dtype: torch.dtype
+
+    @property
+    def calls(self) -> int:
+        """Sequences through every attention layer."""
+        return self.batch_size if self.shape is None else self.shape.calls
+
+    @property
+    def num_layers(self) -> int:
+        """Attention layers."""
+        return 1 if self.shape is None else self.shape.num_layers
+
+    @contextlib.contextmanager
+    def device(self) -> Iterator[str]:
+        """Enter the place where backward takes the path that it takes on real tensors.
+
+        On meta tensors PyTorch's attention runs as plain matrix products; fake CPU tensors take
+        the fused kernel, whose backward computes the scores again.
+        """
+        if self.train and self.backend in ("sdpa", "auto"):
+            with FakeTensorMode(), torch.device("cpu"):
+                yield "cpu"
+        else:
+            with torch.device("meta"):
+                yield "meta"
+
+
+def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:
+    """Count a model in every scope, measured and in closed form; return its first attention too."""
+    with torch.device("meta"):
+        model = setting.build()
+        layer = attention_layers(model)[0]
+        for module in attention_layers(model):
+            module.dropout = 0.0  # no products in it, and tracing cannot follow its generator
+        measured = _measure(setting, model, "meta", fvcore_macs)
+        parameters, tables = count_parameters(model, setting.shape is None), table_parameters(model)
+        probe = _probe(setting, layer)
+        note = None if setting.train else _backend_note(layer, probe, setting.backend, False)
+    with setting.device() as device:
+        model = setting.build()
+        counter = torch_train_macs if setting.train else torch_macs
+        torch_counts = _measure(setting, model, device, counter)
+        if setting.train:
+            first = attention_layers(model)[0]
+            note = _backend_note(first, _probe(setting, first), setting.backend, True)
+    problem, exact = None, None
+    try:
+        exact = _exact(setting, layer)
+    except NoFormulaError as error:
+        problem = str(error)
+    entries: list[CostEntry] = []
+    for scope, operations in measured.items():
+        found = CostEntry(
+            source="measured",
+            scope=scope,
+            macs=torch_counts[scope].products,
+            fvcore_operations=operations.products + operations.norms,
+            num_parameters=parameters[scope],
+            num_parameters_non_embedding=parameters["model"] - tables if scope == "model" else None,
+            backend_note=note,
+        )
+        analytic = None if exact is None else exact[scope]
+        entries.append(_checked(found, operations, analytic, setting.train, problem))
+        if analytic is not None:
+            entries.append(analytic)
+    return layer, entries
+
+
+def _checked(
+    found: CostEntry, fvcore: Macs, exact: CostEntry | None, train: bool, problem: str | None
+) -> CostEntry:
+    """Compare a measurement with fvcore and the closed form; a difference changes its status."""
+    differences = []
+    if not train and _differ(found.macs, fvcore.products):
+        differences.append(f"FlopCounterMode {found.macs} and fvcore {fvcore.products} MACs")
+    if exact is not None:
+        if exact.macs is not None and _differ(found.macs, exact.macs):
+            differences.append(f"measured {found.macs} and closed form {exact.macs} MACs")
+        if found.num_parameters != exact.num_parameters:
+            differences.append(
+                f"measured {found.num_parameters} and closed form {exact.num_parameters} parameters"
+            )
+    if differences:
+        return replace(found, status="mismatch", reason="; ".join(differences))
+    return replace(found, reason=problem)
+
+
+def _differ(first: int | None, second: int | None) -> bool:
+    if first is None or second is None:
+        return first != second
+    return abs(first - second) > TOLERANCE * max(abs(first), abs(second))
+
+
+def _probe(setting: Setting, layer: Attention) -> Tensor:
+    shape = (setting.calls, setting.seq_len, layer.embed_dim)
+    return torch.empty(*shape, dtype=setting.dtype)
+
+
+def _measure(
+    setting: Setting, model: nn.Module, device: str, count: Callable[[nn.Module, Tensor], Macs]
+) -> dict[Scope, Macs]:
+    """Count attention alone, and by models of one and two blocks the stack and the whole."""
+    if isinstance(getattr(model, "is_causal", None), bool):
+        model.is_causal = False  # type: ignore[assignment]
+    layer = attention_layers(model)[0]
+    alone = count(AttentionOnlyView(layer), _probe(setting, layer))
+    result: dict[Scope, Macs] = {"attention": alone.times(setting.num_layers)}
+    if setting.shape is None:
+        return result
+    encoder, inputs = cast(Any, model.encoder), setting.make_inputs(device)
+    blocks = encoder.blocks
+    require_identical(blocks)
+    counts = []
+    for length in (1, 2):
+        encoder.blocks = nn.ModuleList(blocks[i % len(blocks)] for i in range(length))
+        counts.append(count(model, inputs))
+    encoder.blocks = blocks
+    step = counts[1].minus(counts[0])
+    result["layers"] = step.times(len(blocks))
+    result["model"] = counts[0].plus(step.times(len(blocks) - 1))
+    return result
+
+
+def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
+    """Return the closed forms of every scope as analytic entries."""
+    one = attention_cost(layer, setting.seq_len)
+    run = backend_macs(
+        layer, setting.seq_len, setting.backend, train=setting.train, dtype=setting.dtype
+    )
+    calls = setting.calls * setting.num_layers
+    gap = printed_gap_operations(layer, setting.seq_len)
+    operations = layer.cost(setting.seq_len).paper_flops
+    reason = None if run is not None else f"no closed form for backend {setting.backend}"
+    costs: dict[str, ExactCost] = {
+        "attention": ExactCost(one.macs * calls, 0, one.num_parameters * setting.num_layers)
+    }
+    if setting.shape is not None:
+        costs = scope_costs(setting.shape, one)
+    entries: dict[Scope, CostEntry] = {}
+    for scope in SCOPES[: len(costs)]:
+        cost = costs[scope]
+        macs = None
+        if run is not None:
+            rest = cost.macs - one.macs * calls
+            macs = run * calls + rest * (3 if setting.train else 1)
+        is_attention = scope == "attention"
+        entries[scope] = CostEntry(
+            source="analytic",
+            scope=scope,
+            macs=macs,
+            num_parameters=cost.num_parameters,
+            num_parameters_non_embedding=(
+                cost.num_parameters - setting.shape.embedding_parameters
+                if setting.shape is not None and scope == "model"
+                else None
+            ),
+            fvcore_operations=(
+                None
+                if setting.backend != stated_backend(layer)
+                else cost.macs + cost.norm_operations
+            ),
+            paper_operations=operations * calls if is_attention else None,
+            paper_operations_printed=(operations - gap) * calls if is_attention else None,
+            reason=reason,
+        )
+    return entries

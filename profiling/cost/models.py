@@ -1,0 +1,175 @@
+"""The models whose cost is measured; they build and run on the meta device too.
+
+One attention layer, the papers' language model, the classifier of the Long Range Arena, and its
+pair classifier. Inputs are random: cost does not depend on what a token says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.models import language_model
+from lit_probattn.models.classifiers import Classifier
+from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.heads import PooledClassifier, pool
+from lit_probattn.models.transformer import Transformer
+from lit_probattn.randomness import RandomKey
+
+
+class AttentionOnly(nn.Module):
+    """A single attention layer as a model.
+
+    Args:
+        attention: makes the layer.
+        embed_dim: C.
+        head_dim: E.
+        is_causal: mask the future.
+    """
+
+    def __init__(
+        self, attention: AttentionFactory, *, embed_dim: int, head_dim: int, is_causal: bool = False
+    ) -> None:
+        super().__init__()
+        self.layer = attention(embed_dim, head_dim)
+        self.is_causal = is_causal
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, N, C) to (B, N, C)."""
+        out: Tensor = self.layer(inputs, is_causal=self.is_causal, rng=RandomKey(0))
+        return out
+
+
+class LanguageModel(nn.Module):
+    """The decoder of the WikiText-103 experiments, called with token ids alone.
+
+    All words of all clusters are evaluated, so that the cost does not depend on the targets.
+    Whether attention has biases and dropout is left to `attention`.
+
+    Source: MGK, ICML 2022, appendix A.1.2: post-norm blocks, causal attention without biases,
+    ReLU feed-forward, embedding scaled by √C, fixed sinusoids, tied adaptive softmax.
+
+    Args:
+        attention: makes one attention layer per block.
+        embed_dim: C.
+        head_dim: E.
+        max_seq_len: longest segment.
+        num_layers: number of blocks.
+        mlp_dim: inner width of the feed-forward part.
+        vocab_size: number of words.
+        dropout: dropout probability.
+        cutoffs: clusters of the adaptive softmax.
+        is_causal: mask the future. Counting leaves it out: a causal mask halves nothing in the
+            papers' counts, and backends that skip hidden blocks would otherwise differ.
+        include_output_layer: evaluate the output layer.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        embed_dim: int,
+        head_dim: int,
+        max_seq_len: int,
+        num_layers: int = 16,
+        mlp_dim: int = 2048,
+        vocab_size: int = 267735,
+        dropout: float = 0.1,
+        cutoffs: tuple[int, ...] = (20000, 40000, 200000),
+        is_causal: bool = True,
+        include_output_layer: bool = True,
+    ) -> None:
+        super().__init__()
+        self.is_causal, self.include_output_layer = is_causal, include_output_layer
+        self.model = language_model.LanguageModel(
+            attention,
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            cutoffs=cutoffs,
+            attention_bias=None,
+            attention_dropout=None,
+        )
+        self.encoder = self.model.encoder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return log-probabilities (B, N, vocab_size) of tokens (B, N)."""
+        x = self.model.embed(inputs)  # (B, N, C)
+        x = self.encoder(x, is_causal=self.is_causal, rng=RandomKey(0))
+        x = self.model.dropout(x)
+        return self.model.log_probs(x) if self.include_output_layer else x
+
+
+class SequenceModel(nn.Module):
+    """The classifier of the Long Range Arena, called with token ids alone.
+
+    Args:
+        attention: makes one attention layer per block.
+        options: arguments of `lit_probattn.models.classifiers.Classifier`.
+    """
+
+    def __init__(self, attention: AttentionFactory, **options: Any) -> None:
+        super().__init__()
+        self.classifier = Classifier(attention, **options)
+        self.encoder = self.classifier.encoder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits of tokens (B, N)."""
+        logits: Tensor = self.classifier(inputs, rng=RandomKey(0))
+        return logits
+
+
+class PairModel(nn.Module):
+    """The retrieval model: one encoder for two texts, and a head on [X0, X1, X0·X1, X0−X1].
+
+    Source: the Long Range Arena code behind MGK, ICML 2022 (specification d.2).
+
+    Args:
+        attention: makes one attention layer per block.
+        vocab_size: number of token ids.
+        max_seq_len: longest text.
+        embed_dim: C.
+        head_dim: E.
+        num_layers: number of blocks.
+        mlp_dim: inner width of the blocks and the head.
+        num_classes: number of logits.
+        dropout: dropout probability.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        vocab_size: int,
+        max_seq_len: int,
+        embed_dim: int,
+        head_dim: int,
+        num_layers: int,
+        mlp_dim: int,
+        num_classes: int = 2,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.max_seq_len = max_seq_len
+        self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
+        self.encoder = Transformer(attention, embed_dim, head_dim, num_layers, mlp_dim, dropout)
+        self.head = PooledClassifier(4 * embed_dim, mlp_dim, num_classes, 1)
+
+    def encode(self, text: Tensor) -> Tensor:
+        """Encode and pool one text of each pair, (B, N) -> (B, C)."""
+        x = self.encoder(self.embedding(text), rng=RandomKey(0))  # (B, N, C)
+        return pool(x, None, "mean", self.max_seq_len)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (B, classes) of pairs of texts (B, 2, N)."""
+        first, second = (self.encode(text) for text in inputs.unbind(1))
+        feature = torch.cat([first, second, first * second, first - second], -1)  # (B, 4C)
+        logits: Tensor = self.head(feature[:, None])
+        return logits

@@ -1,0 +1,1 @@
+"""The fused kernels measured: parity, speed, compilation, tuning."""

@@ -1,0 +1,128 @@
+"""The file of `python -m profiling kernels`: sides, and what their ratios must not exceed."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from profiling.builders import ConfigError, read_yaml
+from profiling.sweep.config import AttentionEntry, describe
+
+Mode = Literal["train", "eval"]
+
+
+SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
+
+
+class TorchSdpa(BaseModel):
+    """PyTorch's own softmax attention: what it chooses, or one of its backends by name."""
+
+    model_config = ConfigDict(extra="forbid")
+    num_heads: int = Field(ge=1)
+    backend: SdpaBackend = "any"
+
+
+class Grid(BaseModel):
+    """Points at which all sides are measured; each value replaces that of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+    seq_lens: list[int] = Field(min_length=1)
+    head_dims: list[int] = Field(min_length=1)
+    is_causal: list[bool] = Field(default=[False], min_length=1)
+    modes: list[Mode] = Field(default=["train"], min_length=1)
+    tokens: int = Field(ge=1, description="batch size times length, the same at every point")
+
+
+class Side(BaseModel):
+    """One implementation: an attention variant on a backend, or PyTorch's fused softmax."""
+
+    model_config = ConfigDict(extra="forbid")
+    attention: AttentionEntry | None = None
+    torch_sdpa: TorchSdpa | None = None
+    backend: str = "reference"
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Side:
+        if (self.attention is None) == (self.torch_sdpa is None):
+            raise ValueError("a side needs either attention or torch_sdpa")
+        return self
+
+
+class Comparison(BaseModel):
+    """Two sides, and what their ratios must not exceed."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    side: str
+    against: str
+    max_time_ratio: float | None = None
+    max_memory_ratio: float | None = None
+
+
+class KernelsConfig(BaseModel):
+    """The file of `python -m profiling kernels`."""
+
+    model_config = ConfigDict(extra="forbid")
+    device: str = "cpu"
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    mode: Mode = "train"
+    batch_size: int = Field(ge=1)
+    seq_len: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    is_causal: bool = False
+    seed: int = 0
+    warmup: int = Field(default=3, ge=0)
+    repeats: int = Field(default=20, ge=1)
+    max_seconds: float = 120.0
+    grid: Grid | None = None
+    sides: dict[str, Side]
+    comparisons: list[Comparison]
+    parity_tests: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _known_sides(self) -> KernelsConfig:
+        for comparison in self.comparisons:
+            for name in (comparison.side, comparison.against):
+                if name not in self.sides:
+                    raise ValueError(
+                        f"comparison {comparison.name!r} names side {name!r}; "
+                        f"expected one of {', '.join(self.sides)}"
+                    )
+        return self
+
+
+def points(config: KernelsConfig) -> list[KernelsConfig]:
+    """Return the configurations of all points of the grid; the file's own without one."""
+    if config.grid is None:
+        return [config]
+    grid = config.grid
+    return [
+        config.model_copy(
+            update={
+                "grid": None,
+                "seq_len": length,
+                "head_dim": size,
+                "is_causal": causal,
+                "mode": mode,
+                "batch_size": max(1, grid.tokens // length),
+            }
+        )
+        for size, length, causal, mode in product(
+            grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes
+        )
+    ]
+
+
+def load_kernels(path: str | Path) -> KernelsConfig:
+    """Read and check a kernels file.
+
+    Raises:
+        ConfigError: the file is missing or wrong; one line that names the place.
+    """
+    try:
+        return KernelsConfig.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe(error)}") from error

@@ -1,0 +1,235 @@
+"""Errors of the fused kernels beside those of plain eager code in the same precision.
+
+The yardstick is the reference in float64. Eager code is the same reference with every matrix
+product in the kernel's precision (inputs and results rounded to it) and the rest in float32, as
+mixed-precision training runs it. A kernel may err at most twice as much, root mean square, in the
+output and in every gradient.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.attention.masks import Masks, make_masks
+from lit_probattn.attention.mgk.functions import component_scores
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from profiling.kernels.cases import Case
+
+BUDGET = 2.0  # error of the kernel over that of eager code
+
+
+@dataclass(frozen=True)
+class ParityRow:
+    """Errors of one tensor.
+
+    Args:
+        case: name of the case.
+        dtype: precision.
+        tensor: `out` or what the gradient belongs to.
+        largest: largest error of the kernel.
+        rms: root mean square error of the kernel.
+        eager_rms: the same of eager code.
+    """
+
+    case: str
+    dtype: str
+    tensor: str
+    largest: float
+    rms: float
+    eager_rms: float
+
+    @property
+    def ratio(self) -> float:
+        """Error of the kernel over that of eager code; 0 when both are exact."""
+        return self.rms / self.eager_rms if self.eager_rms else (float("inf") if self.rms else 0.0)
+
+
+class _LowProducts(TorchFunctionMode):
+    """Matrix products in a lower precision, the rest as written."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__):
+            low = [x.to(self.dtype) for x in args]
+            return func(*low, **(kwargs or {})).to(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One call of a layer's heads: query, stored keys and value, masks, dropout."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    masks: Masks
+    dropout: AttentionDropout | None
+    cotangent: Tensor
+
+
+def make_inputs(
+    layer: Attention,
+    case: Case,
+    num_queries: int,
+    num_keys: int,
+    dtype: torch.dtype,
+    seed: int,
+    clear: bool = True,
+) -> Inputs:
+    """Return random inputs whose values `dtype` holds, on the layer's device.
+
+    Hard inference with `clear`: pairs whose best two components are closer than rounding can tell
+    apart are hidden, because which of them wins, and so gets the gradient, is not defined there.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    device = next(layer.parameters()).device
+    batch, heads = 2, layer.num_heads
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
+
+    def coin(*shape: int) -> Tensor:
+        return (torch.rand(*shape, generator=generator) < 0.7).to(device)
+
+    def split(width: int, count: int, length: int) -> Tensor:
+        return draw(batch, length, width).unflatten(-1, (count, -1)).transpose(1, 2)
+
+    query = split(layer.num_query_heads * layer.head_dim, layer.num_query_heads, num_queries)
+    key = layer.split_keys(draw(batch, num_keys, layer.key_width))
+    value = split(layer.num_value_heads * layer.value_head_dim, layer.num_value_heads, num_keys)
+    pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
+    if clear and isinstance(layer, MGKAttention) and layer.e_step == "hard":
+        leads = _clear_winners(layer, query, key)
+        pairs = leads if pairs is None else leads & pairs
+    masks = make_masks(
+        *(batch, heads, num_queries, num_keys),
+        key_mask=coin(batch, num_keys) if "key" in case.masks else None,
+        attn_mask=pairs,
+        is_causal="causal" in case.masks,
+        bias=draw(1, heads, 1, num_keys) if "bias" in case.masks else None,
+    )
+    dropout = None
+    if "dropout" in case.masks:
+        samples = torch.tensor([41, 7], device=device)
+        dropout = AttentionDropout(0.3, RandomKey(3, step=5, sample_ids=samples, layer=2))
+    cotangent = draw(batch, heads, num_queries, layer.value_head_dim)
+    return Inputs((query, key, value), masks, dropout, cotangent)
+
+
+@torch.no_grad()
+def _clear_winners(layer: MGKAttention, query: Tensor, key: Tensor) -> Tensor:
+    """Return the pairs whose best component leads by more than rounding in 16 bit, (B, H, N, L)."""
+    scores = component_scores(
+        query.double(),
+        layer.expand_keys(key).double(),
+        log_prior=None,
+        variance=layer.variance().double(),
+        score=layer.score,
+        include_log_det=False,
+    )
+    best = scores.topk(2, 2).values
+    return best[:, :, 0] - best[:, :, 1] > 0.05
+
+
+def heads_and_gradients(
+    layer: Attention, backend: str, inputs: Inputs, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return the heads' output and the gradients of query, keys, value, parameters and bias."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in inputs.tensors]
+    names = ["query", "key", "value"]
+    projections = {id(p) for m in layer.children() for p in _linear_parameters(m)}
+    for name, parameter in layer.named_parameters():
+        if id(parameter) not in projections:
+            names.append(name)
+            leaves.append(parameter)
+    query, key, value = leaves[:3]
+    bias = inputs.masks.bias
+    if bias is not None:
+        bias = bias.detach().to(dtype).requires_grad_()
+        names.append("bias")
+        leaves.append(bias)
+    masks = Masks(
+        inputs.masks.num_queries,
+        inputs.masks.num_keys,
+        inputs.masks.key_mask,
+        inputs.masks.attn_mask,
+        inputs.masks.is_causal,
+        bias,
+    )
+    arguments = layer.score_arguments(value.shape[2])
+    arguments.update(layer.random_arguments(RandomKey(3), 0))
+    out = layer.run(
+        *(backend, query, layer.keys_for(backend, key), value),
+        masks=masks,
+        dropout=inputs.dropout,
+        arguments=arguments,
+        cache=None,
+    )
+    grads = torch.autograd.grad(out, leaves, inputs.cotangent.to(out.dtype))
+    return {"out": out.detach(), **dict(zip(names, grads, strict=True))}
+
+
+def _linear_parameters(module: torch.nn.Module) -> list[Tensor]:
+    return list(module.parameters()) if isinstance(module, torch.nn.Linear) else []
+
+
+def make_layer(case: Case, head_dim: int, device: torch.device) -> Attention:
+    """Return the layer of a case in float32, with priors that differ."""
+    torch.manual_seed(0)
+    layer = case.layer(head_dim, head_dim, **{"num_heads": 2, **case.options})
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith("prior"):
+                parameter.uniform_(0.2, 0.8)
+    return layer.to(device)
+
+
+def parity_rows(
+    case: Case,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+    head_dim: int,
+    shapes: list[tuple[int, int]],
+    backend: str = "triton",
+) -> list[ParityRow]:
+    """Return the errors of output and gradients, over all shapes (queries, keys) together."""
+    layer = make_layer(case, head_dim, device)
+    exact_layer = make_layer(case, head_dim, device).double()
+    squares: dict[str, list[float]] = {}
+    for seed, (num_queries, num_keys) in enumerate(shapes):
+        inputs = make_inputs(layer, case, num_queries, num_keys, dtype, seed)
+        exact = heads_and_gradients(exact_layer, "reference", inputs, torch.float64)
+        found = heads_and_gradients(layer, backend, inputs, dtype)
+        low: AbstractContextManager[object] = nullcontext()
+        if dtype != torch.float32:
+            low = _LowProducts(dtype)
+        with low:
+            eager = heads_and_gradients(layer, "reference", inputs, torch.float32)
+        for name, truth in exact.items():
+            entry = squares.setdefault(name, [0.0, 0.0, 0.0, 0])
+            ours = (found[name].double() - truth).abs()
+            # Eager code hands its results on in the same precision.
+            plain = (eager[name].to(found[name].dtype).double() - truth).abs()
+            entry[0] = max(entry[0], _finite(ours.max()))
+            entry[1] += _finite(ours.square().sum())
+            entry[2] += _finite(plain.square().sum())
+            entry[3] += truth.numel()
+    name_of = str(dtype).removeprefix("torch.")
+    return [
+        ParityRow(case.name, name_of, tensor, top, (ours / n) ** 0.5, (plain / n) ** 0.5)
+        for tensor, (top, ours, plain, n) in squares.items()
+    ]
+
+
+def _finite(value: Tensor) -> float:
+    """Return a number; infinity for NaN, so that no comparison hides it."""
+    return float(value) if bool(torch.isfinite(value)) else float("inf")

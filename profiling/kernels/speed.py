@@ -1,0 +1,196 @@
+"""`python -m profiling kernels`: the implementations of attention side by side, in one run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from profiling.builders import ConfigError
+from profiling.kernels.config import Comparison, KernelsConfig, points
+from profiling.kernels.sides import side_function
+from profiling.measure.counters import UncountedOperationError, torch_flops
+from profiling.measure.environment import command_line, device_name, git_revision, versions
+from profiling.measure.memory import peak_bytes
+from profiling.measure.timing import Timing, quantile, summarise, time_once, time_sides
+from profiling.report.tables import markdown_table
+from profiling.sweep.run import missing_device
+
+
+@dataclass(frozen=True)
+class SideResult:
+    """What was measured of one side."""
+
+    timing: Timing
+    seconds: list[float]
+    peak_memory_bytes: int
+    flops: int | None = None
+
+
+def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
+    """Run the parity tests that the config names; return whether they passed and the last line."""
+    if not config.parity_tests:
+        return False, "no parity tests are named"
+    missing = [t for t in config.parity_tests if not (root / t.split("::")[0]).exists()]
+    if missing:
+        return False, f"parity tests not found: {', '.join(missing)}"
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", *config.parity_tests]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return done.returncode == 0, lines[-1] if lines else f"pytest exit status {done.returncode}"
+
+
+def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:
+    """Time every side in turns and take the peak memory of one call of each.
+
+    Returns:
+        The results, and for sides that could not run the reason.
+    """
+    device = torch.device(config.device)
+    functions, memory, flops, failed = {}, {}, {}, {}
+    for name, side in config.sides.items():
+        try:
+            function = side_function(side, config)
+            function()
+            memory[name] = peak_bytes(function, device)
+            flops[name] = _flops(function)
+            functions[name] = function
+        except torch.OutOfMemoryError:
+            failed[name] = "out of memory"
+        except RuntimeError as error:  # a backend that does not take these sizes
+            failed[name] = str(error).splitlines()[0][:80]
+    times = time_sides(
+        functions,
+        device=device,
+        warmup=config.warmup,
+        repeats=config.repeats,
+        max_seconds=config.max_seconds,
+    )
+    results = {
+        name: SideResult(summarise(seconds), seconds, memory[name], flops[name])
+        for name, seconds in times.items()
+    }
+    return results, failed
+
+
+def _flops(function: Callable[[], object]) -> int | None:
+    try:
+        return torch_flops(function)
+    except UncountedOperationError:
+        return None
+
+
+def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """Return FLOP/s of a large square matrix product on random data, the best of a few."""
+    size = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    function = partial(torch.matmul, a, b)
+    function()
+    return 2 * size**3 / min(time_once(function, device) for _ in range(10))
+
+
+def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
+    """Run the parity tests, then measure; return the report and whether all bounds hold.
+
+    When the tests are red there are times of every side but no ratio between them.
+
+    Raises:
+        ConfigError: the device is not there, or a side cannot be built.
+    """
+    gone = missing_device(config.device)
+    if gone is not None:
+        raise ConfigError(gone)
+    green, summary = parity(config, root)
+    ceiling = product_ceiling(torch.device(config.device), getattr(torch, config.dtype))
+    lines = [
+        "# Implementations of attention side by side",
+        "",
+        f"- Command: `{command_line()}`",
+        f"- Random data, {config.dtype}; attention alone, no projections",
+        f"- Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles",
+        f"- Hardware: {device_name(config.device)}; a large matrix product reaches "
+        f"{ceiling / 1e12:.3g} TFLOP/s",
+        "- TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
+        f"- Versions: {versions()}; revision {git_revision()}",
+        f"- Parity tests: {'passed' if green else 'FAILED'}: {summary}",
+    ]
+    passed = green
+    for point in points(config):
+        section, holds = _section(point, ceiling, green)
+        lines += section
+        passed &= holds
+    return "\n".join(lines), passed
+
+
+def _section(config: KernelsConfig, ceiling: float, green: bool) -> tuple[list[str], bool]:
+    """Measure one point; return its part of the report and whether its bounds hold."""
+    results, failed = measure(config)
+    passes = "forward + backward" if config.mode == "train" else "forward"
+    lines = [
+        "",
+        f"## N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}, "
+        f"{passes}{', causal' if config.is_causal else ''}",
+        "",
+        *markdown_table(pd.DataFrame([_side_line(n, r, ceiling) for n, r in results.items()])),
+        "",
+        *(f"{name} did not run: {reason}" for name, reason in failed.items()),
+        "",
+    ]
+    if not green:
+        return [*lines, "No ratios: the parity tests did not pass, so speed says nothing."], False
+    compared = [
+        _compare(c, results)
+        for c in config.comparisons
+        if c.side in results and c.against in results
+    ]
+    lines += markdown_table(pd.DataFrame([line for line, _ in compared]))
+    return lines, all(passed for _, passed in compared)
+
+
+def _side_line(name: str, result: SideResult, ceiling: float) -> dict[str, object]:
+    timing = result.timing
+    speed = None if result.flops is None else result.flops / timing.median_s
+    return {
+        "side": name,
+        "median (ms)": f"{timing.median_s * 1e3:.3f}",
+        "p20 – p80 (ms)": f"{timing.p20_s * 1e3:.3f} – {timing.p80_s * 1e3:.3f}",
+        "calls": timing.repeats,
+        "TFLOP/s": "–" if speed is None else f"{speed / 1e12:.3g}",
+        "of ceiling": "–" if speed is None else f"{speed / ceiling:.0%}",
+        "peak memory (MiB)": f"{result.peak_memory_bytes / 2**20:.1f}",
+    }
+
+
+def _compare(
+    comparison: Comparison, results: dict[str, SideResult]
+) -> tuple[dict[str, object], bool]:
+    """Return one line of the comparison and whether its bounds hold; ratios are taken per round."""
+    side, against = results[comparison.side], results[comparison.against]
+    rounds = [a / b for a, b in zip(side.seconds, against.seconds, strict=True)]
+    time_ratio = quantile(rounds, 0.5)
+    memory_ratio = side.peak_memory_bytes / against.peak_memory_bytes
+    bounds = [
+        (time_ratio, comparison.max_time_ratio),
+        (memory_ratio, comparison.max_memory_ratio),
+    ]
+    passed = all(bound is None or value <= bound for value, bound in bounds)
+    limits = [
+        f"{what} ≤ {bound:g}"
+        for what, bound in zip(("time", "memory"), (b for _, b in bounds), strict=True)
+        if bound is not None
+    ]
+    spread = " – ".join(f"{quantile(rounds, share):.3f}" for share in (0.2, 0.8))
+    line: dict[str, object] = {
+        "comparison": comparison.name,
+        "time ratio": f"{time_ratio:.3f} ({spread})",
+        "memory ratio": f"{memory_ratio:.4f}",
+        "required": ", ".join(limits) or "–",
+        "holds": ("yes" if passed else "NO") if limits else "–",
+    }
+    return line, passed

@@ -1,0 +1,1 @@
+"""Counters, timers, memory, and the rows that hold what they found."""

@@ -1,0 +1,239 @@
+"""Multiply-adds by fvcore and FLOPs by PyTorch's counter; what cannot be counted is an error.
+
+Convention: one multiply-add is two FLOPs. Only matrix products count; fvcore adds five per element
+of a normalisation, which is kept apart. Exponentials, softmax, masks and additions count nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it scripts a function on import
+    from fvcore.nn import FlopCountAnalysis
+
+CONVENTION = "1 multiply-add (MAC) = 2 FLOP; matrix products only; causal masks never halve"
+
+# Operations that do work of a matrix product's order: without a formula they must not count 0.
+_HEAVY = re.compile(
+    r"attention|cdist|euclidean_dist|matmul|einsum|tensordot|conv|fft|_mm$|^mm$|bmm|addmv|"
+    r"^mv$|^dot$|vdot|inner$|^linear$|grouped_mm|rnn|lstm|gru"
+)
+
+
+class UncountedOperationError(RuntimeError):
+    """An operation of attention has no formula; the count would silently be too small."""
+
+
+@dataclass(frozen=True)
+class Macs:
+    """Multiply-adds of one call.
+
+    Args:
+        products: in matrix products.
+        norms: what fvcore adds for normalisations; 0 from PyTorch's counter.
+    """
+
+    products: int
+    norms: int = 0
+
+    def plus(self, other: Macs) -> Macs:
+        """Add."""
+        return Macs(self.products + other.products, self.norms + other.norms)
+
+    def minus(self, other: Macs) -> Macs:
+        """Subtract."""
+        return self.plus(other.times(-1))
+
+    def times(self, factor: int) -> Macs:
+        """Multiply."""
+        return Macs(self.products * factor, self.norms * factor)
+
+
+# ---------------------------------------------------------------------- fvcore
+def _sizes(value: Any) -> list[int]:
+    sizes = value.type().sizes()
+    if sizes is None:
+        raise UncountedOperationError("a tensor has no known shape while counting with fvcore")
+    return [int(s) for s in sizes]
+
+
+def _sdpa_handle(inputs: list[Any], outputs: list[Any]) -> int:
+    """Query·key and weights·value of every head; grouped heads count per query head."""
+    query, key, value = (_sizes(i) for i in inputs[:3])
+    return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _einsum_handle(inputs: list[Any], outputs: list[Any]) -> int:
+    """Product of the sizes of all letters of a two-operand einsum, exactly."""
+    equation = inputs[0].toIValue().replace(" ", "")
+    operands = [_sizes(t) for t in inputs[1].node().inputs()]
+    terms = equation.split("->")[0].split(",")
+    if len(operands) == 1:
+        return 0
+    if len(operands) != 2 or "." in equation:
+        raise UncountedOperationError(f"no fvcore formula for einsum {equation!r}")
+    letters: dict[str, int] = {}
+    for term, shape in zip(terms, operands, strict=True):
+        for letter, size in zip(term, shape, strict=True):
+            letters[letter] = max(size, letters.get(letter, 1))
+    return math.prod(letters.values())
+
+
+def _baddbmm_handle(inputs: list[Any], outputs: list[Any]) -> int:
+    return math.prod(_sizes(inputs[1])) * _sizes(inputs[2])[-1]
+
+
+def _cdist_handle(inputs: list[Any], outputs: list[Any]) -> int:
+    """Charged like a dot product, as the papers charge a distance."""
+    return math.prod(_sizes(outputs[0])) * _sizes(inputs[0])[-1]
+
+
+def _matmul_handle(inputs: list[Any], outputs: list[Any]) -> int:
+    """Output elements times inner size; fvcore's own handle misses broadcast batch dimensions."""
+    first, second = _sizes(inputs[0]), _sizes(inputs[1])
+    if len(first) == 1 or len(second) == 1:
+        return math.prod(first) * math.prod(second) // first[-1]
+    batch = math.prod(torch.broadcast_shapes(tuple(first[:-2]), tuple(second[:-2])))
+    return batch * first[-2] * first[-1] * second[-1]
+
+
+_HANDLES: dict[str, Callable[..., int]] = {
+    "aten::matmul": _matmul_handle,
+    "aten::scaled_dot_product_attention": _sdpa_handle,
+    "aten::einsum": _einsum_handle,
+    "aten::baddbmm": _baddbmm_handle,
+    "aten::cdist": _cdist_handle,
+}
+
+
+class _ForwardContext:
+    """Stands in for an autograd context when only forward runs."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+@contextlib.contextmanager
+def _functions_opened() -> Iterator[None]:
+    """Run the forward of autograd functions in the open, so that tracing sees the operations.
+
+    Otherwise a function is one node (`prim::PythonOp.Name`) that fvcore counts as zero.
+    """
+
+    def apply(cls: Any, *args: Any) -> Any:
+        if cls.setup_context is not torch.autograd.Function.setup_context:
+            return cls.forward(*args)
+        return cls.forward(_ForwardContext(), *args)
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+        yield
+
+
+def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
+    """Count the forward pass with fvcore, on any device but best on `meta`.
+
+    Raises:
+        UncountedOperationError: a matrix-product-like operation has no handle.
+    """
+    analysis = FlopCountAnalysis(model, (inputs,))
+    analysis.set_op_handle(**_HANDLES)
+    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    analysis.tracer_warnings("none")
+    logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
+    with torch.no_grad(), _functions_opened(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        by_operator = dict(analysis.by_operator())
+        unsupported = dict(analysis.unsupported_ops())
+    unknown = [n for n in unsupported if _without_formula(n)]
+    if unknown:
+        raise UncountedOperationError(
+            f"fvcore has no formula for {', '.join(sorted(unknown))}; add a handle to "
+            "profiling/measure/counters.py"
+        )
+    norms = sum(int(v) for k, v in by_operator.items() if "norm" in k)
+    return Macs(sum(int(v) for v in by_operator.values()) - norms, norms)
+
+
+def _without_formula(name: str) -> bool:
+    """Whether an operation that a counter skipped (`space::name`) may hide products."""
+    space, _, operation = name.partition("::")
+    if name.startswith("prim::PythonOp") or space not in ("aten", "prim"):
+        return True
+    return _HEAVY.search(operation.strip("_")) is not None
+
+
+# ---------------------------------------------------------------------- PyTorch's counter
+def _cdist_flops(first: Any, second: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    rows, cols, width = first[-2], second[-2], first[-1]
+    return 2 * math.prod(first[:-2]) * rows * cols * width
+
+
+_EXTRA_FORMULAS: dict[Any, Any] = {
+    torch.ops.aten._cdist_forward: _cdist_flops,
+    torch.ops.aten._euclidean_dist: _cdist_flops,
+}
+
+
+class _Guard(TorchDispatchMode):
+    """Stops at matrix-product-like operations that the counter has no formula for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func._overloadpacket
+        if packet not in flop_registry and packet not in _EXTRA_FORMULAS:
+            space, _, name = str(packet).partition(".")
+            heavy = space != "aten" or _HEAVY.search(name.strip("_")) is not None
+            if heavy and space not in ("prim", "prims", "profiler") and not func._can_decompose():
+                raise UncountedOperationError(
+                    f"no FLOP formula is registered for {packet}; register one with "
+                    "torch.utils.flop_counter.register_flop_formula"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def torch_flops(function: Callable[[], object]) -> int:
+    """Count the FLOPs of what a function runs, backward included if it calls it.
+
+    Raises:
+        UncountedOperationError: an operation of attention has no formula.
+    """
+    counter = FlopCounterMode(display=False, custom_mapping=_EXTRA_FORMULAS)
+    with counter, _Guard():
+        function()
+    return int(counter.get_total_flops())
+
+
+def torch_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
+    """Count the multiply-adds of a forward pass without gradients."""
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(inputs)
+
+    return Macs(torch_flops(forward) // 2)
+
+
+def torch_train_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
+    """Count the multiply-adds of a forward and backward pass, input gradients included."""
+
+    def step() -> None:
+        given = inputs.detach().requires_grad_() if inputs.is_floating_point() else inputs
+        model(given).float().sum().backward()
+
+    try:
+        return Macs(torch_flops(step) // 2)
+    finally:
+        model.zero_grad(set_to_none=True)

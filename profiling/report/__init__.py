@@ -1,0 +1,1 @@
+"""Reports of finished sweeps: ratios, tables, figures, a page."""

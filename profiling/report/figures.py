@@ -1,0 +1,182 @@
+"""Figures of a report: heat maps and lines of ratios, absolute values, relative errors."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from profiling.report.ratios import METRICS
+
+_HEADING = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads of the baseline"}
+MAX_BYTES = 300_000
+
+
+def _panels(
+    count: int, width: float = 4.2, height: float = 3.4, share: bool = False
+) -> tuple[Figure, list[Axes]]:
+    columns = 2 if count == 4 else min(3, count)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        squeeze=False,
+        layout="constrained",
+        sharey=share,
+    )
+    flat = list(axes.flat)
+    for unused in flat[count:]:
+        unused.remove()
+    return figure, flat[:count]
+
+
+def _save(figure: Figure, path: Path, note: str) -> Path:
+    """Write a PNG with the note below it.
+
+    Raises:
+        ValueError: the file would be larger than a report may hold.
+    """
+    width = int(figure.get_figwidth() * 19)
+    text = "\n".join(textwrap.wrap(note, width, break_on_hyphens=False))
+    figure.supxlabel(text, fontsize=6.5, color="0.35", x=0.01, ha="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected at most {MAX_BYTES}")
+    return path
+
+
+def _title(metric: str, scope: str) -> str:
+    name = METRICS[metric][0]
+    return name if metric == "num_parameters_non_embedding" else f"{name}, {scope}"
+
+
+def _length_axis(axis: Axes, column: str, values: list[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(values, [str(v) for v in values], rotation=45 if len(values) > 6 else 0)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel(_HEADING[column])
+
+
+def heat_maps(table: pd.DataFrame, path: Path, note: str) -> Path:
+    """Draw the measured ratio over D and N, one panel per variant, of one metric and scope."""
+    variants = list(dict.fromkeys(table["variant"]))
+    figure, axes = _panels(len(variants), 5.2, 3.4)
+    low, high = table["ratio_measured"].min(), table["ratio_measured"].max()
+    for axis, variant in zip(axes, variants, strict=True):
+        part = table[table["variant"] == variant]
+        grid = part.pivot_table(index="embed_dim", columns="seq_len", values="ratio_measured")
+        sns.heatmap(
+            grid.sort_index(ascending=False),
+            ax=axis,
+            annot=True,
+            fmt=".3f",
+            annot_kws={"fontsize": 8},
+            vmin=low,
+            vmax=high,
+            cmap="viridis",
+            cbar=axis is axes[-1],
+        )
+        axis.set(xlabel="N", ylabel="D", title=f"{variant} / {part['baseline'].iloc[0]}")
+    first = table.iloc[0]
+    figure.suptitle(f"{_title(first['metric'], first['scope'])}: ratio, {first['mode']}")
+    return _save(figure, path, note)
+
+
+def ratio_lines(table: pd.DataFrame, x: str, hue: str, path: Path, note: str) -> Path:
+    """Draw ratios over `x`, a line per `hue`: analytic (or predicted) curves, measured dots."""
+    variants = list(dict.fromkeys(table["variant"]))
+    figure, axes = _panels(len(variants), share=True)
+    shades = sorted(table[hue].dropna().unique())
+    palette = dict(zip(shades, sns.color_palette("viridis", len(shades)), strict=True))
+    for axis, variant in zip(axes, variants, strict=True):
+        part = table[table["variant"] == variant].sort_values(x)
+        for shade in shades:
+            line = part[part[hue] == shade]
+            curve = line["ratio_analytic"].fillna(line["ratio_predicted"])
+            color = palette[shade]
+            if curve.notna().any():
+                axis.plot(line[x], curve, color=color, lw=1.2)
+            style = {"ls": "none"} if curve.notna().any() else {"ls": "--", "lw": 0.8}
+            label = f"{_HEADING.get(hue, hue)} = {shade}" if hue in _HEADING else str(shade)
+            axis.plot(line[x], line["ratio_measured"], "o", ms=4, color=color, label=label, **style)
+        axis.axhline(1.0, color="0.6", lw=0.8, ls=":")
+        _length_axis(axis, x, sorted(table[x].unique()))
+        axis.set(ylabel="ratio", title=f"{variant} / {part['baseline'].iloc[0]}")
+    if len(shades) > 1:
+        axes[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    first = table.iloc[0]
+    kind = "curves: closed form, dots: measured"
+    if table["ratio_analytic"].isna().all():
+        kind = "dots: measured"
+        if table["ratio_predicted"].notna().any():
+            kind = "curves: predicted, dots: measured"
+    figure.suptitle(f"{_title(first['metric'], first['scope'])}: ratio ({kind})")
+    sns.despine(figure)
+    return _save(figure, path, note)
+
+
+def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
+    """Draw absolute values over `x`, a line per variant and a panel per metric and setting."""
+    keys = ["metric", "scope", "mode", "panel"]
+    groups = list(long.groupby(keys, sort=False))
+    figure, axes = _panels(len(groups))
+    variants = list(dict.fromkeys(long["variant"]))
+    palette = dict(zip(variants, sns.color_palette("deep", len(variants)), strict=True))
+    sizes = dict(zip(variants, range(3 + len(variants), 3, -1), strict=True))
+    for axis, ((metric, scope, mode, panel), part) in zip(axes, groups, strict=True):
+        _, divisor, unit = METRICS[metric]
+        for variant in dict.fromkeys(part["variant"]):
+            line = part[part["variant"] == variant].sort_values(x)
+            curve = line[line["source"] != "measured"]
+            dots = line[line["source"] == "measured"]
+            color = palette[variant]
+            axis.plot(curve[x], curve["value"] / divisor, color=color, lw=1.2)
+            style = {"ls": "none"} if not curve.empty else {"ls": "--", "lw": 0.8}
+            height = dots["value"] / divisor
+            axis.plot(dots[x], height, "o", ms=sizes[variant], color=color, **style)
+        _length_axis(axis, x, sorted(long[x].unique()))
+        what = _title(metric, scope) + ("" if "parameters" in metric else f", {mode}")
+        axis.set_title(f"{what}\n{panel}".strip(), fontsize=9)
+        axis.set_ylabel(unit)
+        if metric in ("time_median_s", "peak_memory_bytes"):
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(0, part["value"].max() / divisor * 1.08)
+    handles = [
+        Line2D([], [], marker="o", ms=sizes[v], color=palette[v], lw=1.2, label=v) for v in variants
+    ]
+    figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right upper")
+    sns.despine(figure)
+    return _save(figure, path, note)
+
+
+def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path:
+    """Draw the relative error of closed form or prediction against measurement, over N."""
+    figure, axes = _panels(1, 6.4, 3.4)
+    axis = axes[0]
+    sns.scatterplot(
+        errors, x="seq_len", y="error", hue="variant", style="metric", ax=axis, s=22, linewidth=0
+    )
+    _length_axis(axis, "seq_len", sorted(errors["seq_len"].unique()))
+    axis.set_ylabel("expected / measured − 1")
+    if errors["error"].abs().max() == 0.0:
+        axis.set_ylim(-1e-6, 1e-6)
+        axis.text(0.5, 0.6, "0 at every point", transform=axis.transAxes, ha="center", color="0.4")
+    axis.axhline(0.0, color="0.6", lw=0.8, ls=":")
+    axis.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.suptitle("Relative error of closed forms and predictions")
+    sns.despine(figure)
+    return _save(figure, path, note)

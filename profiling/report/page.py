@@ -1,0 +1,271 @@
+"""`python -m profiling report`: tables, figures and text of one sweep, in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from profiling.cost.explain import explain_row
+from profiling.measure.counters import CONVENTION
+from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
+from profiling.report.dearer import dearer_lines
+from profiling.report.ratios import METRICS, PLACE, crossovers, ratio_table, tidy
+from profiling.report.report_figures import draw_figures
+from profiling.report.tables import (
+    crossover_table,
+    extremes_table,
+    failures_table,
+    markdown_table,
+    published_table,
+    quantity_tables,
+    trends,
+    variants_table,
+)
+from profiling.sweep.config import SweepConfig
+
+_PROVENANCE = ["sweep", "device_name", "versions", "git_revision", "command"]
+
+
+def load_results(folder: Path) -> list[ProfileRow]:
+    """Return the rows of a results folder, all shards merged, each point once.
+
+    Raises:
+        RowsError: no results, or none that are complete.
+    """
+    files = sorted(folder.glob("rows*.jsonl"))
+    if not files:
+        raise RowsError(
+            f"no results in {folder} (rows*.jsonl); run python -m profiling sweep first"
+        )
+    rows: list[ProfileRow] = []
+    seen: set[str] = set()
+    for path in files:
+        fresh = [row for row in read_rows(path)[0] if row.point_id not in seen]
+        seen.update(row.point_id for row in fresh)
+        rows += fresh
+    if not rows:
+        raise RowsError(f"the sweep in {folder} is empty: no point is complete")
+    return rows
+
+
+def require_one_version(frame: pd.DataFrame) -> None:
+    """Check that all rows come from the same code and packages.
+
+    Raises:
+        RowsError: they do not; ratios across versions would mean nothing.
+    """
+    for column in ("versions", "git_revision"):
+        found = sorted(frame[column].unique())
+        if len(found) > 1:
+            raise RowsError(
+                f"the sweep mixes {column}: {' | '.join(found)}; run it again in a fresh folder, "
+                "or set them side by side with --compare"
+            )
+
+
+def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
+    """Return notes on variants whose baseline has no numbers anywhere.
+
+    Raises:
+        RowsError: no variant has a baseline row to be compared with.
+    """
+    measured = set(frame.loc[frame["status"] == "ok", "variant"])
+    pairs = {v: config.baseline_of(v) for v in config.variants}
+    wanted = {v: b for v, b in pairs.items() if b is not None}
+    without = {v: b for v, b in wanted.items() if b not in measured}
+    if wanted and len(without) == len(wanted):
+        raise RowsError(
+            f"no baseline row: {', '.join(sorted(set(without.values())))} has no numbers in this "
+            "sweep, so there are no ratios to report"
+        )
+    return [f"{v}: baseline {b} has no numbers" for v, b in without.items()]
+
+
+def provenance(frame: pd.DataFrame, config: SweepConfig) -> tuple[list[str], str]:
+    """Return the lines that open a report, and a short form for figures."""
+    one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
+    command = f"python -m profiling sweep --config configs/profiling/{config.name}.yaml"
+    lines = [
+        f"- Command: `{command}`, then `{command.replace('sweep', 'report', 1)}`",
+        "- Data: random tokens or features; cost does not depend on them",
+        f"- Convention: {CONVENTION}",
+        f"- Hardware: {one['device_name']}",
+        f"- Versions: {one['versions']}; revision {one['git_revision']}",
+    ]
+    note = (
+        f"{config.name} | random data | {CONVENTION} | {one['device_name']} | "
+        f"{one['versions'].split(', fvcore')[0]} | {one['git_revision']} | {command}"
+    )
+    return lines, note
+
+
+def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
+    """Return the table without columns that hold one value or none, and those values."""
+    same = {c: frame[c].iloc[0] for c in frame if frame[c].nunique(dropna=False) == 1}
+    dropped = [*same, "point_id", "row_index", "rows_in_point", "baseline"]
+    dropped += ["attention_class", "attention_args"]  # the table of variants has them
+    kept = frame.drop(columns=[c for c in dict.fromkeys(dropped) if c in frame])
+    constants = {k: v for k, v in same.items() if not pd.isna(v) and k not in _PROVENANCE}
+    return kept, constants
+
+
+def write_report(
+    config: SweepConfig, results: Path, out: Path, *, html: bool = False
+) -> list[Path]:
+    """Write report.md, rows.csv, ratios.csv and figures; return the files written.
+
+    Args:
+        config: the sweep.
+        results: its results folder.
+        out: the report's folder.
+        html: also write one self-contained page.
+
+    Raises:
+        RowsError: no rows, rows of several versions, or no baseline row.
+    """
+    frame = to_frame(load_results(results), list(config.variants))
+    require_one_version(frame)
+    notes = require_baselines(config, frame)
+    ratios = ratio_table(frame)
+    out.mkdir(parents=True, exist_ok=True)
+    lines, note = provenance(frame, config)
+    table, constants = compact(frame)
+    _write_csv(table, out / "rows.csv")
+    _write_csv(ratios.dropna(axis=1, how="all"), out / "ratios.csv", digits=8)
+    figures = draw_figures(frame, ratios, out / "figures", note)
+    text = _compose(config, frame, ratios, lines, constants, notes, figures)
+    (out / "report.md").write_text(text, encoding="utf-8")
+    written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
+    written += [out / "figures" / name for name, _ in figures]
+    if html:
+        from profiling.report.html_page import write_page
+
+        written.append(write_page(out))
+    return written
+
+
+def _write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    form = None if digits is None else f"%.{digits}g"
+    table.to_csv(temporary, index=False, float_format=form)
+    os.replace(temporary, path)
+
+
+def _compose(
+    config: SweepConfig,
+    frame: pd.DataFrame,
+    ratios: pd.DataFrame,
+    lines: Sequence[str],
+    constants: dict[str, object],
+    notes: Sequence[str],
+    figures: Sequence[tuple[str, str]],
+) -> str:
+    figure = config.report
+    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
+    parts = [f"# {figure.title if figure else config.name}", "", *dearer]
+    parts += ["", *lines, ""] if dearer else [*lines, ""]
+    same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
+    parts += [f"Same in every row: {same}.", ""] if same else []
+    parts += variants_table(frame)
+    if figure is not None and (figure.paper or figure.published):
+        parts += ["## The paper says / we measure", ""]
+        parts += [f"- The paper: {sentence}" for sentence in figure.paper]
+        parts += [f"- We measure: {sentence}" for sentence in trends(ratios)]
+        parts += [f"- Note: {sentence}" for sentence in figure.notes]
+        parts += ["", *published_table(figure.published, frame, ratios)]
+    parts += ["## Ratios", "", *extremes_table(ratios)]
+    parts += ["## Values", "", *quantity_tables(frame, ratios)]
+    parts += _agreement(frame)
+    parts += _terms(frame)
+    cross = crossovers(ratios)
+    if not cross.empty:
+        parts += crossover_table(cross)
+    parts += failures_table(frame, notes)
+    parts += ["## Figures", ""]
+    for name, caption in figures:
+        parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+_READABLE = {
+    *("model", "num_layers", "mlp_dim", "head_dim", "embed_dim", "seq_len", "batch_size"),
+    *("mode", "backend", "dtype", "device", "grid_heads"),
+}
+
+
+_EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
+
+
+def _agreement(frame: pd.DataFrame) -> list[str]:
+    """Say how measured and expected numbers compare at every point."""
+    errors = relative_errors(frame)
+    parts = ["## Measured against expected", ""]
+    if errors.empty:
+        return [*parts, "Nothing here has a closed form or a prediction.", ""]
+    rows = []
+    for (metric, source), group in errors.groupby(["metric", "source"], sort=False):
+        rows.append(
+            {
+                "quantity": METRICS[str(metric)][0],
+                "expected by": {"analytic": "closed form", "predicted": "fake tensors"}[
+                    str(source)
+                ],
+                "values": len(group),
+                "equal": int((group["error"] == 0.0).sum()),
+                "largest relative difference": f"{group['error'].abs().max():.2e}",
+            }
+        )
+    parts += [*markdown_table(pd.DataFrame(rows)), ""]
+    notes = sorted(frame["backend_note"].dropna().unique())
+    if notes:
+        parts += ["What the backends run (operations that the counter saw in one layer):", ""]
+        parts += [f"- {note}" for note in notes[:12]]
+        parts += [f"- … and {len(notes) - 12} more in rows.csv"] if len(notes) > 12 else []
+        parts += [""]
+    return parts
+
+
+def relative_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return expected over measured, minus one, wherever both exist."""
+    long = tidy(frame)
+    keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
+    measured = long[long["source"] == "measured"]
+    expected = long[long["source"] != "measured"]
+    both = expected.merge(measured, on=keys, suffixes=("", "_measured"))
+    both["error"] = both["value"] / both["value_measured"] - 1.0
+    return both
+
+
+def _terms(frame: pd.DataFrame) -> list[str]:
+    """Explain the distance from counted multiply-adds to the papers' operations, at one place."""
+    rows = frame[
+        (frame["source"] == "analytic")
+        & (frame["scope"] == "attention")
+        & (frame["mode"] == frame["mode"].min())
+        & frame["paper_operations"].notna()
+    ]
+    parts: list[str] = []
+    for variant in dict.fromkeys(rows["variant"]):
+        row = rows[rows["variant"] == variant].iloc[-1].to_dict()
+        terms = explain_row(row)
+        if terms is None:
+            continue
+        place = f"D = {row['embed_dim']}, N = {row['seq_len']}"
+        parts += [f"{variant}, one layer, one sequence, {place}, {row['num_heads']} heads:", ""]
+        lines = [
+            {"term": f"**{t.text}**" if t.is_total else t.text, "operations": f"{t.operations:+,}"}
+            for t in terms
+        ]
+        parts += [*markdown_table(pd.DataFrame(lines)), ""]
+    if not parts:
+        return []
+    return [
+        *("## From counted multiply-adds to the paper's operations", ""),
+        "The paper counts multiplications and additions of the layer without biases; counters "
+        "count multiply-adds. Term by term:",
+        "",
+        *parts,
+    ]

@@ -1,0 +1,234 @@
+"""Tables and sentences of a report, as lines of Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from profiling.report.ratios import METRICS, PLACE, SETTING
+from profiling.sweep.config import Published
+
+_MAX_ROWS = 48
+
+
+def markdown_table(table: pd.DataFrame) -> list[str]:
+    """Return a table as lines of Markdown."""
+    lines = ["| " + " | ".join(map(str, table.columns)) + " |", "|" + " --- |" * len(table.columns)]
+    for row in table.itertuples(index=False):
+        lines.append("| " + " | ".join(_cell(v) for v in row) + " |")
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None or (not isinstance(value, str) and pd.isna(value)):
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _settings(table: pd.DataFrame) -> list[str]:
+    """Return the setting columns that vary; the head of a report names the devices."""
+    columns = [c for c in SETTING if c not in ("scope", "device_name")]
+    return [c for c in columns if table[c].nunique(dropna=False) > 1]
+
+
+def extremes_table(ratios: pd.DataFrame) -> list[str]:
+    """Return the range of every ratio, with the places of the extremes; alike modes in one line."""
+    if ratios.empty:
+        return ["No variant has a baseline at the same place.", ""]
+    lines: dict[tuple[str, ...], list[str]] = {}
+    extra = [c for c in _settings(ratios) if c != "mode"]
+    keys = ["metric", "scope", "variant", *extra, "mode"]
+    for values, group in ratios.groupby(keys, sort=False, dropna=False):
+        metric, scope, variant = map(str, values[:3])
+        is_measured = group["ratio_measured"].notna().any()
+        column = "ratio_measured" if is_measured else "ratio_analytic"
+        group = group.dropna(subset=[column])
+        if group.empty:
+            continue
+        varying = _varying(ratios, metric)
+        low, high = group.loc[group[column].idxmin()], group.loc[group[column].idxmax()]
+        line = (
+            *(METRICS[metric][0], scope, f"{variant} / {group['baseline'].iloc[0]}"),
+            *map(str, values[3:-1]),
+            column.removeprefix("ratio_"),
+            f"{low[column]:.3f}{_place(low, varying)}",
+            f"{high[column]:.3f}{_place(high, varying)}",
+        )
+        lines.setdefault(line, []).append(str(values[-1]))
+    columns = ["quantity", "scope", "ratio", *extra, "source", "smallest", "largest"]
+    table = pd.DataFrame(list(lines), columns=columns)
+    is_size = table["quantity"].str.startswith("parameters")
+    modes = pd.Series([", ".join(m) for m in lines.values()])
+    table.insert(3, "mode", modes.where(~is_size, "–"))
+    return [*markdown_table(table), ""]
+
+
+_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "H", "batch_size": "B"}
+
+
+def _varying(ratios: pd.DataFrame, metric: str) -> list[str]:
+    """Return the axes of the grid that vary and that the metric can depend on."""
+    axes = [c for c in PLACE if ratios[c].nunique(dropna=False) > 1]
+    if metric.startswith("num_parameters"):
+        axes = [c for c in axes if c in ("embed_dim", "grid_heads")]
+    return axes
+
+
+def _place(row: pd.Series, varying: Sequence[str]) -> str:
+    places = ", ".join(f"{_LETTERS[c]}={row[c]}" for c in varying)
+    return f" ({places})" if places else ""
+
+
+def trends(ratios: pd.DataFrame) -> list[str]:
+    """Say how the main ratios run over the grid, one sentence each; alike modes in one."""
+    sentences: dict[str, list[str]] = {}
+    for metric in ("macs", "num_parameters", "peak_memory_bytes", "time_median_s"):
+        table = ratios[ratios["metric"] == metric].dropna(subset=["ratio_measured"])
+        if (table["scope"] == "model").any():
+            table = table[table["scope"] != "attention"]
+        keys = ["variant", "scope", "backend", "mode"]
+        for (variant, scope, backend, mode), group in table.groupby(keys, sort=False):
+            name = f"{variant} on {backend}" if table["backend"].nunique() > 1 else str(variant)
+            text = _trend(metric, name, str(scope), group)
+            sentences.setdefault(text, []).append(str(mode))
+    return [
+        text if text.startswith("parameters") else f"{text[:-1]} ({', '.join(modes)})."
+        for text, modes in sentences.items()
+    ]
+
+
+def _trend(metric: str, variant: str, scope: str, group: pd.DataFrame) -> str:
+    low, high = group["ratio_measured"].min(), group["ratio_measured"].max()
+    text = f"{METRICS[metric][0]}, {scope}: {variant} / {group['baseline'].iloc[0]} = {low:.3f}"
+    text += f" to {high:.3f}" if f"{low:.3f}" != f"{high:.3f}" else ""
+    axes = (("seq_len", "embed_dim"), ("embed_dim", "seq_len"), ("grid_heads", "seq_len"))
+    for axis, other in axes:
+        if group[axis].nunique() < 2 or (metric == "num_parameters" and axis == "seq_len"):
+            continue
+        kinds: dict[str, list[int]] = {}
+        for value, line in group.groupby(other):
+            steps = line.sort_values(axis)["ratio_measured"].diff().dropna()
+            kinds.setdefault(_kind(steps), []).append(int(value))
+        summary = next(iter(kinds))
+        if len(kinds) > 1:
+            letter = _LETTERS[other]
+            places = [f"{k} at {letter} = {', '.join(map(str, v))}" for k, v in kinds.items()]
+            summary = ", ".join(places)
+        text += f"; over {_LETTERS[axis]} the ratio {summary}"
+    return text + "."
+
+
+def _kind(steps: pd.Series) -> str:
+    if (steps.abs() < 5e-4).all():
+        return "stays the same"
+    if (steps <= 1e-12).all():
+        return "falls"
+    return "rises" if (steps >= -1e-12).all() else "is not monotonic"
+
+
+def crossover_table(cross: pd.DataFrame) -> list[str]:
+    """Return crossover lengths; one line where all of a variant's are alike."""
+    parts = ["## Crossover length", ""]
+    parts += ["From which length on a variant stays below its baseline.", ""]
+    rows = []
+    for (metric, variant), group in cross.groupby(["metric", "variant"], sort=False):
+        head = {"quantity": METRICS[str(metric)][0], "variant": variant}
+        head["baseline"] = group["baseline"].iloc[0]
+        if group["crossover"].nunique() == 1:
+            rows.append({**head, "where": "everywhere", "crossover": group["crossover"].iloc[0]})
+            continue
+        names = ["embed_dim", "grid_heads", "batch_size", *SETTING]
+        varying = [c for c in names if group[c].nunique(dropna=False) > 1]
+        for _, line in group.iterrows():
+            where = ", ".join(f"{_LETTERS.get(c, c)} {line[c]}" for c in varying)
+            rows.append({**head, "where": where, "crossover": line["crossover"]})
+    return [*parts, *markdown_table(pd.DataFrame(rows)), ""]
+
+
+def variants_table(frame: pd.DataFrame) -> list[str]:
+    """Say what each variant is."""
+    columns = ["variant", "baseline", "attention_class", "attention_args", "num_heads", "head_dim"]
+    rows = []
+    for (variant, name), group in frame.groupby(["variant", "attention_class"], sort=False):
+        arguments = group["attention_args"].iloc[0]
+        if group["grid_heads"].notna().any():
+            arguments = re.sub(r'"num_heads": \d+(, )?', "", arguments).replace(", }", "}")
+        cells = [", ".join(map(str, sorted(group[c].dropna().unique()))) for c in columns[4:]]
+        baseline = group["baseline"].iloc[0]
+        rows.append([variant, baseline, name, f"`{arguments}`", *cells])
+    return [*markdown_table(pd.DataFrame(rows, columns=columns)), ""]
+
+
+def published_table(
+    published: Sequence[Published], frame: pd.DataFrame, ratios: pd.DataFrame
+) -> list[str]:
+    """Set published numbers beside ours."""
+    rows: list[dict[str, object]] = []
+    for item in published:
+        ours = item.find(frame, ratios)
+        rows.append(
+            {
+                "what": item.what,
+                "expected": item.value,
+                "ours": None if ours is None else float(f"{ours:.4g}"),
+                "ours / expected": None if ours is None else f"{ours / item.value:.3f}",
+                "source": item.source,
+            }
+        )
+    return [*markdown_table(pd.DataFrame(rows)), ""] if rows else []
+
+
+def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
+    """Return absolute values and ratios, measured, of the outermost scope."""
+    parts: list[str] = []
+    good = frame[(frame["status"] == "ok") & (frame["source"] == "measured")]
+    if good.empty:
+        return ["No point has measured numbers.", ""]
+    scope = good["scope"].iloc[-1] if good["scope"].nunique() == 1 else "model"
+    good = good[good["scope"] == scope]
+    place = [c for c in PLACE if good[c].nunique(dropna=False) > 1] or ["seq_len"]
+    extra = _settings(good)
+    for metric, (heading, divisor, unit) in METRICS.items():
+        if metric not in good or good[metric].notna().sum() == 0:
+            continue
+        keys = [*place, *extra]
+        if metric.startswith("num_parameters"):
+            keys = [c for c in keys if _matters(good, metric, c)] or place[:1]
+        values = good.dropna(subset=[metric]).assign(value=lambda t, m=metric, d=divisor: t[m] / d)
+        wide = values.pivot_table(
+            index=keys, columns="variant", values="value", aggfunc="first", dropna=False
+        ).dropna(how="all")
+        if len(wide) > _MAX_ROWS:
+            parts += [f"{heading}: {len(wide)} places, see rows.csv and the figures.", ""]
+            continue
+        order = [v for v in dict.fromkeys(good["variant"]) if v in wide]
+        wide = wide[order].map(lambda v: None if pd.isna(v) else f"{v:.4g}").reset_index()
+        parts += [f"{heading}, {scope} ({unit}):", "", *markdown_table(wide), ""]
+    return parts
+
+
+def _matters(table: pd.DataFrame, metric: str, column: str) -> bool:
+    others = [c for c in [*PLACE, *SETTING] if c != column]
+    spread = table.groupby(["variant", *others], dropna=False)[metric].nunique()
+    return bool((spread > 1).any())
+
+
+def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
+    """List points without numbers, with their reasons."""
+    bad = frame[frame["status"] != "ok"]
+    if bad.empty and not notes:
+        return ["Every point has its numbers: none failed, none was skipped.", ""]
+    parts = ["## Points without numbers", "", *[f"- {n}" for n in notes], ""]
+    if not bad.empty:
+        columns = ["quantity", "variant", *PLACE, "mode", "backend", "status", "reason"]
+        table = bad[columns].drop_duplicates()
+        varying = [c for c in columns if c in ("status", "reason") or table[c].nunique() > 1]
+        parts += [*markdown_table(table[varying].head(_MAX_ROWS)), ""]
+        if len(table) > _MAX_ROWS:
+            parts += [f"… and {len(table) - _MAX_ROWS} more in rows.csv.", ""]
+    return parts

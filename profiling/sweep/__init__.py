@@ -1,0 +1,1 @@
+"""Grids of points: what to measure, who measures it, going on where it stopped."""

@@ -1,0 +1,241 @@
+"""The file of a sweep: a model, variants with a baseline, a grid, and what to measure."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from profiling.builders import ConfigError, attention_entry, read_yaml
+from profiling.measure.rows import Quantity
+
+ModelKind = Literal["attention", "language_model", "classifier", "pair_classifier"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+class Strict(BaseModel):
+    """A part of the file; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class AttentionEntry(Strict):
+    """An attention as in `configs/attention`: a file, or class_path; init_args override."""
+
+    config: str | None = None
+    class_path: str | None = None
+    init_args: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> AttentionEntry:
+        if (self.config is None) == (self.class_path is None):
+            raise ValueError("an attention needs either config (a file) or class_path")
+        return self
+
+    def resolve(self, root: Path) -> tuple[str, dict[str, Any]]:
+        """Return class path and arguments, those of the file first."""
+        if self.class_path is not None:
+            return self.class_path, dict(self.init_args)
+        assert self.config is not None
+        entry = attention_entry(root / self.config)
+        return entry["class_path"], {**entry["init_args"], **self.init_args}
+
+
+class Variant(Strict):
+    """A variant of the sweep.
+
+    Args:
+        attention: which attention.
+        heads_divisor: with `num_heads` in the grid, the variant uses num_heads / heads_divisor.
+        baseline: the variant it is compared with; None means the sweep's baseline.
+        backend: this variant's implementation, instead of the grid's.
+    """
+
+    attention: AttentionEntry
+    heads_divisor: int = Field(default=1, ge=1)
+    baseline: str | None = None
+    backend: str | None = None
+
+
+class ModelConfig(Strict):
+    """The model around the attention.
+
+    Args:
+        kind: which model.
+        task: a file of `configs/tasks`; its model sizes are defaults for the ones below.
+        head_dim: E; or
+        head_dim_divisor: E = embed_dim / head_dim_divisor.
+        mlp_dim: inner width of the blocks; or
+        mlp_ratio: mlp_dim = mlp_ratio · embed_dim.
+        options: further arguments of the model.
+    """
+
+    kind: ModelKind = "attention"
+    task: str | None = None
+    head_dim: int | None = Field(default=None, ge=1)
+    head_dim_divisor: int | None = Field(default=None, ge=1)
+    num_layers: int | None = Field(default=None, ge=1)
+    mlp_dim: int | None = Field(default=None, ge=1)
+    mlp_ratio: float | None = Field(default=None, gt=0)
+    vocab_size: int | None = Field(default=None, ge=1)
+    num_classes: int | None = Field(default=None, ge=1)
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    include_output_layer: bool = True
+    is_causal: bool = False
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> ModelConfig:
+        if self.head_dim is not None and self.head_dim_divisor is not None:
+            raise ValueError("give head_dim or head_dim_divisor, not both")
+        if self.mlp_dim is not None and self.mlp_ratio is not None:
+            raise ValueError("give mlp_dim or mlp_ratio, not both")
+        return self
+
+
+class Grid(Strict):
+    """The values whose every combination is a point. `num_heads` are the baseline's heads."""
+
+    embed_dim: list[int] = Field(min_length=1)
+    seq_len: list[int] = Field(min_length=1)
+    num_heads: list[int] | None = None
+    batch_size: list[int] = Field(default=[1], min_length=1)
+    mode: list[Literal["train", "eval"]] = Field(default=["eval"], min_length=1)
+    backend: list[str] = Field(default=["reference"], min_length=1)
+    dtype: list[Dtype] = Field(default=["float32"], min_length=1)
+
+
+class TimingConfig(Strict):
+    """How time is taken."""
+
+    warmup: int = Field(default=3, ge=0)
+    repeats: int = Field(default=20, ge=1)
+    max_seconds: float = Field(default=60.0, gt=0)
+
+
+class Published(Strict):
+    """A number to compare with, published or counted by hand, and where ours is found.
+
+    Args:
+        what: what it is, for the table.
+        value: the number.
+        source: where it was published.
+        metric: a column of the rows, in the unit of `scale`.
+        variant: which variant.
+        is_ratio: the ratio to the baseline instead of the value; predicted if not measured.
+        scale: our value is divided by this.
+        where: columns that pick the point.
+    """
+
+    what: str
+    value: float
+    source: str
+    metric: str
+    variant: str
+    is_ratio: bool = False
+    scale: float = 1.0
+    where: dict[str, int | str] = Field(default_factory=dict)
+
+    def find(self, frame: pd.DataFrame, ratios: pd.DataFrame) -> float | None:
+        """Return our measured number, or None if it was not measured."""
+        table = ratios if self.is_ratio else frame
+        rows = table[table["variant"] == self.variant]
+        if self.is_ratio:
+            rows = rows[rows["metric"] == self.metric]
+        else:
+            rows = rows[(rows["source"] == "measured") & (rows["status"] == "ok")]
+        for column, value in self.where.items():
+            rows = rows[rows[column] == value]
+        values = rows[self.metric] if not self.is_ratio else rows["ratio_measured"]
+        if self.is_ratio and values.dropna().empty:
+            values = rows["ratio_predicted"]
+        values = values.dropna()
+        return float(values.iloc[0]) / self.scale if len(values) else None
+
+
+class Figure(Strict):
+    """What the report compares with a published figure or table.
+
+    Args:
+        title: heading.
+        paper: what the paper says, one sentence each.
+        notes: what explains a difference, one sentence each.
+        published: published numbers beside ours.
+    """
+
+    title: str
+    paper: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    published: list[Published] = Field(default_factory=list)
+
+
+class SweepConfig(Strict):
+    """The file of `python -m profiling sweep`."""
+
+    name: str
+    model: ModelConfig
+    variants: dict[str, Variant] = Field(min_length=1)
+    baseline: str | None = None
+    grid: Grid
+    measure: list[Quantity] = Field(default=["cost"], min_length=1)
+    device: str = "cpu"
+    timing: TimingConfig = Field(default_factory=TimingConfig)
+    memory_limit_bytes: int | None = Field(default=None, ge=1)
+    point_timeout_s: float = Field(default=1800.0, gt=0)
+    seed: int = 0
+    report: Figure | None = None
+
+    @model_validator(mode="after")
+    def _known_baselines(self) -> SweepConfig:
+        names = {self.baseline, *(v.baseline for v in self.variants.values())} - {None}
+        for name in sorted(str(n) for n in names):
+            if name not in self.variants:
+                raise ValueError(
+                    f"baseline {name!r} is not among the variants: {', '.join(self.variants)}"
+                )
+        return self
+
+    def baseline_of(self, variant: str) -> str | None:
+        """Return the baseline of a variant, or None if it has none or is one itself."""
+        own = self.variants[variant].baseline or self.baseline
+        return None if own == variant else own
+
+
+def describe(error: ValidationError) -> str:
+    """Return a validation error in one line, with the nearest valid name for a wrong one."""
+    parts = []
+    for item in error.errors():
+        place = ".".join(str(p) for p in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            name = str(item["loc"][-1])
+            near = difflib.get_close_matches(name, _all_fields(), n=1)
+            message = "unknown key" + (f", did you mean {near[0]!r}?" if near else "")
+        else:
+            message += (
+                f" (received {item['input']!r})" if not isinstance(item["input"], dict) else ""
+            )
+        parts.append(f"{place}: {message}" if place else message)
+    return "; ".join(parts)
+
+
+def _all_fields() -> list[str]:
+    names: set[str] = set()
+    parts = (ModelConfig, Grid, Variant, AttentionEntry, TimingConfig, Figure, Published)
+    for model in (SweepConfig, *parts):
+        names.update(model.model_fields)
+    return sorted(names)
+
+
+def load_sweep(path: str | Path) -> SweepConfig:
+    """Read and check a sweep file.
+
+    Raises:
+        ConfigError: the file is missing or wrong; one line that names the place.
+    """
+    try:
+        return SweepConfig.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe(error)}") from error

@@ -1,0 +1,202 @@
+"""From a sweep file to its points: sizes resolved, stable identities, shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiling.builders import ConfigError, read_yaml
+from profiling.measure.rows import Quantity
+from profiling.sweep.config import ModelConfig, SweepConfig
+
+_SIZES = ("num_layers", "mlp_dim", "vocab_size", "num_classes", "dropout", "head_dim")
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "language_model": {"num_layers": 16, "vocab_size": 267735, "dropout": 0.1},
+    "classifier": {"num_layers": 2, "dropout": 0.1},
+    "pair_classifier": {"num_layers": 2, "dropout": 0.1, "num_classes": 2},
+}
+_NEEDED = {
+    "attention": ("head_dim",),
+    "language_model": ("head_dim", "mlp_dim", "num_layers", "vocab_size"),
+    "classifier": ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes"),
+    "pair_classifier": ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes"),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: a variant at one place of the grid, and one quantity.
+
+    `problem` says why the point cannot be built; it then becomes a failed row.
+    """
+
+    sweep: str
+    quantity: Quantity
+    variant: str
+    baseline: str | None
+    class_path: str
+    init_args: Mapping[str, Any]
+    model: str
+    sizes: Mapping[str, Any]
+    embed_dim: int
+    seq_len: int
+    grid_heads: int | None
+    batch_size: int
+    mode: str
+    backend: str
+    dtype: str
+    device: str
+    timing: Mapping[str, Any]
+    seed: int
+    memory_limit_bytes: int | None
+    problem: str | None = None
+
+    @property
+    def point_id(self) -> str:
+        """A name that depends on everything that decides the result."""
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """A short text for progress lines."""
+        heads = "" if self.grid_heads is None else f" H={self.grid_heads}"
+        return (
+            f"{self.quantity} {self.variant} D={self.embed_dim} N={self.seq_len}{heads} "
+            f"B={self.batch_size} {self.mode} {self.backend} {self.dtype}"
+        )
+
+    @property
+    def in_process(self) -> bool:
+        """Counting allocates nothing and may run beside the sweep's own code."""
+        return self.quantity == "cost"
+
+
+def task_sizes(path: Path) -> dict[str, Any]:
+    """Return the model sizes that a file of `configs/tasks` sets."""
+    content: Any = read_yaml(path)
+    for key in ("model", "init_args"):
+        content = content.get(key) if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path} does not set model.init_args")
+    return {k: content[k] for k in _SIZES if isinstance(content.get(k), int | float)}
+
+
+def model_sizes(
+    config: ModelConfig, embed_dim: int, root: Path
+) -> tuple[dict[str, Any], str | None]:
+    """Return the sizes of the model at one width, and why they are impossible, if they are."""
+    sizes = dict(_DEFAULTS[config.kind])
+    if config.task is not None:
+        sizes.update(task_sizes(root / config.task))
+    problem = None
+    for name in _SIZES:
+        value = getattr(config, name)
+        if value is not None:
+            sizes[name] = value
+    if config.head_dim_divisor is not None:
+        if embed_dim % config.head_dim_divisor:
+            problem = (
+                f"embed_dim {embed_dim} cannot be divided by head_dim_divisor "
+                f"{config.head_dim_divisor}: no whole head_dim"
+            )
+        sizes["head_dim"] = embed_dim // config.head_dim_divisor
+    if config.mlp_ratio is not None:
+        sizes["mlp_dim"] = round(config.mlp_ratio * embed_dim)
+    missing = [n for n in _NEEDED[config.kind] if sizes.get(n) is None]
+    if missing:
+        raise ConfigError(
+            f"model of kind {config.kind} needs {', '.join(missing)}: set them under model, or "
+            "name a task file that does"
+        )
+    sizes["include_output_layer"] = config.include_output_layer
+    sizes["is_causal"] = config.is_causal
+    return sizes, problem
+
+
+def make_plan(config: SweepConfig, root: Path) -> list[Point]:
+    """Return every point of a sweep: counting first, then memory, then time.
+
+    Args:
+        config: the sweep.
+        root: folder that paths in the file start from.
+    """
+    grid, points = config.grid, []
+    attentions = {name: v.attention.resolve(root) for name, v in config.variants.items()}
+    order = [q for q in ("cost", "memory", "time") if q in config.measure]
+    heads_axis: list[int | None] = [None] if grid.num_heads is None else [*grid.num_heads]
+    axes = itertools.product(
+        order,
+        grid.embed_dim,
+        grid.seq_len,
+        heads_axis,
+        grid.batch_size,
+        grid.mode,
+        grid.backend,
+        grid.dtype,
+        config.variants,
+    )
+    for quantity, width, length, heads, batch, mode, backend, dtype, name in axes:
+        sizes, problem = model_sizes(config.model, width, root)
+        own = config.variants[name].backend
+        if own is not None and backend != grid.backend[0]:
+            continue
+        class_path, init_args = attentions[name]
+        init_args = dict(init_args)
+        if heads is not None:
+            divisor = config.variants[name].heads_divisor
+            if heads % divisor:
+                problem = f"{heads} heads cannot be divided by heads_divisor {divisor}"
+            init_args["num_heads"] = max(1, heads // divisor)
+        points.append(
+            Point(
+                sweep=config.name,
+                quantity=quantity,
+                variant=name,
+                baseline=config.baseline_of(name),
+                class_path=class_path,
+                init_args=init_args,
+                model=config.model.kind,
+                sizes=sizes,
+                embed_dim=width,
+                seq_len=length,
+                grid_heads=heads,
+                batch_size=batch,
+                mode=mode,
+                backend=own or backend,
+                dtype=dtype,
+                device=config.device,
+                timing=config.timing.model_dump() if quantity == "time" else {},
+                seed=config.seed,
+                memory_limit_bytes=config.memory_limit_bytes,
+                problem=problem,
+            )
+        )
+    return points
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return (index, count) of `i/n`, i from 0 to n − 1.
+
+    Raises:
+        ConfigError: another form, or i out of range.
+    """
+    try:
+        index, count = (int(part) for part in text.split("/"))
+    except ValueError as error:
+        raise ConfigError(f"--shard expects i/n, such as 0/4, received {text!r}") from error
+    if not 0 <= index < count:
+        raise ConfigError(f"--shard expects 0 <= i < n, received {text!r}")
+    return index, count
+
+
+def shard(points: Sequence[Point], index: int, count: int) -> list[Point]:
+    """Return every count-th point, starting at `index`: shards get alike mixes of sizes."""
+    return list(points[index::count])

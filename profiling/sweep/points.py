@@ -1,0 +1,298 @@
+"""Measure one point: build its model, count or run it, and return its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention import Attention
+from profiling.builders import attention_factory
+from profiling.cost.count import CostEntry, Setting, count_costs
+from profiling.cost.exact import ModelShape
+from profiling.cost.models import AttentionOnly, LanguageModel, PairModel, SequenceModel
+from profiling.measure.environment import command_line, device_name, git_revision, versions
+from profiling.measure.memory import (
+    Resident,
+    Step,
+    cuda_peak_bytes,
+    measured_cpu_bytes,
+    nvml_energy_j,
+    nvml_used_bytes,
+    predicted_bytes,
+    resident_bytes,
+)
+from profiling.measure.rows import ProfileRow, Scope, Source
+from profiling.measure.timing import summarise, time_sides
+from profiling.sweep.plan import Point
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "attention": AttentionOnly,
+    "language_model": LanguageModel,
+    "classifier": SequenceModel,
+    "pair_classifier": PairModel,
+}
+
+
+def build_model(point: Point) -> nn.Module:
+    """Return the point's model on the current default device, in the point's mode.
+
+    Raises:
+        ConfigError, ValueError: the attention refuses its arguments or sizes.
+    """
+    arguments = {**point.init_args, "backend": point.backend}
+    attention = attention_factory(point.class_path, arguments)
+    sizes = dict(point.sizes, embed_dim=point.embed_dim, max_seq_len=point.seq_len)
+    causal, output = sizes.pop("is_causal"), sizes.pop("include_output_layer")
+    if point.model == "attention":
+        sizes = {k: sizes[k] for k in ("embed_dim", "head_dim")}
+    if point.model in ("attention", "language_model"):
+        sizes["is_causal"] = causal
+    if point.model == "language_model":
+        sizes.pop("num_classes", None)
+        sizes["include_output_layer"] = output
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, point.dtype))
+    try:
+        model = MODELS[point.model](attention, **sizes)
+    finally:
+        torch.set_default_dtype(before)
+    return model.train(point.mode == "train")
+
+
+def make_inputs(point: Point, device: torch.device | str) -> Tensor:
+    """Return random inputs: features (B, N, C), tokens (B, N), or pairs of texts (B, 2, N)."""
+    shape: tuple[int, ...] = (point.batch_size, point.seq_len)
+    if point.model == "attention":
+        dtype = getattr(torch, point.dtype)
+        return torch.randn(*shape, point.embed_dim, dtype=dtype, device=device)
+    if point.model == "pair_classifier":
+        shape = (point.batch_size, 2, point.seq_len)
+    return torch.randint(point.sizes["vocab_size"], shape, device=device)
+
+
+def model_shape(point: Point) -> ModelShape | None:
+    """Return the sizes that the closed forms of the whole model need; None for attention alone."""
+    if point.model == "attention":
+        return None
+    sizes, c = point.sizes, point.embed_dim
+    vocab, hidden = sizes["vocab_size"], sizes["mlp_dim"]
+    num_sequences, norm_first = 1, True
+    if point.model == "language_model":
+        clusters = sum(c < vocab for c in (20000, 40000, 200000))
+        embedding = vocab * c + vocab + clusters * (c + 1)
+        head_parameters, norm_first = 0, False
+        head_macs = point.seq_len * c * (vocab + clusters) if sizes["include_output_layer"] else 0
+    else:
+        num_sequences = 2 if point.model == "pair_classifier" else 1
+        width = 4 * c if point.model == "pair_classifier" else c
+        classes = sizes["num_classes"]
+        embedding = (vocab + point.seq_len) * c
+        head_parameters = width * hidden + hidden + hidden * classes + classes
+        head_macs = width * hidden + hidden * classes
+    return ModelShape(
+        num_layers=sizes["num_layers"],
+        embed_dim=c,
+        mlp_dim=hidden,
+        seq_len=point.seq_len,
+        num_sequences=num_sequences,
+        batch_size=point.batch_size,
+        norm_first=norm_first,
+        embedding_parameters=embedding,
+        head_parameters=head_parameters,
+        head_macs=head_macs,
+    )
+
+
+def point_rows(
+    point: Point, entries: list[dict[str, Any]], layer: Attention | None
+) -> list[ProfileRow]:
+    """Fill in what all rows of a point share."""
+    shared: dict[str, Any] = {
+        "sweep": point.sweep,
+        "point_id": point.point_id,
+        "rows_in_point": len(entries),
+        "quantity": point.quantity,
+        "variant": point.variant,
+        "baseline": point.baseline,
+        "attention_class": point.class_path.rsplit(".", 1)[-1],
+        "attention_args": json.dumps(dict(point.init_args), sort_keys=True),
+        "model": point.model,
+        "embed_dim": point.embed_dim,
+        "seq_len": point.seq_len,
+        "grid_heads": point.grid_heads,
+        "num_heads": point.init_args.get("num_heads") if layer is None else layer.num_heads,
+        "head_dim": point.sizes.get("head_dim"),
+        "num_layers": point.sizes.get("num_layers"),
+        "mlp_dim": point.sizes.get("mlp_dim"),
+        "batch_size": point.batch_size,
+        "mode": point.mode,
+        "backend": point.backend,
+        "dtype": point.dtype,
+        "device": point.device if point.quantity != "cost" else "meta",
+        "versions": versions(),
+        "git_revision": git_revision(),
+        "command": command_line(),
+    }
+    name = device_name("meta") if point.quantity == "cost" else _safe_device_name(point.device)
+    return [
+        ProfileRow(**{**shared, "device_name": name, "status": "ok", **entry, "row_index": index})
+        for index, entry in enumerate(entries)
+    ]
+
+
+def _safe_device_name(device: str) -> str:
+    try:
+        return device_name(device)
+    except (RuntimeError, AssertionError):
+        return f"{device} (not there)"
+
+
+def failed_rows(point: Point, reason: str, status: str = "failed") -> list[ProfileRow]:
+    """Return the one row of a point that could not be measured, with the reason."""
+    return point_rows(point, [_without_numbers(point, reason, status)], None)
+
+
+def skipped_rows(point: Point, reason: str, peak: int, resident: int) -> list[ProfileRow]:
+    """Return the rows of a point that was not measured because of its predicted memory."""
+    measured = _without_numbers(point, reason, "skipped")
+    predicted = {
+        "source": "predicted",
+        "scope": measured["scope"],
+        "peak_memory_bytes": peak,
+        "resident_memory_bytes": resident,
+    }
+    return point_rows(point, [measured, predicted][: 2 if point.quantity == "memory" else 1], None)
+
+
+def _without_numbers(point: Point, reason: str, status: str) -> dict[str, Any]:
+    scope: Scope = "attention" if point.model == "attention" else "model"
+    text = " ".join(reason.split())[:500]
+    return {"source": "measured", "scope": scope, "status": status, "reason": text}
+
+
+# ---------------------------------------------------------------------- quantities
+def measure_cost(point: Point) -> list[ProfileRow]:
+    """Count multiply-adds and parameters on the meta device, beside the closed forms."""
+    setting = Setting(
+        build=partial(build_model, point),
+        make_inputs=partial(make_inputs, point),
+        shape=model_shape(point),
+        batch_size=point.batch_size,
+        seq_len=point.seq_len,
+        backend=point.backend,
+        train=point.mode == "train",
+        dtype=getattr(torch, point.dtype),
+    )
+    layer, entries = count_costs(setting)
+    return point_rows(point, [_cost_entry(e) for e in entries], layer)
+
+
+def _cost_entry(entry: CostEntry) -> dict[str, Any]:
+    values = dict(vars(entry))
+    values["flops"] = None if entry.macs is None else 2 * entry.macs
+    return values
+
+
+def make_step(point: Point, device: torch.device) -> tuple[Step, Resident]:
+    """Return a function that runs one step (backward too in training), and what is resident."""
+    with torch.device(device):
+        model = build_model(point)
+        inputs = make_inputs(point, device)
+
+    def step() -> None:
+        if point.mode == "eval":
+            with torch.no_grad():
+                model(inputs)
+            return
+        out = model(inputs)
+        out.backward(torch.ones_like(out))  # dense, as a loss's gradient is
+        model.zero_grad(set_to_none=True)
+
+    return step, (model, inputs)
+
+
+def measure_memory(point: Point) -> list[ProfileRow]:
+    """Measure the peak memory of one step, beside the prediction by fake tensors."""
+    scope: Scope = "attention" if point.model == "attention" else "model"
+
+    def entry(source: Source, peak: int, held: int, **more: Any) -> dict[str, Any]:
+        return {
+            "source": source,
+            "scope": scope,
+            "peak_memory_bytes": peak,
+            "resident_memory_bytes": held,
+            **more,
+        }
+
+    device = torch.device(point.device)
+    build_on_cpu = partial(make_step, point, torch.device("cpu"))
+    torch.manual_seed(point.seed)
+    predicted = entry("predicted", *predicted_bytes(build_on_cpu))
+    if device.type == "cpu":
+        measured = entry("measured", *measured_cpu_bytes(build_on_cpu))
+    else:
+        step, resident = make_step(point, device)
+        for _ in range(3):
+            step()
+        allocated, reserved = cuda_peak_bytes(step, device)
+        measured = entry(
+            "measured",
+            allocated,
+            resident_bytes(resident),
+            peak_reserved_bytes=reserved,
+            nvml_memory_bytes=nvml_used_bytes(device),
+        )
+    return point_rows(point, [measured, predicted], None)
+
+
+def measure_time(point: Point) -> list[ProfileRow]:
+    """Time one step: warm-up, repeats, median and quantiles; energy where the device says it."""
+    device, timing = torch.device(point.device), point.timing
+    torch.manual_seed(point.seed)
+    step, _ = make_step(point, device)
+    for _ in range(timing["warmup"]):
+        step()
+    before = nvml_energy_j(device)
+    seconds = time_sides(
+        {"step": step},
+        device=device,
+        warmup=0,
+        repeats=timing["repeats"],
+        max_seconds=timing["max_seconds"],
+    )["step"]
+    after = nvml_energy_j(device)
+    energy = None if before is None or after is None else (after - before) / len(seconds)
+    result = summarise(seconds, energy)
+    entry = {
+        "source": "measured",
+        "scope": "attention" if point.model == "attention" else "model",
+        "time_median_s": result.median_s,
+        "time_p20_s": result.p20_s,
+        "time_p80_s": result.p80_s,
+        "time_repeats": result.repeats,
+        "energy_j": result.energy_j,
+    }
+    return point_rows(point, [entry], None)
+
+
+MEASURES: dict[str, Callable[[Point], list[ProfileRow]]] = {
+    "cost": measure_cost,
+    "memory": measure_memory,
+    "time": measure_time,
+}
+
+
+def measure_point(point: Point) -> list[ProfileRow]:
+    """Return a point's rows; whatever goes wrong becomes a failed row with the reason."""
+    if point.problem is not None:
+        return failed_rows(point, point.problem)
+    try:
+        return MEASURES[point.quantity](point)
+    except Exception as error:
+        kind = type(error).__name__
+        return failed_rows(point, f"{kind}: {error}" if str(error) else kind)

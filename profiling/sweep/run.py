@@ -1,0 +1,235 @@
+"""`python -m profiling sweep`: run a plan's points, durably, once each, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+from profiling.builders import ConfigError
+from profiling.measure.environment import command_line
+from profiling.measure.memory import available_bytes, predicted_bytes
+from profiling.measure.rows import ProfileRow, append_rows, repair, write_tables
+from profiling.sweep.config import SweepConfig
+from profiling.sweep.plan import Point, make_plan, shard
+from profiling.sweep.points import failed_rows, make_step, measure_point, skipped_rows
+from profiling.sweep.worker import Worker, WorkerFailure
+
+
+def rows_file(folder: Path, index: int, count: int) -> Path:
+    """Return the results file of one shard."""
+    return folder / ("rows.jsonl" if count == 1 else f"rows.{index}-of-{count}.jsonl")
+
+
+def claim_folder(config: SweepConfig, folder: Path) -> None:
+    """Note the sweep in its folder, or check that it is the one noted there.
+
+    Raises:
+        ConfigError: the folder holds another sweep.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    note, content = folder / "sweep.json", config.model_dump(mode="json", exclude={"report"})
+    if note.exists():
+        if json.loads(note.read_text(encoding="utf-8")) != content:
+            raise ConfigError(
+                f"{folder} holds results of another sweep (sweep.json differs); choose another "
+                "--out or remove the folder"
+            )
+        return
+    temporary = folder / f".sweep.json.{os.getpid()}"
+    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    os.replace(temporary, note)
+
+
+def predicted_total(point: Point) -> int:
+    """Return the predicted peak, resident tensors included, in bytes."""
+    return sum(predicted_bytes(partial(make_step, point, torch.device("cpu"))))
+
+
+def limit_bytes(point: Point) -> int | None:
+    """Return how much memory a point may take: the sweep's limit or what the device has free."""
+    free = available_bytes(torch.device(point.device))
+    limits = [v for v in (point.memory_limit_bytes, free) if v is not None]
+    return min(limits) if limits else None
+
+
+def cannot_fit(point: Point) -> list[ProfileRow]:
+    """Return the rows of a point that cannot fit by the prediction; none if it can.
+
+    The prediction itself is kept, as a row of its own.
+    """
+    limit = None if point.in_process or point.problem is not None else limit_bytes(point)
+    if limit is None:
+        return []
+    try:
+        peak, resident = predicted_bytes(partial(make_step, point, torch.device("cpu")))
+    except Exception:
+        return []  # measuring it says what is wrong
+    if peak + resident <= limit:
+        return []
+    reason = (
+        f"predicted peak {(peak + resident) / 2**30:.2f} GiB exceeds the "
+        f"{limit / 2**30:.2f} GiB that {point.device} may take"
+    )
+    return skipped_rows(point, reason, peak, resident)
+
+
+class Progress:
+    """One line per point with the time left, rewritten in place on a terminal."""
+
+    def __init__(self, total: int, stream: Callable[[str], None] | None = None) -> None:
+        self.total, self.done, self.begin = total, 0, time.monotonic()
+        self.stream = stream
+        self.last_print = 0.0
+
+    def step(self, label: str, failed: int) -> None:
+        """Count one point and print."""
+        self.done += 1
+        passed = time.monotonic() - self.begin
+        left = passed / self.done * (self.total - self.done)
+        text = f"[{self.done}/{self.total}] {label} | {_clock(left)} left"
+        if failed:
+            text += f" | {failed} without numbers"
+        if self.stream is not None:
+            self.stream(text)
+        elif sys.stderr.isatty():
+            end = "\n" if self.done == self.total else ""
+            sys.stderr.write(f"\r\x1b[K{text}{end}")
+            sys.stderr.flush()
+        elif self.done == self.total or time.monotonic() - self.last_print > 10:
+            self.last_print = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def run_sweep(
+    config: SweepConfig,
+    folder: Path,
+    root: Path,
+    *,
+    index: int = 0,
+    count: int = 1,
+    stream: Callable[[str], None] | None = None,
+) -> list[ProfileRow]:
+    """Run what is still missing of a sweep (or of one shard) and return all its rows.
+
+    Args:
+        config: the sweep.
+        folder: where results are kept.
+        root: folder that paths in the config start from.
+        index: which shard, from 0.
+        count: number of shards.
+        stream: gets progress lines; None prints them.
+
+    Raises:
+        ConfigError: the plan cannot be made, the folder holds another sweep, or another process
+            is running the same shard.
+    """
+    points = shard(make_plan(config, root), index, count)
+    claim_folder(config, folder)
+    path = rows_file(folder, index, count)
+    lock = FileLock(f"{path}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            rows = _run_missing(config, points, path, stream)
+    except Timeout as error:
+        raise ConfigError(f"{path} is being written by another process") from error
+    if count == 1:
+        write_tables(rows, folder)
+    return rows
+
+
+def _run_missing(
+    config: SweepConfig,
+    points: Sequence[Point],
+    path: Path,
+    stream: Callable[[str], None] | None,
+) -> list[ProfileRow]:
+    rows = repair(path)
+    done = {row.point_id for row in rows}
+    missing = [p for p in points if p.point_id not in done]
+    if len(missing) < len(points):
+        note = f"{len(points) - len(missing)} of {len(points)} points are already done"
+        (stream or print)(note)
+    progress, without = Progress(len(missing), stream), 0
+    worker = Worker(config.memory_limit_bytes, command_line())
+    try:
+        for point in missing:
+            fresh = _run_point(point, worker, config.point_timeout_s)
+            append_rows(path, fresh)
+            rows += fresh
+            without += any(row.status != "ok" for row in fresh)
+            progress.step(point.label, without)
+    finally:
+        worker.close()
+    return rows
+
+
+def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRow]:
+    if point.in_process or point.problem is not None:
+        return measure_point(point)
+    gone = missing_device(point.device)
+    if gone is not None:
+        return failed_rows(point, gone)
+    skipped = cannot_fit(point)
+    if skipped:
+        return skipped
+    try:
+        return worker.run(point, timeout_s)
+    except WorkerFailure as error:
+        return failed_rows(point, str(error))
+
+
+def missing_device(device: str) -> str | None:
+    """Say that a device is not there, or None if it is."""
+    kind = torch.device(device)
+    if kind.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        return f"device {device} is not there: PyTorch finds no CUDA device"
+    if kind.index is not None and kind.index >= torch.cuda.device_count():
+        return f"device {device} is not there: {torch.cuda.device_count()} CUDA devices found"
+    return None
+
+
+def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> str:
+    """Return the plan as text: every point, predicted memory, and what would be skipped."""
+    lines, skipped, broken = [], 0, 0
+    points = shard(make_plan(config, root), index, count)
+    for point in points:
+        note = ""
+        if point.problem is not None:
+            note, broken = f"  FAILS: {point.problem}", broken + 1
+        elif not point.in_process:
+            try:
+                total = predicted_total(point)
+            except Exception as error:
+                note, broken = f"  FAILS: {' '.join(str(error).split())[:160]}", broken + 1
+            else:
+                limit = limit_bytes(point)
+                note = f"  predicted peak {total / 2**20:.1f} MiB"
+                if limit is not None and total > limit:
+                    note, skipped = f"{note}  SKIPPED: cannot fit", skipped + 1
+        lines.append(f"{point.label}{note}")
+    lines.append(
+        f"{len(points)} points on {config.device}: {skipped} skipped by the memory prediction, "
+        f"{broken} that fail, {len(points) - skipped - broken} to measure"
+    )
+    return "\n".join(lines)
+
+
+def torchrun_shard() -> tuple[int, int]:
+    """Return (rank, world size) under torchrun, else (0, 1)."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

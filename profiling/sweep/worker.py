@@ -1,0 +1,167 @@
+"""A subprocess that runs memory and time points, and the handle that the sweep holds on it.
+
+It lives as long as it can: starting Python and libraries for every point would take longer than
+most points. When it dies, hangs or runs out of memory, the handle says so and starts another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from profiling.measure.environment import git_revision
+from profiling.measure.rows import ProfileRow
+from profiling.sweep.plan import Point
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+class WorkerFailure(RuntimeError):
+    """The worker gave no rows; the message is the reason for the failed row."""
+
+
+class Worker:
+    """Runs points in a subprocess, one at a time.
+
+    Args:
+        memory_limit_bytes: what the worker may allocate on the host; None means no limit.
+        command: the command line to record in rows.
+    """
+
+    def __init__(self, memory_limit_bytes: int | None, command: str) -> None:
+        self.memory_limit_bytes, self.command = memory_limit_bytes, command
+        self.process: subprocess.Popen[bytes] | None = None
+        self.replies: IO[bytes] | None = None
+        self.started = 0
+
+    def _start(self) -> None:
+        receive, send = os.pipe()
+        environment = dict(
+            os.environ, PROFILING_COMMAND=self.command, PROFILING_REVISION=git_revision()
+        )
+        folder = str(Path(__file__).parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            p for p in (folder, environment.get("PYTHONPATH")) if p
+        )
+        limit = str(self.memory_limit_bytes or 0)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "profiling.sweep.worker", str(send), str(os.getpid()), limit],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(send,),
+            env=environment,
+        )
+        os.close(send)
+        self.replies = os.fdopen(receive, "rb")
+        self.started += 1
+
+    def run(self, point: Point, timeout_s: float) -> list[ProfileRow]:
+        """Return the rows of a point.
+
+        Raises:
+            WorkerFailure: the worker died or took too long; another one serves the next point.
+        """
+        if self.process is None or self.process.poll() is not None:
+            self.close()
+            self._start()
+        assert self.process is not None
+        assert self.process.stdin is not None
+        request = json.dumps(dataclasses.asdict(point)).encode() + b"\n"
+        try:
+            self.process.stdin.write(request)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerFailure(self._reason()) from None
+        line = self._read(timeout_s)
+        rows = [ProfileRow.model_validate(row) for row in json.loads(line)]
+        reason = (rows[0].reason or "").lower()
+        if rows[0].status == "failed" and any(text in reason for text in _OUT_OF_MEMORY):
+            self.close()  # what it still holds would distort the next point
+        return rows
+
+    def _read(self, timeout_s: float) -> bytes:
+        assert self.replies is not None
+        deadline = time.monotonic() + timeout_s
+        line = b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self.replies], [], [], max(0.0, left))
+            if not ready:
+                self.close()
+                raise WorkerFailure(f"no result within {timeout_s:.0f} s; the worker was stopped")
+            part = os.read(self.replies.fileno(), 1 << 16)
+            if not part:
+                raise WorkerFailure(self._reason())
+            line += part
+        return line
+
+    def _reason(self) -> str:
+        assert self.process is not None
+        code = self.process.wait()
+        self.close()
+        if code == -signal.SIGKILL:
+            return "the worker was killed (signal 9), as the system does when memory runs out"
+        if code < 0:
+            return f"the worker died by signal {-code} ({signal.Signals(-code).name})"
+        return f"the worker ended with exit status {code}"
+
+    def close(self) -> None:
+        """Stop the worker, if there is one."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self.process.stdin.close()
+            self.process = None
+        if self.replies is not None:
+            self.replies.close()
+            self.replies = None
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process when the sweep ends, however it ends (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def _be_first_to_go() -> None:
+    """Tell the kernel to end this process first when memory runs out, not the sweep (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900", encoding="ascii")
+
+
+def serve(send: int, limit: int) -> None:
+    """Answer requests on standard input until it closes."""
+    from profiling.sweep.points import measure_point
+
+    if limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with os.fdopen(send, "wb") as replies:
+        for line in sys.stdin.buffer:
+            request: dict[str, Any] = json.loads(line)
+            rows = measure_point(Point(**request))
+            answer = json.dumps([row.model_dump() for row in rows])
+            replies.write(answer.encode() + b"\n")
+            replies.flush()
+
+
+if __name__ == "__main__":
+    _end_with_parent(int(sys.argv[2]))
+    _be_first_to_go()
+    serve(int(sys.argv[1]), int(sys.argv[3]))

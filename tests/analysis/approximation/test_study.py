@@ -1,0 +1,116 @@
+"""The commands `approximate` and `approximate_compare`: tables, pictures, resuming, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
+from tests.datamodules.text import made as made_text
+from tests.support.paths import ROOT
+from tests.support.runs import only_version, run, write_attention
+
+
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    text = made_text.write(folder / "text")
+    run(
+        [
+            *("fit", "--config", str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml")),
+            *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
+            *("--data.init_args.data_dir", str(text), "--trainer.accelerator", "cpu"),
+            *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
+            *("--trainer.max_steps", "4", "--trainer.val_check_interval", "4"),
+        ]
+    )
+    return next((only_version(folder) / "checkpoints").glob("step-00000004.ckpt"))
+
+
+def command(checkpoint, out, *more):
+    small = ["--num_samples", "4", "--solver_samples", "2", "--local_samples", "2"]
+    sizes = ["--ranks", "1", "3", "9", "16", "--features", "8", "--draws", "2"]
+    places = ["--checkpoint", str(checkpoint), "--out", str(out)]
+    return main(["approximate", *places, *small, *sizes, *more])
+
+
+def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys):
+    assert command(trained_run, tmp_path) == 0
+    first = pd.read_csv(tmp_path / "approximate.csv")
+    assert set(first["method"]) == {"ovo", "ovo_reopt", "ova", "norm", "window", "orf"}
+    whole = first[(first["num_kept"] == 16) & (first["method"] != "orf")]
+    assert whole["difference"].abs().max() < 1e-3
+    aware = first[first["method"] == "ova"].set_index("num_kept")
+    assert aware["status"].to_dict() == {1: EXACT, 3: ESTIMATE, 9: EXACT, 16: EXACT}
+    assert aware.loc[9, "difference"] == pytest.approx(0.0, abs=1e-4)
+    text = (tmp_path / "approximate.md").read_text()
+    for part in ("Carathéodory", "(≤; exact", "Command: `python -m lit_probattn.analysis"):
+        assert part in text
+    for name in ("approximate", "approximate_local", "approximate_local_mean"):
+        assert 1000 < (tmp_path / f"{name}.png").stat().st_size < 300_000
+    # An interrupted study: half of the rows are there, with a mark that must survive.
+    keep = json.loads(first.iloc[0].to_json()) | {"value": 12345.0}
+    out = tmp_path / "again"
+    capsys.readouterr()
+    assert command(trained_run, out) == 0
+    partial = out / "approximate.partial.jsonl"
+    assert not partial.exists()
+    settings = _settings(trained_run, out)
+    partial.write_text(settings + "\n" + json.dumps(keep) + "\n")
+    capsys.readouterr()
+    assert command(trained_run, out) == 0
+    assert "all ovo r=1:" not in capsys.readouterr().out
+    second = pd.read_csv(out / "approximate.csv")
+    assert second.loc[0, "value"] == 12345.0
+    pd.testing.assert_series_equal(second["value"][1:], first["value"][1:])
+
+
+def _settings(checkpoint, out):
+    """The first line that an interrupted study leaves."""
+    import lit_probattn.analysis.approximation.study as study
+
+    lines = []
+    original = study.RowStore.add
+
+    def stop(self, row):
+        lines.append(self.path.read_text().splitlines()[0])
+        raise KeyboardInterrupt
+
+    study.RowStore.add = stop
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            command(checkpoint, out)
+    finally:
+        study.RowStore.add = original
+    return lines[0]
+
+
+def test_scopes_and_comparison(trained_run, tmp_path):
+    options = ("--methods", "ovo", "ova", "--local_samples", "1")
+    assert command(trained_run, tmp_path / "a", *options, "--scope", "layers") == 0
+    table = pd.read_csv(tmp_path / "a/approximate.csv")
+    assert set(table["scope"]) == {"layer 1", "layer 2"}
+    assert command(trained_run, tmp_path / "b", *options) == 0
+    curve = str(trained_run.parents[1])
+    status = main(
+        [
+            *("approximate_compare", "--out", str(tmp_path / "c"), "--runs", f"one={curve}"),
+            *("--results", f"a={tmp_path / 'b'}", f"b={tmp_path / 'b'}"),
+        ]
+    )
+    assert status == 0
+    text = (tmp_path / "c/approximate_compare.md").read_text()
+    assert "| keys | a ovo | a ova | b ovo | b ova |" in text
+    for part in ("", "_skew", "_curves"):
+        assert (tmp_path / f"c/approximate_compare{part}.png").is_file()
+
+
+def test_wrong_flags_are_one_line(trained_run, tmp_path, capsys):
+    assert command(trained_run, tmp_path, "--draws", "0") == 2
+    assert "--draws must be at least 1" in capsys.readouterr().err
+    missing = ["--results", f"a={tmp_path}", "--out", str(tmp_path)]
+    assert main(["approximate_compare", *missing]) == 2
+    assert "no approximate.csv" in capsys.readouterr().err

@@ -1,0 +1,259 @@
+"""Approximations inside models: identities at full size, errors by hand, refusals."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.analysis.approximation.layers import (
+    NotApplicableError,
+    checked_layers,
+    open_call,
+    replaced_cores,
+)
+from lit_probattn.analysis.approximation.measure import (
+    local_errors,
+    score,
+    score_approximated,
+    verify_caratheodory,
+)
+from lit_probattn.analysis.approximation.methods import (
+    ESTIMATE,
+    EXACT,
+    Aware,
+    ByNorm,
+    Hashing,
+    Oblivious,
+    RandomFeatures,
+    Reoptimised,
+    SlidingWindow,
+    sparse_methods,
+)
+from lit_probattn.attention import (
+    FiSHAttention,
+    LinearAttention,
+    LinearFiSHAttention,
+    MGKAttention,
+    PolynomialAttention,
+    SoftmaxAttention,
+)
+from lit_probattn.tasks import LanguageModeling, MaskedLanguageModeling, SequenceClassifier
+
+VOCAB, LENGTH, C, E = 41, 13, 12, 5
+VARIANTS = {
+    "softmax": lambda c, e, **o: SoftmaxAttention(c, e, 3, **o),
+    "polynomial": lambda c, e, **o: PolynomialAttention(c, e, 3, **o),
+    "elu": lambda c, e, **o: LinearAttention(c, e, 3, **o),
+    "mgk": lambda c, e, **o: MGKAttention(c, e, 2, **o),
+    "gfish": lambda c, e, **o: FiSHAttention(c, e, 4, num_global_heads=2, mixer="mlp", **o),
+    "multi-query": lambda c, e, **o: SoftmaxAttention(c, e, 3, num_kv_heads=1, **o),
+}
+
+
+def randomised(task):
+    for parameter in task.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return task.eval()
+
+
+def language_model(variant="softmax"):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 9, "cutoffs": [9, 20]}
+    return randomised(LanguageModeling(VARIANTS[variant], VOCAB, LENGTH, dropout=0.0, **sizes))
+
+
+def masked_model():
+    torch.manual_seed(0)
+    sizes = {"embed_dim": C, "head_dim": E, "num_layers": 2, "mlp_dim": 9}
+    attention = VARIANTS["softmax"]
+    return randomised(MaskedLanguageModeling(attention, VOCAB, LENGTH, **sizes))
+
+
+def batches(count=2, padded=False):
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for number in range(count):
+        inputs = torch.randint(VOCAB - 3, (3, LENGTH), generator=generator)
+        mask = torch.ones(3, LENGTH, dtype=torch.bool)
+        if padded:
+            mask[0, 8:] = False
+        ids = torch.arange(3) + 3 * number
+        target = inputs.roll(-1, 1).masked_fill(~mask, -100)
+        made.append({"inputs": inputs, "key_mask": mask, "target": target, "sample_ids": ids})
+    return made
+
+
+def layers_of(task):
+    return {name: m for name, m in task.model.named_modules() if hasattr(m, "query_proj")}
+
+
+# ---- identities --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", [Oblivious, Aware, Reoptimised, ByNorm, SlidingWindow])
+def test_all_keys_give_exact_attention(variant, kind):
+    task = language_model(variant)
+    exact = score(task, batches(padded=True))
+    found = score_approximated(task, batches(padded=True), layers_of(task), kind(LENGTH))
+    assert found.value == pytest.approx(exact.value, rel=1e-5)
+    assert found.count == exact.count > 50
+    fewer = score_approximated(task, batches(padded=True), layers_of(task), kind(1))
+    assert abs(fewer.value / exact.value - 1) > 1e-4
+
+
+def test_masked_model_with_full_hashing_and_wide_windows():
+    task = masked_model()
+    exact = score(task, batches())
+    assert exact.metric == "error"
+    for method in (
+        Hashing(2 * LENGTH, 2, "union"),
+        SlidingWindow(2 * LENGTH - 1, "literal"),
+        Oblivious(LENGTH),
+        Aware(E + 1),
+    ):
+        found = score_approximated(task, batches(), layers_of(task), method)
+        assert (found.loss, found.wrong) == pytest.approx((exact.loss, exact.wrong), rel=1e-5)
+
+
+def test_random_features_depend_on_draw_and_layer_and_repeat():
+    task = language_model()
+
+    def value(seed, rows="performer", count=64):
+        method = RandomFeatures(count, rows, seed)
+        return score_approximated(task, batches(), layers_of(task), method).value
+
+    assert value(0) == value(0)
+    assert value(0) != value(1)
+    exact = score(task, batches()).value
+    many = [abs(value(seed, count=2048) - exact) for seed in range(3)]
+    few = [abs(value(seed, count=4) - exact) for seed in range(3)]
+    assert max(many) < max(few)
+
+
+def test_one_layer_and_one_head_at_a_time():
+    task = language_model()
+    layers = layers_of(task)
+    first = dict(list(layers.items())[:1])
+    method = Oblivious(2)
+    values = {
+        score(task, batches()).value,
+        score_approximated(task, batches(), layers, method).value,
+        score_approximated(task, batches(), first, method).value,
+        score_approximated(task, batches(), first, method, head=1).value,
+        score_approximated(task, batches(), first, method, head=2).value,
+    }
+    assert len(values) == 5
+
+
+def test_cores_are_restored_even_after_an_error():
+    task = language_model()
+    layers = layers_of(task)
+    before = score(task, batches()).value
+
+    def fail(opened):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), replaced_cores(layers, fail):
+        score(task, batches())
+    assert score(task, batches()).value == before
+    assert not any("forward" in vars(layer) for layer in layers.values())
+
+
+# ---- errors of layers --------------------------------------------------------------------------
+
+
+def test_local_errors_by_hand():
+    task = language_model()
+    layers, data = layers_of(task), batches(1)
+    methods = [Oblivious(3), Aware(3), Aware(E + 1), SlidingWindow(3)]
+    errors = local_errors(task, data, layers, methods)
+    rows = pd.DataFrame(errors.rows())
+    seen = []
+
+    def core(opened):
+        seen.append(opened)
+        return opened.output
+
+    with torch.no_grad(), replaced_cores(layers, core):
+        score(task, data)
+    opened = seen[1]  # the second layer
+    total, projected = [], []
+    for b in range(3):
+        for i in range(2, LENGTH):  # queries that see three keys or more
+            parts = []
+            for h in range(3):
+                a, v = opened.weights[b, h, i].double(), opened.value[b, h].double()
+                top = a.argsort(descending=True)[:3]
+                found = (a[top, None] * v[top]).sum(0) / a[top].sum()
+                exact = a @ v
+                parts.append(exact - found)
+                if h == 1:
+                    total.append(float((exact - found).norm() / exact.norm()))
+            weight = opened.layer.out_proj.weight.double()
+            projected.append(float((weight @ torch.cat(parts)).detach().norm()))
+    (row,) = rows.query("method == 'ovo' and layer == 2 and head == 1").to_dict("records")
+    assert row["rel_error"] == pytest.approx(sum(total) / len(total), rel=1e-4)
+    assert row["proj_error"] == pytest.approx(sum(projected) / len(projected), rel=1e-4)
+    assert row["queries"] == len(total)
+    merged = rows.pivot_table(
+        index=["layer", "head"], columns=["method", "num_kept"], values="abs_error"
+    )
+    assert (merged["ova", 3] <= merged["ovo", 3] + 1e-9).all()
+    assert (merged["ova", E + 1] == 0).all()
+    skew = pd.DataFrame(errors.skew_rows())
+    assert skew["effective_support"].between(1, LENGTH).all()
+    assert skew["top_64"].tolist() == pytest.approx([1.0] * len(skew), abs=1e-5)
+
+
+def test_outputs_of_a_model_have_witnesses():
+    task = language_model("polynomial")
+    found = verify_caratheodory(task, batches(), layers_of(task))
+    assert found.limit == E + 1
+    assert found.most_keys <= E + 1
+    assert found.largest_error < 1e-12
+    assert found.num_queries == 2 * 2 * 3 * LENGTH  # layers, batches, heads, one sample's tokens
+
+
+def test_status_says_what_is_exact():
+    assert [Aware(r).status(E) for r in (1, 2, E, E + 1)] == [EXACT, ESTIMATE, ESTIMATE, EXACT]
+    with pytest.raises(ValueError, match="unknown methods nearest"):
+        sparse_methods(["nearest"], [1])
+
+
+# ---- where it does not apply -------------------------------------------------------------------
+
+
+def test_signed_weights_and_other_outputs_are_refused():
+    no_maps = LinearFiSHAttention(C, E, 4, num_global_heads=2).eval()
+    with pytest.raises(NotApplicableError, match="no attention maps"):
+        open_call("layer", no_maps, torch.randn(2, 7, C))
+    signed = SoftmaxAttention(C, E, 3).eval()
+    signed.weights = lambda query, *_, **__: torch.full((2, 3, 7, 7), -0.1)  # type: ignore
+    with pytest.raises(NotApplicableError, match="negative weights"):
+        open_call("layer", signed, torch.randn(2, 7, C))
+    scaled = LinearAttention(C, E, 3, output_scale="inv_sqrt_head_dim").eval()
+    with pytest.raises(NotApplicableError, match="something else than the mean"):  # noqa: SIM117
+        with torch.no_grad(), checked_layers({"layer": scaled}):
+            scaled(torch.randn(2, 7, C))
+
+
+@pytest.mark.parametrize("variant", ["mgk", "polynomial", "elu"])
+def test_hashing_and_features_need_the_exponential_kernel(variant):
+    task = language_model(variant)
+    with pytest.raises(NotApplicableError, match="leave out lsh and orf"):
+        score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))
+
+
+def test_classifiers_are_scored_by_their_errors():
+    torch.manual_seed(0)
+    sizes = {"embed_dim": C, "head_dim": E, "num_layers": 1, "mlp_dim": 9}
+    task = SequenceClassifier(VARIANTS["softmax"], VOCAB, 3, LENGTH, dropout=0.0, **sizes).eval()
+    data = [{**b, "target": torch.tensor([0, 1, 2])} for b in batches()]
+    assert score(task, data).metric == "error"
+    exact, found = (
+        score(task, data),
+        score_approximated(task, data, layers_of(task), Oblivious(LENGTH)),
+    )
+    assert found.loss == pytest.approx(exact.loss, rel=1e-5)

@@ -1,0 +1,205 @@
+"""Rank diagnostics, the study of a checkpoint, and the experiment's grid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.analysis.__main__ import main as analysis
+from lit_probattn.analysis.head_size.ranks import (
+    centre,
+    diagnose,
+    effective_rank,
+    energy_rank,
+    map_rank,
+    numerical_rank,
+    recovered_rank,
+    stable_rank,
+    truncate,
+)
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.reproduce.head_size.__main__ import main
+from lit_probattn.reproduce.head_size.experiment import perplexity_of
+from lit_probattn.reproduce.head_size.grid import Grid, GridError
+from tests.datamodules.text import made as made_text
+from tests.support.paths import ROOT
+from tests.support.runs import only_version, run, write_attention
+
+# ---- diagnostics -------------------------------------------------------------------------------
+
+
+def logits(length=16, size=5, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    factors = torch.randn(2, 3, length, size, generator=generator, dtype=torch.float64)
+    return factors[0] @ factors[1].mT
+
+
+def test_logits_have_the_rank_of_the_head_and_maps_do_not():
+    scores = logits()
+    weights = scores.softmax(-1)
+    assert numerical_rank(scores).tolist() == [5] * 3
+    assert numerical_rank(centre(scores)).tolist() == [5] * 3
+    found, clamped = recovered_rank(weights)
+    assert found.tolist() == [5] * 3
+    assert not clamped.any()
+    assert map_rank(weights).tolist() == [16] * 3
+
+
+def test_measures_of_known_spectra():
+    flat, single = torch.ones(7), torch.eye(7)[0]
+    assert float(effective_rank(flat)) == pytest.approx(7.0)
+    assert float(effective_rank(single)) == pytest.approx(1.0)
+    assert float(stable_rank(torch.tensor([2.0, 1.0, 1.0]))) == pytest.approx(1.5)
+    values = torch.tensor([3.0, 2.0, 1.0]).sqrt()  # energies 3, 2, 1 of 6
+    assert [int(energy_rank(values, share)) for share in (0.5, 0.6, 5 / 6, 0.9)] == [1, 2, 2, 3]
+
+
+def test_truncation_is_the_best_of_its_rank_and_whole_at_the_end():
+    scores = logits()
+    weights = scores.softmax(-1)
+    torch.testing.assert_close(truncate(scores, 5).softmax(-1), weights)
+    for rank in (1, 3):
+        cut = truncate(scores, rank)
+        assert numerical_rank(cut.double()).tolist() == [rank] * 3
+        values = torch.linalg.svdvals(centre(scores))
+        expected = values[:, rank:].square().sum(-1).sqrt()
+        torch.testing.assert_close((cut - centre(scores)).norm(dim=(-2, -1)), expected)
+
+
+def test_small_weights_are_flagged():
+    weights = torch.eye(4, dtype=torch.float64)[None]
+    assert bool(recovered_rank(weights)[1])
+
+
+def test_other_variants_leave_the_bound():
+    """Ranks after centring: dot products E, one Gaussian E + 1, mixtures of keys far more (D6)."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 24, 16, dtype=torch.float64)
+
+    def rank(layer):
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.7)
+        q, k, *_ = layer._prepare(x, None, None, None, None, False, None, None)
+        scores = layer.reference_scores(q, layer.expand_keys(k), **layer.score_arguments(24))
+        return int(diagnose(scores)["centred_rank"].max())
+
+    assert rank(SoftmaxAttention(16, 4, 2).double()) == 4
+    assert rank(SoftmaxAttention(16, 4, 2, score="gaussian").double()) == 5
+    assert rank(MGKAttention(16, 4, 2, shifted_keys=True, variance="paper_main").double()) > 10
+
+
+# ---- the study ---------------------------------------------------------------------------------
+
+
+def test_study_of_a_checkpoint(tmp_path, capsys):
+    text = made_text.write(tmp_path / "text")
+    run(
+        [
+            *("fit", "--config", str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml")),
+            *("--config", write_attention(tmp_path), "--run.root", str(tmp_path / "runs")),
+            *("--data.init_args.data_dir", str(text), "--trainer.accelerator", "cpu"),
+            *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
+            *("--trainer.max_steps", "2", "--trainer.val_check_interval", "2"),
+        ]
+    )
+    checkpoint = only_version(tmp_path) / "checkpoints/step-00000002.ckpt"
+    out = tmp_path / "out"
+    options = ["--checkpoint", str(checkpoint), "--out", str(out), "--num_samples", "3"]
+    options += ["--demand_samples", "2", "--split", "test"]
+    assert analysis(["logit_ranks", *options]) == 0
+    table = pd.read_csv(out / "logit_ranks.csv")
+    assert len(table) == 3 * 2 * 2  # samples, layers, heads
+    assert (table["rank"] <= 8).all()
+    assert (table["centred_rank"] <= 8).all()
+    assert (table["effective_rank"] <= 8 + 1e-6).all()
+    demand = pd.read_csv(out / "logit_ranks_demand.csv")
+    assert sorted(set(demand["rank"])) == [1, 2, 4, 8]
+    whole = demand[demand["rank"] == 8]
+    assert whole["value"].tolist() == pytest.approx(whole["exact"].tolist(), rel=1e-4)
+    assert (out / "logit_ranks.png").is_file()
+    assert (out / "logit_ranks_demand.png").is_file()
+    assert analysis(["logit_ranks", *options, "--ranks", "0"]) == 2
+    assert "--ranks at least 1" in capsys.readouterr().err
+
+
+# ---- the experiment ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/studies/head_size*.yaml")), ids=str)
+def test_shipped_grids_are_consistent(path):
+    grid = Grid.read(path)
+    assert Path(ROOT / grid.task).is_file()
+    points = list(grid.points(num_layers=6, vocab_size=267735))
+    names = {p.name for p in points}
+    assert len(names) == len({p.model for p in points})
+    for p in points:
+        if p.rule in ("standard", "matched_mlp", "matched_width"):
+            assert p.num_heads * p.head_dim == p.embed_dim
+        if p.rule == "fixed":
+            assert p.head_dim == grid.head_dim
+        assert p.embed_dim % 2 == 0
+    equal = grid.embed_dim // grid.head_dim
+    twice = [p for p in points if p.num_heads == equal and p.embed_dim == grid.embed_dim]
+    assert {p.rule for p in twice if p.head_dim == grid.head_dim} >= {"standard", "fixed"}
+
+
+def test_malformed_grids_are_one_line(tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text("task: a\nunknown: 1\n")
+    with pytest.raises(GridError, match=r"grid grid.yaml: .*unknown"):
+        Grid.read(path)
+    with pytest.raises(GridError, match="3 heads of size d / h: they do not divide the width 16"):
+        list(Grid("a", "b", 16, 32, 4, standard_heads=(3,)).points(1, 1))
+
+
+def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
+    text = made_text.write(tmp_path / "text")
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        json.dumps(
+            {
+                "task": str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml"),
+                "attention": str(ROOT / "configs/attention/softmax.yaml"),
+                "embed_dim": 16,
+                "mlp_dim": 32,
+                "head_dim": 8,
+                "standard_heads": [2],
+                "fixed_heads": [2, 4],
+                "matched_width_heads": [4],
+                "flags": {"trainer.max_steps": 2, "trainer.val_check_interval": 2},
+            }
+        )
+    )
+    command = [
+        *("experiment", "--grid", str(grid), "--data_dir", str(text), "--accelerator", "cpu"),
+        *("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")),
+    ]
+    assert main(command) == 0
+    table = pd.read_csv(tmp_path / "out/head_size.csv")
+    assert table["rule"].tolist() == ["standard", "fixed", "fixed", "matched_width"]
+    assert table["perplexity"][0] == table["perplexity"][1]  # one model, two rules
+    assert len(list((tmp_path / "runs").glob("h*"))) == 3
+    fixed, matched = table.iloc[2], table.iloc[3]
+    assert matched["num_parameters"] == pytest.approx(fixed["num_parameters"], rel=0.15)
+    assert fixed["num_parameters"] > table["num_parameters"][0]
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "fit" not in capsys.readouterr().out.split("results:")[0].replace("fitted", "")
+    assert main([*command, "--report"]) == 0
+    assert main([*command, "--shard", "2/2"]) == 2
+    assert "--shard takes I/N" in capsys.readouterr().err
+
+
+def test_perplexity_of_test_results():
+    assert perplexity_of({"test/tokens_sliding": 3, "test/ppl_sliding": 7.5}) == (
+        "test/ppl_sliding",
+        7.5,
+    )
+    name, value = perplexity_of({"test/mlm_error": 80.0, "test/mlm_loss": 2.0})
+    assert (name, value) == ("exp(test/mlm_loss)", pytest.approx(7.389056, rel=1e-6))
+    with pytest.raises(GridError, match=r"no test/ppl_\* and no test/mlm_loss among test/accuracy"):
+        perplexity_of({"test/accuracy": 1.0})

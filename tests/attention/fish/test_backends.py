@@ -1,0 +1,229 @@
+"""FiSH, GFiSH and MiSH on every backend against independent float64 sums, with the draw fixed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from lit_probattn.attention import FiSHAttention
+from lit_probattn.randomness import RandomKey
+from tests.attention.fish.oracle import fish_oracle
+from tests.support.helpers import (
+    cpu_backends,
+    largest_difference,
+    record_parity,
+    run_with_gradients,
+)
+
+BATCH, EMBED, HEAD = 2, 11, 5
+SHAPES = [(13, 13), (5, 17), (17, 7), (1, 3)]
+MASKS = ["none", "key", "key+pairs+bias"]
+TOLERANCE = 1e-12  # float64, sums of at most 17 terms of order one
+SIZES = {"num_heads": 7, "num_global_heads": 3}
+BEFORE = {"scale_position": "before"}
+
+VARIANTS = {
+    "fish": {},
+    "fish, simplex": {"mixing": "simplex", **BEFORE},
+    "mish": {"mixer": "shared", "sigma_shape": "scalar"},
+    "gfish": {"mixer": "mlp", "mixing_bias": "all"},
+    "gfish, scale before": {"mixer": "mlp", **BEFORE},
+    "gfish, noise on scaled": {"mixer": "mlp", **BEFORE, "noise_position": "scaled"},
+    "gfish, three layers": {"mixer": "mlp", "mixer_ratios": [2, 1.5], "mixing_bias": "none"},
+    "gfish as written": {"mixer": "relu_sum"},
+}
+NOISES = ["none", "global", "local", "local_global"]
+CASES = [
+    pytest.param(options, noise, backend, id=f"{name}-{noise}-{backend}")
+    for name, options in VARIANTS.items()
+    for noise in NOISES
+    for backend in cpu_backends(FiSHAttention)
+    if backend != "sdpa"
+    or (noise == "none" and options.get("mixer", "linear") in ("linear", "shared"))
+]
+NAMES = {id(options): name for name, options in VARIANTS.items()}
+
+
+def make_layer(options, **extra):
+    layer = FiSHAttention(EMBED, HEAD, **{**SIZES, "noise_scale": 0.3, **options, **extra}).double()
+    with torch.no_grad():
+        for name, value in layer.named_parameters():
+            if name.startswith("mixing.weights"):
+                value.normal_()
+            elif name.startswith("noise_scale"):
+                value.uniform_(0.4, 0.9)
+    return layer
+
+
+def make_call(layer, num_queries, num_keys, masks, is_causal, rng, bias_grad=True):
+    generator = torch.Generator().manual_seed(num_queries * 100 + num_keys)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def coin(*shape):
+        return torch.rand(*shape, generator=generator) < 0.6
+
+    key_mask = coin(BATCH, num_keys) if "key" in masks else None
+    if key_mask is not None:
+        key_mask[1] = False  # a sample with no real token
+    pairs = coin(BATCH, 1, num_queries, num_keys) if "pairs" in masks else None
+    bias = normal(1, layer.num_heads, num_queries, num_keys) if "bias" in masks else None
+    inputs = [normal(BATCH, num_queries, EMBED), *(normal(BATCH, num_keys, EMBED) for _ in "kv")]
+    if bias is not None:
+        inputs.append(bias)
+
+    def call(leaves):
+        leaf_bias = leaves[3] if len(leaves) > 3 else None
+        if leaf_bias is not None and not bias_grad:
+            leaf_bias = leaf_bias.detach()
+        return layer(
+            *leaves[:3],
+            key_mask=key_mask,
+            attn_mask=pairs,
+            is_causal=is_causal,
+            bias=leaf_bias,
+            rng=rng,
+        )
+
+    return inputs, call
+
+
+def both(layer, backend, inputs, call):
+    """Return output and gradients of the oracle and of a backend."""
+    layer.backend, layer.backends = "reference", {"reference": fish_oracle}
+    expected = run_with_gradients(layer, inputs, call)
+    layer.backend, layer.backends = backend, FiSHAttention.backends
+    return expected, run_with_gradients(layer, inputs, call)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize(("options", "noise", "backend"), CASES)
+def test_backend_equals_the_sums(options, noise, backend):
+    layer = make_layer(options, noise=noise)
+    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7])).fold(2)
+    for (rows, cols), masks, is_causal in itertools.product(SHAPES, MASKS, (False, True)):
+        inputs, call = make_call(layer, rows, cols, masks, is_causal, rng, backend != "sdpa")
+        expected, found = both(layer, backend, inputs, call)
+        out, grad = largest_difference(found, expected)
+        record_parity(
+            variant=f"{NAMES[id(options)]}; noise {noise}",
+            backend=backend,
+            masks=masks,
+            causal="yes" if is_causal else "no",
+            shape=f"{rows}x{cols}",
+            out=out,
+            grad=grad,
+        )
+        assert out < TOLERANCE, (rows, cols, masks, is_causal)
+        assert grad < TOLERANCE * 10, (rows, cols, masks, is_causal)
+        if noise != "none":
+            assert found[1]["noise_scale.theta"].abs().min() > 0 or min(rows, cols) == 1
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("name", ["fish", "mish", "gfish", "gfish as written"])
+def test_dropout_and_noise_draw_the_same_pairs(name, backend):
+    layer = make_layer(VARIANTS[name], noise="global", dropout=0.3)
+    rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
+    inputs, call = make_call(layer, 13, 19, "key", True, rng)
+    expected, found = both(layer, backend, inputs, call)
+    out, grad = largest_difference(found, expected)
+    assert out < TOLERANCE
+    assert grad < TOLERANCE * 10
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("name", ["mish", "gfish", "gfish as written"])
+def test_blocks_of_any_size_agree(name, noise, monkeypatch):
+    layer = make_layer(VARIANTS[name], noise=noise)
+    rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
+    inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
+    layer.backend = "reference"
+    expected = run_with_gradients(layer, inputs, call)
+    layer.backend = "blockwise"
+    for scores in (1, 500, 1 << 20):
+        budget = {"cpu": scores, "cuda": scores}
+        monkeypatch.setattr("lit_probattn.attention.blockwise.BLOCK_SCORES", budget)
+        out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
+        assert out < TOLERANCE
+        assert grad < TOLERANCE * 10
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 7), (7, 1)])
+def test_extreme_head_counts_and_value_sizes(sizes, backend):
+    heads, num_global = sizes
+    for value_dim in (3, 13):
+        layer = make_layer(
+            {"num_heads": heads, "num_global_heads": num_global, "value_head_dim": value_dim},
+            noise="none",
+        )
+        inputs, call = make_call(layer, 11, 11, "key", True, None)
+        expected, found = both(layer, backend, inputs, call)
+        out, grad = largest_difference(found, expected)
+        assert out < TOLERANCE
+        assert grad < TOLERANCE * 10
+
+
+FAST = [p for p in CASES if p.values[-1] != "reference" and "three" not in p.id]
+
+
+@pytest.mark.parametrize(("options", "noise", "backend"), FAST)
+def test_single_precision_error_is_within_twice_eager(options, noise, backend):
+    """Root mean square error to float64 at most twice that of the eager reference in float32.
+
+    PyTorch's fused kernel is held to a relative error of 2e-5 where twice eager is less.
+    """
+    exact = make_layer(options, noise=noise)
+    single = make_layer(options, noise=noise).float()
+    single.load_state_dict(exact.state_dict())
+    exact.load_state_dict(single.state_dict())  # both hold the float32 values
+    rng = RandomKey(3)
+    errors = {"found": {}, "eager": {}}
+    for length in range(17, 37):  # many draws: a noise scale has one number per draw
+        inputs, call = make_call(exact, length, length, "key", False, rng)
+        inputs = [x.float() for x in inputs]
+        exact.backend = single.backend = "reference"
+        true = run_with_gradients(exact, [x.double() for x in inputs], call)
+        _, call = make_call(single, length, length, "key", False, rng)
+        eager = run_with_gradients(single, inputs, call)
+        single.backend = backend
+        found = run_with_gradients(single, inputs, call)
+        for name, (out, grads) in (("found", found), ("eager", eager)):
+            for key, value in {"out": out, **grads}.items():
+                expected = true[0] if key == "out" else true[1][key]
+                pair = errors[name].setdefault(key, [0.0, 0.0])
+                pair[0] += (value.double() - expected).square().sum().item()
+                pair[1] += expected.square().sum().item()
+    for key, (error, size) in errors["found"].items():
+        # Gradients that are zero but for rounding (key bias, last bias) have no relative error.
+        allowed = max(2 * errors["eager"][key][0] ** 0.5, 1e-12)
+        if backend == "sdpa" or size < 1e-10:
+            allowed = max(allowed, 2e-5 * max(size**0.5, 1.0))
+        assert error**0.5 <= allowed, key
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])
+@pytest.mark.parametrize("options", [{}, {"mixer": "shared"}, {"mixer": "mlp"}])
+def test_low_precision_stays_near_single(options, backend):
+    if backend == "sdpa" and options.get("mixer") == "mlp":
+        pytest.skip("no fused form")
+    layer = make_layer({**options, "noise": "none"}, backend=backend).float()
+    x = torch.randn(BATCH, 29, EMBED)
+    expected = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(x)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).norm() < 2e-2 * expected.norm()
+
+
+def test_weights_are_the_maps_without_noise():
+    layer = make_layer(VARIANTS["gfish"], noise="global").eval()
+    x = torch.randn(BATCH, 7, EMBED, dtype=torch.float64)
+    maps = layer.weights(x, is_causal=True)
+    value = layer.value_proj(x).unflatten(-1, (7, HEAD)).transpose(1, 2)
+    out = layer.out_proj((maps @ value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, layer(x, is_causal=True))

@@ -1,0 +1,140 @@
+"""The causal product over chunks against direct sums: sizes that do not divide, states, memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.attention import KVCache, LinearAttention, MLKAttention
+from lit_probattn.attention.linear.chunkwise import causal_product, chunk_length
+
+B, F, E = 2, 5, 7
+
+
+def draw(num_queries, num_keys, heads, kv_heads):
+    shapes = [(heads, num_queries, F), (kv_heads, num_keys, F), (kv_heads, num_keys, E)]
+    tensors = [torch.randn(B, *shape, dtype=torch.float64) for shape in shapes]
+    return [t.requires_grad_() for t in [*tensors, torch.randn(B, kv_heads, F, E).double()]]
+
+
+def direct(query, key, value, state):
+    """Sum over keys one by one."""
+    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
+    offset = key.shape[2] - query.shape[2]
+    rows = []
+    for h in range(heads):
+        for i in range(query.shape[2]):
+            total = state[:, h // groups]
+            for j in range(max(0, i + offset + 1)):
+                outer = key[:, h // groups, j, :, None] * value[:, h // groups, j, None]
+                total = total + outer
+            rows.append((query[:, h, i, :, None] * total).sum(1))
+    after = state + torch.einsum("bhjf,bhje->bhfe", key, value)
+    return torch.stack(rows, 1).view(B, heads, query.shape[2], E), after
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 3), (2, 1)])
+@pytest.mark.parametrize(
+    ("num_queries", "num_keys", "chunk", "span"),
+    [
+        *((13, 13, 4, 8), (13, 13, 5, 5), (13, 13, 64, None), (12, 12, 3, 6)),
+        *((7, 17, 3, 6), (17, 7, 4, 4), (1, 11, None, None), (1, 1, None, None)),
+    ],
+)
+def test_product_and_gradients_equal_direct_sums(
+    num_queries, num_keys, chunk, span, heads, kv_heads
+):
+    inputs = draw(num_queries, num_keys, heads, kv_heads)
+    query, key, value, state = inputs
+    found = causal_product(query, key, value, state=state, chunk=chunk, span=span)
+    expected = direct(*inputs)
+    cotangents = [torch.randn_like(t) for t in expected]
+    grads = [
+        torch.autograd.grad([(o * c).sum() for o, c in zip(outs, cotangents, strict=True)], inputs)
+        for outs in (found, expected)
+    ]
+    for a, b in [*zip(found, expected, strict=True), *zip(*grads, strict=True)]:
+        torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
+
+
+@pytest.mark.parametrize("step", [1, 3, 13])
+@pytest.mark.parametrize("feature_map", ["elu", "relu", "dpfp", "favor"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_kv_heads": 1}, {"shifted_keys": True}, {"prior_share": "head_position"}],
+    ids=str,
+)
+def test_recurrent_equals_chunkwise_equals_parallel(options, feature_map, step):
+    if "prior_share" in options:
+        options = {**options, "max_positions": 13}
+    layer = MLKAttention(11, 5, 3, feature_map=feature_map, **options).double().eval()
+    x = torch.randn(2, 13, 11, dtype=torch.float64)
+    mask = torch.ones(2, 13, dtype=torch.bool)
+    mask[1, :2], mask[0, 5] = False, False
+    outputs = {}
+    for backend in ["reference", "blockwise"]:
+        layer.backend = backend
+        outputs[backend] = layer(x, key_mask=mask, is_causal=True)
+    layer.backend = "auto"
+    state, parts = layer.new_cache(), []
+    with torch.no_grad():
+        for start in range(0, 13, step):
+            new = slice(start, start + step)
+            parts.append(layer(x[:, new], key_mask=mask[:, new], is_causal=True, cache=state))
+    outputs["recurrent"] = torch.cat(parts, 1)
+    for name in ["blockwise", "recurrent"]:
+        torch.testing.assert_close(outputs[name], outputs["reference"], atol=1e-13, rtol=0)
+    assert state.length == 13
+
+
+def test_state_is_constant_in_length_and_components():
+    """H_kv · E · (E_v + 1) numbers per sequence, for any length and any K."""
+    for layer in (
+        LinearAttention(11, 5, 3, value_head_dim=7),
+        MLKAttention(11, 5, 3, value_head_dim=7, num_components=4),
+    ):
+        layer.eval()
+        state = layer.new_cache()
+        for _ in range(4):
+            layer(torch.randn(2, 3, 11), is_causal=True, cache=state)
+            assert state.num_bytes == state.allocated_bytes == 2 * 3 * 5 * (7 + 1) * 4
+        assert not state.sums.requires_grad
+
+
+def test_state_of_another_kind_or_batch_is_refused():
+    layer = LinearAttention(11, 5, 3).eval()
+    with pytest.raises(ValueError, match=r"LinearState, received KVCache: make it by layer.new"):
+        layer(torch.randn(2, 3, 11), cache=KVCache())
+    state = layer.new_cache()
+    layer(torch.randn(2, 3, 11), cache=state)
+    with pytest.raises(ValueError, match="holds a batch of 2, received 3"):
+        layer(torch.randn(3, 1, 11), cache=state)
+    code = LinearAttention(11, 5, 3, denominator="sqrt_len").eval()
+    with pytest.raises(ValueError, match="needs padded_len, received None"):
+        code(torch.randn(2, 3, 11), cache=code.new_cache())
+    code.form = LinearAttention(11, 5, 3, denominator="sqrt_len", padded_len=3).form
+    assert code(torch.randn(2, 3, 11), is_causal=True, cache=code.new_cache()).shape == (2, 3, 11)
+
+
+def test_chunks_grow_with_the_features():
+    assert [chunk_length(f) for f in (3, 32, 33, 128, 1000)] == [32, 32, 64, 128, 256]
+
+
+def test_memory_grows_no_faster_than_length():
+    """Peak of forward and backward over fake tensors, doubling N: at most twice plus 5 %."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    peaks = []
+    for length in (4096, 8192):
+        with FakeTensorMode():
+            layer = MLKAttention(16, 8, 2, backend="blockwise")
+            x = torch.randn(1, length, 16)
+            tracker = MemTracker()
+            tracker.track_external(layer, x)
+            with tracker:
+                layer(x, is_causal=True).sum().backward()
+            peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+            peaks.append(peak)
+    assert peaks[1] < 2.1 * peaks[0]
+    assert peaks[1] < 8192 * 8192 * 4  # one map of one head

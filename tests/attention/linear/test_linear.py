@@ -1,0 +1,288 @@
+"""Linear attention: every backend against float64 loops, feature maps, switches, bad input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+
+from lit_probattn.attention import LinearAttention, MLKAttention
+from lit_probattn.attention.linear.features import (
+    FeatureMap,
+    feature_normals,
+    orthogonal_projection,
+)
+from lit_probattn.randomness import RandomKey
+from tests.attention.linear.oracle import linear_oracle
+from tests.support.helpers import largest_difference, record_parity, run_with_gradients
+
+BATCH, EMBED, HEAD = 2, 11, 3
+SHAPES = [(13, 13), (5, 7), (7, 5), (1, 17), (3, 1)]
+TOLERANCE = 1e-12  # float64, sums of at most 17 terms of order one
+KINDS = {
+    "linear, elu": (LinearAttention, {"num_heads": 3}),
+    "linear, relu": (LinearAttention, {"num_heads": 3, "feature_map": "relu"}),
+    "linear, dpfp-2": (
+        LinearAttention,
+        {"num_heads": 3, "feature_map": "dpfp", "dpfp_nu": 2, "feature_norm": "sum"},
+    ),
+    "linear, favor": (
+        LinearAttention,
+        {"num_heads": 3, "feature_map": "favor", "num_features": 7},
+    ),
+    "linear, grouped, value size 5": (
+        LinearAttention,
+        {"num_heads": 6, "num_kv_heads": 3, "value_head_dim": 5},
+    ),
+    "linear, no denominator": (LinearAttention, {"num_heads": 3, "denominator": "sqrt_len"}),
+    "mlk, elu": (MLKAttention, {"num_heads": 3}),
+    "mlk, K=3, relu": (MLKAttention, {"num_heads": 3, "num_components": 3, "feature_map": "relu"}),
+    "mlk, dpfp, multi-query": (
+        MLKAttention,
+        {"num_heads": 2, "num_kv_heads": 1, "feature_map": "dpfp"},
+    ),
+    "mlk, favor": (MLKAttention, {"num_heads": 3, "feature_map": "favor", "num_features": 7}),
+    "mlk, before, no denominator": (
+        MLKAttention,
+        {"num_heads": 3, "mix": "before", "denominator": "sqrt_len", "padded_len": 19},
+    ),
+    "mlk, per position, eps": (
+        MLKAttention,
+        {
+            "num_heads": 3,
+            "prior_share": "head_position",
+            "max_positions": 17,
+            "feature_norm": "sum",
+            "eps": 1e-5,
+            "output_scale": "inv_sqrt_head_dim",
+        },
+    ),
+    "smlk, elu": (MLKAttention, {"num_heads": 3, "shifted_keys": True}),
+}
+
+
+def make(name, **options):
+    cls, kind = KINDS[name]
+    layer = cls(EMBED, HEAD, **kind, **options).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():  # priors differ by component and position
+            parameter += 0.1 * torch.rand_like(parameter)
+    return layer
+
+
+def draw_masks(kind, queries, keys):
+    key_mask = attn_mask = None
+    if kind != "none":
+        key_mask = torch.rand(BATCH, keys) < 0.7
+        key_mask[1] = False  # a sequence of padding only: zero rows
+    if kind == "key+pairs":
+        attn_mask = torch.rand(queries, keys) < 0.8
+    return {"key_mask": key_mask, "attn_mask": attn_mask}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masks", ["none", "key", "key+pairs"])
+@pytest.mark.parametrize("name", KINDS)
+def test_backends_equal_loops_over_the_sums(name, masks, is_causal):
+    layer = make(name).eval()
+    for queries, keys in SHAPES if masks == "key" else SHAPES[:3]:
+        inputs = [
+            torch.randn(BATCH, queries, EMBED, dtype=torch.float64),
+            torch.randn(BATCH, keys, EMBED, dtype=torch.float64),
+        ]
+        call_masks = draw_masks(masks, queries, keys)
+
+        def call(leaves, call_masks=call_masks):
+            return layer(leaves[0], leaves[1], is_causal=is_causal, **call_masks)
+
+        layer.backends = {**type(layer).backends, "reference": linear_oracle}
+        layer.backend = "reference"
+        expected = run_with_gradients(layer, inputs, call)
+        layer.backends = type(layer).backends
+        for backend in ["reference", "blockwise"][: 1 if masks == "key+pairs" else 2]:
+            layer.backend = backend
+            found = run_with_gradients(layer, inputs, call)
+            out, grad = largest_difference(found, expected)
+            record_parity(
+                variant=name,
+                backend=backend,
+                masks=masks,
+                causal="yes" if is_causal else "no",
+                shape=f"{queries}x{keys}",
+                out=out,
+                grad=grad,
+            )
+            assert out < TOLERANCE, (backend, queries, keys)
+            assert grad < TOLERANCE, (backend, queries, keys)
+
+
+@pytest.mark.parametrize("name", ["linear, elu", "linear, favor", "mlk, elu", "smlk, elu"])
+def test_dropout_is_the_same_in_both_forms(name):
+    x = torch.randn(BATCH, 13, EMBED, dtype=torch.float64)
+    key = RandomKey(3, 5, torch.tensor([17, 4]))
+    found = {}
+    for backend in ["reference", "blockwise", "oracle"]:
+        torch.manual_seed(0)
+        layer = make(name, dropout=0.4).train()
+        layer.backend = "reference" if backend == "oracle" else backend
+        if backend == "oracle":
+            layer.backends = {"reference": linear_oracle}
+        found[backend] = run_with_gradients(
+            layer, [x], lambda leaves, layer=layer: layer(leaves[0], is_causal=True, rng=key)
+        )
+    for backend in ["reference", "blockwise"]:
+        assert max(largest_difference(found[backend], found["oracle"])) < TOLERANCE
+    torch.manual_seed(0)
+    kept = make(name).train()(x, is_causal=True, rng=key)
+    assert (kept - found["oracle"][0]).abs().max() > 1e-3
+
+
+def test_empty_rows_are_zero_with_zero_gradients():
+    for name in KINDS:
+        for backend in ["reference", "blockwise"]:
+            layer = make(name, bias=False, backend=backend).eval()
+            x = torch.randn(BATCH, 5, EMBED, dtype=torch.float64, requires_grad=True)
+            mask = torch.ones(BATCH, 5, dtype=torch.bool)
+            mask[0] = False
+            out = layer(x, key_mask=mask)
+            out.sum().backward()
+            assert (out[0] == 0).all(), (name, backend)
+            assert (x.grad[0] == 0).all(), (name, backend)
+            assert x.grad[1].abs().max() > 0
+
+
+def test_favor_estimates_the_softmax_kernel():
+    """The mean over draws of φ(q)·φ(k) is exp(q·k/√E); its spread bounds the tolerance."""
+    head = 5
+    q, k = torch.randn(3, head, dtype=torch.float64), torch.randn(4, head, dtype=torch.float64)
+    x, y = q * head**-0.25, k * head**-0.25
+    estimates = []
+    for step in range(1500):
+        w = orthogonal_projection(feature_normals(RandomKey(1, step), 10, head))
+        rows = torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2)
+        cols = torch.exp(y @ w.T - y.square().sum(-1, keepdim=True) / 2)
+        estimates.append(rows @ cols.T / 10)
+    estimates = torch.stack(estimates)
+    error = estimates.mean(0) - torch.exp(q @ k.T / head**0.5)
+    assert (error.abs() < 4.5 * estimates.std(0) / 1500**0.5).all()
+
+
+def test_favor_features_are_orthogonal_and_the_layer_uses_them():
+    w = orthogonal_projection(feature_normals(RandomKey(1), 7, 5))
+    gram = w[:5] @ w[:5].T
+    torch.testing.assert_close(gram, torch.diag(gram.diagonal()), atol=1e-12, rtol=0)
+    features = FeatureMap("favor")
+    x = torch.randn(2, 3, 13, 5, dtype=torch.float64)
+    for part in (features.query(x, w), features.key(x, w, features.key_scale(x, w, None))):
+        assert part.shape == (2, 3, 13, 7)
+        assert part.max() == 1.0  # the largest exponent is taken out
+        assert part.min() > 0
+
+
+def test_favor_is_redrawn_by_the_key_in_training_and_fixed_in_evaluation():
+    layer = make("linear, favor")
+    x = torch.randn(BATCH, 13, EMBED, dtype=torch.float64)
+    keys = [RandomKey(3, step) for step in (1, 1, 2)]
+    layer.train()
+    a, b, c = (layer(x, rng=key) for key in keys)
+    assert torch.equal(a, b)
+    assert (a - c).abs().max() > 1e-3
+    assert (a - layer(x, rng=keys[0].fold(1))).abs().max() > 1e-3
+    # Micro-batches of one step share their features.
+    one = layer(x[1:], rng=RandomKey(3, 1, torch.tensor([9])))
+    torch.testing.assert_close(one, a[1:], atol=1e-14, rtol=0)
+    layer.eval()
+    d, e = (layer(x, rng=key) for key in (keys[0], keys[2]))
+    assert torch.equal(d, e)
+    copy = make("linear, favor").eval()
+    copy.load_state_dict(layer.state_dict())
+    assert torch.equal(copy(x), d)
+    layer.redraw_features = False
+    layer.train()
+    assert torch.equal(layer(x, rng=keys[0]), d)
+
+
+def test_favor_survives_keys_of_large_norm():
+    """exp(−‖k‖²/2) of every key underflows in float32; the common factor prevents it."""
+    layer = make("linear, favor").eval()
+    x = torch.randn(BATCH, 13, EMBED, dtype=torch.float64)
+    with torch.no_grad():
+        layer.key_proj.bias += 14.0
+    keys = layer.split_keys(layer.key_proj(x)) / HEAD**0.25
+    assert keys.square().sum(-1).min() / 2 > 104
+    exact = layer(x)
+    assert (exact - layer.out_proj.bias).abs().max() > 0.1
+    torch.testing.assert_close(layer.float()(x.float()).double(), exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["linear, elu", "mlk, elu"])
+def test_half_precision_keeps_sums_in_single_precision(name):
+    """4096 keys in bfloat16: sums in bfloat16 would stop growing after 256."""
+    layer = make(name, backend="blockwise").eval()
+    x = torch.rand(1, 4096, EMBED, dtype=torch.float64)
+    exact = layer(x, is_causal=True)
+    low = layer.to(torch.bfloat16)(x.to(torch.bfloat16), is_causal=True)
+    assert low.dtype == torch.bfloat16
+    rounded = layer.double()  # the weights that the low-precision layer had
+    reference = rounded(x.to(torch.bfloat16).double(), is_causal=True)
+    assert (low.double() - reference).abs().max() < 2**-6 * exact.abs().max()
+    state = layer.to(torch.bfloat16).new_cache()
+    layer(x[:, :3].to(torch.bfloat16), is_causal=True, cache=state)
+    assert state.sums.dtype == torch.float32
+
+
+def test_map_is_what_the_output_uses():
+    layer = make("mlk, elu").eval()
+    x = torch.randn(BATCH, 13, EMBED, dtype=torch.float64)
+    maps = layer.weights(x, is_causal=True)
+    torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
+    value = layer.value_proj(x).unflatten(-1, (3, HEAD)).transpose(1, 2)
+    out = layer.out_proj((maps @ value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, layer(x, is_causal=True), atol=1e-13, rtol=0)
+
+
+def test_cost_of_the_specification():
+    sizes = {"embed_dim": 64, "head_dim": 32}
+    assert LinearAttention(**sizes, num_heads=8).cost(4096).paper_flops == 670_785_280
+
+
+def test_refusals_name_what_works():
+    layer, x = make("linear, elu"), torch.randn(BATCH, 5, EMBED, dtype=torch.float64)
+    with pytest.raises(ValueError, match="pass attn_mask to hide pairs, or use a softmax variant"):
+        layer(x, bias=torch.zeros(5, 5, dtype=torch.float64))
+    layer.backend = "blockwise"
+    with pytest.raises(NotImplementedError, match=r"attn_mask.*use one of: auto, reference"):
+        layer(x, attn_mask=torch.ones(5, 5, dtype=torch.bool))
+    layer.backend = "auto"
+    with pytest.raises(NotImplementedError, match="no backend serves this call"):
+        layer(x, attn_mask=torch.ones(5, 5, dtype=torch.bool), cache=layer.new_cache())
+    with pytest.raises(NotImplementedError, match="has no backend 'sdpa'"):
+        make("linear, elu", backend="sdpa")(x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"feature_map": "cosine"}, "elu, relu, dpfp, favor, received 'cosine'"),
+        ({"feature_norm": "max"}, "none or sum, received 'max'"),
+        ({"dpfp_nu": 6}, r"from 1 to 2·head_dim − 1 = 5, received 6"),
+        ({"denominator": "len"}, "sum, sqrt_len, received 'len'"),
+        ({"output_scale": "two"}, "one, inv_sqrt_head_dim, received 'two'"),
+        ({"eps": -1.0}, "eps must be in"),
+        ({"padded_len": 0}, "padded_len must be at least 1, received 0"),
+        ({"num_features": 7}, "num_features is for feature_map=favor"),
+        ({"feature_map": "favor", "eps": 1e-5}, "needs denominator=sum and eps=0"),
+    ],
+)
+def test_contradicting_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LinearAttention(EMBED, HEAD, 3, **options)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_relu", "dpfp", "favor", "mlk", "smlk"])
+def test_config_file_builds_the_layer(name):
+    with open(f"configs/attention/{name}.yaml", encoding="utf-8") as file:
+        attention = yaml.safe_load(file)["model"]["init_args"]["attention"]
+    cls = {"LinearAttention": LinearAttention, "MLKAttention": MLKAttention}
+    layer = cls[attention["class_path"].rpartition(".")[2]](7, 5, **attention["init_args"])
+    assert layer(torch.randn(2, 3, 7)).shape == (2, 3, 7)

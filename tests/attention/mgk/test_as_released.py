@@ -1,0 +1,299 @@
+"""Configs of the released behaviours, each against its formula written out in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch.nn.functional import elu
+
+from lit_probattn.attention import LinearAttention, MGKAttention, MLKAttention
+
+FOLDER = Path("configs/attention/as_released")
+CLASSES = {cls.__name__: cls for cls in (LinearAttention, MGKAttention, MLKAttention)}
+B, N, C, E, H = 2, 13, 11, 5, 3
+RAW = [0.4, 1.3]  # 1.3 counts as 1
+TOLERANCE = {"atol": 1e-12, "rtol": 0}
+
+
+def load(name):
+    with open(FOLDER / f"{name}.yaml", encoding="utf-8") as file:
+        config = yaml.safe_load(file)
+    assert list(config) == ["model"]
+    assert list(config["model"]["init_args"]) == ["attention"]  # sets the variant, nothing else
+    attention = config["model"]["init_args"]["attention"]
+    cls = CLASSES[attention["class_path"].removeprefix("lit_probattn.attention.")]
+    return cls, {**attention["init_args"], "num_heads": H, "dropout": 0.0}
+
+
+def make(name, **options):
+    """Build a config's layer on small sizes, with priors inside, at and outside [0, 1]."""
+    cls, arguments = load(name)
+    layer = cls(C, E, **{**arguments, **options}).double()
+    with torch.no_grad():
+        for key, parameter in layer.named_parameters():
+            if key == "prior.value":
+                parameter.copy_(torch.rand_like(parameter) * 1.5 - 0.1)
+                parameter.view(-1)[0], parameter.view(-1)[1] = 0.4, 1.3  # 1.3 counts as 1
+            else:
+                parameter += 0.2 * torch.randn_like(parameter)
+    return layer
+
+
+def heads(proj, x, count=1):
+    """Project and split: one (B, H, N, E) per component."""
+    split = proj(x).unflatten(-1, (H, count, E)).permute(3, 0, 2, 1, 4)
+    return list(split) if count > 1 else split[0]
+
+
+def keys(layer, x):
+    """Return both keys of every position; shifts are k + b with b = −μ."""
+    if not layer.shifted_keys:
+        return heads(layer.key_proj, x, 2)
+    k = heads(layer.key_proj, x)
+    return [k + layer.key_shift[:, r, None] for r in range(2)]
+
+
+def squared(q, k):
+    return (q[:, :, :, None] - k[:, :, None]).square().sum(-1)
+
+
+def visible(is_causal, key_mask):
+    allowed = key_mask[:, None, None, :].double().expand(B, 1, N, N)
+    return allowed.tril() if is_causal else allowed
+
+
+def draw():
+    x = torch.randn(B, N, C, dtype=torch.float64)
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[1, 9:] = False  # padding at the end, as in Long Range Arena
+    return x, mask
+
+
+def finish(layer, out):
+    return layer.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def test_every_file_is_tested():
+    tested = {f"code_lra_{n}{s}" for n in ("mgk", "smgk") for s in ("", "_soft_e", "_hard_e")}
+    tested |= {f"code_lm_intended_{n}{s}" for n in ("mgk", "smgk") for s in ("", "_soft_e")}
+    tested |= {f"code_lra_{n}" for n in ("linear", "mlk", "smlk")}
+    tested |= {f"code_lm_intended_{n}" for n in ("mlk", "smlk")}
+    tested |= {"code_lm_linear", "code_lm_as_released_mgk", "code_lm_as_released_mlk"}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == tested
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
+def test_code_lra_learned_priors(name, backend):
+    """A = Σ_r clamp(p_r) e^{−‖q − k_r‖² / 2√E} / (bare row sum), one pair p per layer."""
+    layer, (x, mask) = make(f"code_lra_{name}", backend=backend), draw()
+    assert layer.prior.value.shape == (2,)
+    with torch.no_grad():
+        layer.prior.value.copy_(torch.tensor(RAW, dtype=torch.float64))
+    q = heads(layer.query_proj, x)
+    density = sum(
+        p * torch.exp(-squared(q, k) / (2 * E**0.5))
+        for p, k in zip((0.4, 1.0), keys(layer, x), strict=True)
+    ) * visible(False, mask)
+    out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
+    torch.testing.assert_close(layer(x, key_mask=mask), finish(layer, out), **TOLERANCE)
+
+
+def test_code_lra_clamped_prior_is_zero_to_rounding():
+    """No floor: a raw prior below zero removes its component (e^{-69} of it is left)."""
+    layer, (x, _) = make("code_lra_mgk"), draw()
+    with torch.no_grad():
+        layer.prior.value.copy_(torch.tensor([0.4, -0.2], dtype=torch.float64))
+    q, k = heads(layer.query_proj, x), keys(layer, x)[0]
+    density = torch.exp(-squared(q, k) / (2 * E**0.5))
+    out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
+    torch.testing.assert_close(layer(x), finish(layer, out), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_code_lra_hard(name, backend):
+    """A = softmax(−min_r ‖q − k_r‖² / 2√E), no prior."""
+    layer, (x, mask) = make(f"code_lra_{name}_hard_e", backend=backend), draw()
+    assert layer.prior is None
+    q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
+    smallest = torch.minimum(squared(q, k1), squared(q, k2))
+    density = torch.exp(-smallest / (2 * E**0.5)) * visible(False, mask)
+    out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
+    torch.testing.assert_close(layer(x, key_mask=mask), finish(layer, out), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+def test_code_lra_soft_updates_priors_at_every_forward(name):
+    """h-07: π_j1 = Σ_i γ_ij / (Σ_i 1 + 1e-6), γ with 1e-6 beside the density, real pairs only."""
+    layer = make(f"code_lra_{name}_soft_e", max_positions=17).train()
+    pi = torch.full((H, N), 0.5, dtype=torch.float64)
+    for _ in range(3):
+        x, mask = draw()
+        x = 3 * x  # far queries: the 1e-6 matters
+        q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
+        real = mask[:, None, None, :].double()
+        d1, d2 = (torch.exp(-squared(q, k) / (2 * E**0.5)) * real for k in (k1, k2))
+        density = pi[:, None] * d1 + (1 - pi[:, None]) * d2
+        out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
+        # The old priors serve this pass; the new ones, the next.
+        torch.testing.assert_close(layer(x, key_mask=mask), finish(layer, out), **TOLERANCE)
+        gamma = pi[:, None] * d1 / (density + 1e-6)
+        numerator = torch.einsum("bi,bhij->hj", mask.double(), gamma)
+        count = torch.einsum("bi,bj->j", mask.double(), mask.double()) + 1e-6
+        pi = (numerator / count).detach()
+        stored = layer.prior.value
+        torch.testing.assert_close(stored[:, 0, :N], pi, **TOLERANCE)
+        torch.testing.assert_close(stored.sum(1), torch.ones(H, 17).double(), **TOLERANCE)
+        assert (stored[:, :, N:] == 0.5).all()
+    assert (pi - 0.5).abs().max() > 0.05
+    assert layer.prior_statistics() is None  # nothing is left for an update per optimiser step
+    before = layer.prior.value.clone()
+    layer.eval()(x, key_mask=mask)
+    assert torch.equal(layer.prior.value, before)
+
+
+def test_exact_m_step_differs_from_the_released_one():
+    """spec a.12: at −log density 10, 14, 20 the exact 0.731 becomes 0.708, 0.265, 0.001."""
+    from lit_probattn.attention.masks import make_masks
+    from lit_probattn.attention.mgk.em_parity import code_parity_sums
+
+    for exponent, expected in ((10, 0.708), (14, 0.265), (20, 0.001)):
+        # One dimension, 2σ² = 1: densities e^{-exponent} and e^{-exponent - 1}, priors 1/2.
+        key = torch.tensor([exponent**0.5, (exponent + 1) ** 0.5]).double().view(1, 1, 2, 1, 1)
+        numerator, count = code_parity_sums(
+            torch.zeros(1, 1, 1, 1).double(),
+            key,
+            masks=make_masks(1, 1, 1, 1),
+            query_mask=None,
+            log_prior=torch.full((1, 2, 1), 0.5).double().log(),
+            variance=torch.full((1, 2), 0.5).double(),
+            code="lm",
+        )
+        assert round((numerator / count)[0, 0, 0].item(), 3) == expected
+
+
+@pytest.mark.parametrize("name", ["linear", "mlk", "smlk"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_code_lra_linear_family(name, backend):
+    """φ(q) φ(Σ_r clamp(p_r) k_r)ᵀ V, both features divided by N_pad^¼, no denominator."""
+    layer, (x, mask) = make(f"code_lra_{name}", backend=backend), draw()
+    if name == "linear":
+        mixed = heads(layer.key_proj, x)
+    else:
+        with torch.no_grad():
+            layer.prior.value.copy_(torch.tensor(RAW, dtype=torch.float64))
+        k1, k2 = keys(layer, x)
+        mixed = 0.4 * k1 + 1.0 * k2
+    q = (elu(heads(layer.query_proj, x)) + 1) / N**0.25
+    k = (elu(mixed) + 1) / N**0.25 * mask[:, None, :, None]
+    out = q @ (k.mT @ heads(layer.value_proj, x))
+    torch.testing.assert_close(layer(x, key_mask=mask), finish(layer, out), **TOLERANCE)
+    padded = make(f"code_lra_{name}", backend=backend, padded_len=4 * N)
+    padded.load_state_dict(layer.state_dict())
+    half = finish(layer, out / 2)
+    torch.testing.assert_close(padded(x, key_mask=mask), half, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+def test_code_lm_intended_learned_priors(name):
+    """A = Σ_r clamp(p_jr) e^{−c_r ‖q − k_r‖² / √E} / (row sum + 1e-6), c = 1/2 and 3/2."""
+    layer, (x, mask) = make(f"code_lm_intended_{name}", max_positions=17), draw()
+    assert layer.query_proj.bias is None
+    assert layer.prior.value.shape == (H, 2, 17)
+    x = 3 * x
+    q, prior = heads(layer.query_proj, x), layer.prior.value[..., :N].clamp(0, 1)
+    density = sum(
+        prior[:, r, None] * torch.exp(-c * squared(q, k) / E**0.5)
+        for r, (c, k) in enumerate(zip((0.5, 1.5), keys(layer, x), strict=True))
+    ) * visible(True, mask)
+    out = density / (density.sum(-1, keepdim=True) + 1e-6) @ heads(layer.value_proj, x)
+    found = layer(x, is_causal=True, key_mask=mask)
+    torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
+    bare = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
+    assert (found - finish(layer, bare)).abs().max() > 1e-6  # the 1e-6 is felt
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+def test_code_lm_intended_soft_counts_hidden_pairs(name):
+    layer = make(f"code_lm_intended_{name}_soft_e", max_positions=17).train()
+    pi = torch.full((H, N), 0.5, dtype=torch.float64)
+    for _ in range(2):
+        x = 2 * torch.randn(B, N, C, dtype=torch.float64)
+        q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
+        d1, d2 = (torch.exp(-c * squared(q, k) / E**0.5) for c, k in ((0.5, k1), (1.5, k2)))
+        density = pi[:, None] * d1 + (1 - pi[:, None]) * d2
+        gamma = pi[:, None] * d1 / (density + 1e-6)
+        seen = density.tril()
+        out = seen / (seen.sum(-1, keepdim=True) + 1e-6) @ heads(layer.value_proj, x)
+        torch.testing.assert_close(layer(x, is_causal=True), finish(layer, out), **TOLERANCE)
+        pi = gamma.sum((0, 2)).detach() / (N * B)
+        torch.testing.assert_close(layer.prior.value[:, 0, :N], pi, **TOLERANCE)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_code_lm_as_released_mgk_is_hard_and_shifted(backend):
+    """h-16: softmax over max_r(−c_r ‖q − k_r‖² / √E), no prior, no epsilon."""
+    layer, (x, mask) = make("code_lm_as_released_mgk", backend=backend), draw()
+    assert layer.shifted_keys
+    assert layer.prior is None
+    q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
+    score = torch.maximum(-0.5 * squared(q, k1) / E**0.5, -1.5 * squared(q, k2) / E**0.5)
+    density = score.exp() * visible(True, mask)
+    out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
+    found = layer(x, is_causal=True, key_mask=mask)
+    torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["intended_mlk", "intended_smlk", "as_released_mlk", "linear"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_code_lm_linear_family(name, backend):
+    """Features over their sums, mixed after φ, denominator + 1e-5, output / √E."""
+    cls, _ = load(f"code_lm_{name}")
+    options = {"max_positions": 17} if cls is MLKAttention else {}
+    layer, (x, mask) = make(f"code_lm_{name}", backend=backend, **options), draw()
+    assert layer.query_proj.bias is None
+
+    def phi(vectors):
+        features = elu(vectors) + 1
+        return features / features.sum(-1, keepdim=True)
+
+    if cls is MLKAttention:
+        assert layer.shifted_keys == (name == "intended_smlk")
+        prior = layer.prior.value[..., :N].clamp(0, 1)
+        f = sum(prior[:, r, :, None] * phi(k) for r, k in enumerate(keys(layer, x)))
+    else:
+        f = phi(heads(layer.key_proj, x))
+    kernel = phi(heads(layer.query_proj, x)) @ f.mT * visible(True, mask)
+    out = kernel / (kernel.sum(-1, keepdim=True) + 1e-5) @ heads(layer.value_proj, x) / E**0.5
+    found = layer(x, is_causal=True, key_mask=mask)
+    torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [p.stem for p in sorted(FOLDER.glob("*.yaml"))])
+def test_released_starts(name):
+    """Priors 1/2; shifts 0 for the first component and N(0, 1/4) for the second."""
+    cls, arguments = load(name)
+    layer = cls(C, 64, **arguments)
+    if cls is LinearAttention:
+        return
+    if layer.prior is not None:
+        assert (layer.prior.value == 0.5).all()
+    if layer.shifted_keys:
+        assert (layer.key_shift[:, 0] == 0).all()
+        assert abs(layer.key_shift[:, 1].std().item() - 0.5) < 0.15
+
+
+def test_row_epsilon_needs_the_reference():
+    layer = make("code_lm_intended_mgk", max_positions=17, backend="sdpa")
+    with pytest.raises(NotImplementedError, match=r"cannot add row_eps .* use one of: auto, ref"):
+        layer(torch.randn(B, N, C, dtype=torch.float64))
+
+
+def test_code_parity_is_refused_where_the_code_has_no_such_mode():
+    for options in ({"num_components": 3}, {"prior_share": "head"}, {"num_kv_heads": 1}):
+        with pytest.raises(ValueError, match="em_code_parity needs num_components=2"):
+            make("code_lra_mgk_soft_e", **options)

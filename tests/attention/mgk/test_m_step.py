@@ -1,0 +1,121 @@
+"""Setting B: responsibilities, the M-step over micro-batches, and when it does not run."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from lit_probattn.attention import MGKAttention
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.mgk.responsibilities import responsibility_sums
+from lit_probattn.models.transformer import Transformer
+
+B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
+EXACT = 1e-13
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture
+def mixture():
+    return {
+        "query": draw(B, H, N, E),
+        "key": draw(B, H, K, L, E),
+        "prior": torch.rand(H, K, 1, dtype=torch.float64) + 0.1,
+        "sigma2": torch.rand(H, K, dtype=torch.float64) + 0.5,
+    }
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "posterior"])
+def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
+    q, k, prior, sigma2 = mixture.values()
+    q = draw(B, H, L, E)
+    key_mask = torch.rand(B, L) < 0.7
+    masks = Masks(L, L, key_mask=key_mask, is_causal=True)
+    numerator, denominator = responsibility_sums(
+        q,
+        k,
+        masks=masks,
+        query_mask=key_mask,
+        log_prior=prior.log(),
+        variance=sigma2,
+        score="gaussian",
+        include_log_det=False,
+        weighting=weighting,
+        block_scores=200,
+    )
+    expected, count = torch.zeros(H, K, L, dtype=torch.float64), torch.zeros(H, L)
+    for b in range(B):
+        for h in range(H):
+            for i in range(L):
+                seen = [j for j in range(i + 1) if key_mask[b, j] and key_mask[b, i]]
+                terms = {
+                    j: prior[h, :, 0]
+                    * torch.exp(-(q[b, h, i] - k[b, h, :, j]).square().sum(-1) / (2 * sigma2[h]))
+                    for j in seen
+                }
+                total = sum(t.sum() for t in terms.values())
+                for j, term in terms.items():
+                    weight = term.sum() / total if weighting == "posterior" else 1.0
+                    expected[h, :, j] += weight * term / term.sum()
+                    count[h, j] += weight
+    torch.testing.assert_close(numerator, expected, atol=EXACT, rtol=0)
+    # the count is held in float32 by the loop above
+    torch.testing.assert_close(denominator[:, 0], count.double(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("share", ["layer", "head", "head_position"])
+def test_m_step_over_micro_batches_equals_one_batch(share):
+    layer = MGKAttention(
+        C, E, H, num_components=K, e_step="soft", prior_share=share, max_positions=L + 2
+    ).double()
+    whole, parts = layer, copy.deepcopy(layer)
+    x, key_mask = draw(4, L, C), torch.rand(4, L) < 0.8
+    whole(x, key_mask=key_mask)
+    before = whole.prior.value.clone()
+    for piece in ((0, 1), (1, 4)):
+        parts(x[slice(*piece)], key_mask=key_mask[slice(*piece)])
+    assert torch.equal(before, whole.prior.value), "the prior changes only when it is applied"
+    whole.apply_prior_update(whole.prior_statistics())
+    parts.apply_prior_update(parts.prior_statistics())
+    torch.testing.assert_close(whole.prior.value, parts.prior.value, atol=EXACT, rtol=0)
+    assert (whole.prior.value - before).abs().max() > 1e-3
+    if share == "head_position":
+        assert torch.equal(whole.prior.value[..., L:], before[..., L:]), "unseen positions stay"
+    else:
+        sums = whole.prior.value.sum(-1)
+        torch.testing.assert_close(sums, torch.ones_like(sums), atol=EXACT, rtol=0)
+    assert whole.prior_statistics().abs().sum() == 0, "sums start again"
+
+
+def test_m_step_ignores_evaluation_and_recomputation():
+    def make(checkpointing):
+        torch.manual_seed(1)
+        return Transformer(
+            lambda c, e: MGKAttention(c, e, H, e_step="soft"),
+            *(C, E, 2, 7),
+            activation_checkpointing=checkpointing,
+        ).double()
+
+    x = draw(B, N, C)
+    sums = []
+    for checkpointing in (False, True):
+        model = make(checkpointing)
+        model(x).sum().backward()
+        sums.append(model.blocks[0].attention.prior_statistics().clone())
+        model.eval()(x)
+        assert torch.equal(sums[-1], model.blocks[0].attention.prior_statistics())
+    assert sums[0].sum() > 0
+    torch.testing.assert_close(sums[0], sums[1], atol=EXACT, rtol=0)
+
+
+def test_setting_b_has_no_gradient_and_setting_c_no_prior():
+    soft, hard = MGKAttention(C, E, H, e_step="soft"), MGKAttention(C, E, H, e_step="hard")
+    assert "prior.value" not in dict(soft.named_parameters())
+    assert "prior.value" in soft.state_dict()
+    assert hard.prior is None
+    assert hard.prior_statistics() is None

@@ -1,0 +1,252 @@
+"""MGK: the identities of its definition, its limits, its M-step, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.functional import masked_softmax
+from lit_probattn.attention.mgk.functions import component_scores, mgk_scores
+from tests.support.helpers import cpu_backends
+
+B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
+EXACT = 1e-13
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def scores_of(query, key, prior, sigma2, **options):
+    defaults = {
+        "equal_variance": False,
+        "score": "gaussian",
+        "include_log_det": False,
+        "hard": False,
+    }
+    return mgk_scores(
+        query,
+        key,
+        log_prior=None if prior is None else prior.log(),
+        variance=sigma2,
+        **{**defaults, **options},
+    )
+
+
+@pytest.fixture
+def mixture():
+    return {
+        "query": draw(B, H, N, E),
+        "key": draw(B, H, K, L, E),
+        "prior": torch.rand(H, K, 1, dtype=torch.float64) + 0.1,
+        "sigma2": torch.rand(H, K, dtype=torch.float64) + 0.5,
+    }
+
+
+def test_t1_literal_logsumexp_and_expanded_forms_agree(mixture):
+    q, k, prior, sigma2 = mixture.values()
+    log_form = torch.softmax(scores_of(q, k, prior, sigma2), -1)
+    distance = ((q[:, :, None, :, None] - k[:, :, :, None]) ** 2).sum(-1)  # (B, H, K, N, L)
+    density = (prior[..., None] * torch.exp(-distance / (2 * sigma2[:, :, None, None]))).sum(2)
+    literal = density / density.sum(-1, keepdim=True)
+    # expanded keys (b.1): one softmax over the pairs (j, r)
+    tau = 1 / sigma2[None, :, :, None, None]
+    bias = prior.log()[None, ..., None] - tau * k.square().sum(-1, keepdim=True) / 2
+    alpha = -(q.square().sum(-1)[:, :, None, :, None]) * tau / 2
+    pairs = (q[:, :, None] @ (k * tau).mT) + bias.mT + alpha  # (B, H, K, N, L)
+    expanded = pairs.permute(0, 1, 3, 4, 2).flatten(-2).softmax(-1).unflatten(-1, (L, K)).sum(-1)
+    torch.testing.assert_close(log_form, literal, atol=EXACT, rtol=0)
+    torch.testing.assert_close(log_form, expanded, atol=EXACT, rtol=0)
+
+
+def test_t2_adding_a_function_of_the_query_changes_nothing(mixture):
+    q, k, prior, sigma2 = mixture.values()
+    sigma2 = torch.full_like(sigma2, 1.7)
+    with_norm = torch.softmax(scores_of(q, k, prior, sigma2), -1)
+    tau = 1 / 1.7
+    no_norm = (q[:, :, None] @ k.mT) * tau + prior.log()[None, ..., None].mT
+    no_norm = no_norm - (k.square().sum(-1) * tau / 2)[:, :, :, None]
+    weights = torch.softmax(no_norm.logsumexp(2), -1)
+    torch.testing.assert_close(with_norm, weights, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_t3_identical_components_are_one_component(mixture, hard):
+    q, k, prior, _ = mixture.values()
+    sigma2 = torch.full((H, K), 0.8, dtype=torch.float64)
+    same = k[:, :, :1].expand(-1, -1, K, -1, -1)
+    prior = None if hard else prior
+    many = torch.softmax(scores_of(q, same, prior, sigma2, hard=hard), -1)
+    one = torch.softmax(scores_of(q, k[:, :, :1], None, sigma2[:, :1]), -1)
+    torch.testing.assert_close(many, one, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("e_step", ["learned", "hard"])
+def test_t4_dot_smgk_with_equal_variances_is_softmax(e_step):
+    with pytest.warns(UserWarning, match="ordinary softmax attention"):
+        smgk = MGKAttention(C, E, H, shifted_keys=True, score="dot", e_step=e_step).double()
+    softmax = SoftmaxAttention(C, E, H).double()
+    softmax.load_state_dict(
+        {n: p for n, p in smgk.state_dict().items() if n.split(".")[0].endswith("_proj")}
+    )
+    x = draw(B, N, C)
+    torch.testing.assert_close(smgk(x), softmax(x), atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_t7_shifted_keys_factorise(mixture, hard):
+    """exp((q·k − ‖k‖²/2)/σ²) · Σ_r w_r u_ir t_jr (or the maximum) gives the same weights."""
+    q, _, prior, _ = mixture.values()
+    sigma2 = 1.3
+    k, b = draw(B, H, L, E), draw(H, K, E)
+    keys = k[:, :, None] + b[None, :, :, None]
+    variance = torch.full((H, K), sigma2, dtype=torch.float64)
+    weights = torch.softmax(scores_of(q, keys, None if hard else prior, variance, hard=hard), -1)
+    u = torch.einsum("bhne,hke->bhnk", q, b) / sigma2
+    t = -torch.einsum("bhle,hke->bhlk", k, b) / sigma2
+    log_w = -b.square().sum(-1) / (2 * sigma2)
+    if not hard:
+        log_w = log_w + prior[..., 0].log()
+    parts = u[:, :, :, None] + t[:, :, None] + log_w[None, :, None, None]
+    factor = parts.max(-1).values if hard else parts.exp().sum(-1).log()
+    base = (q @ k.mT - k.square().sum(-1)[:, :, None] / 2) / sigma2
+    torch.testing.assert_close(weights, torch.softmax(base + factor, -1), atol=EXACT, rtol=0)
+
+
+def test_one_component_is_the_gaussian_kernel():
+    mgk = MGKAttention(C, E, H, num_components=1).double()
+    gaussian = SoftmaxAttention(C, E, H, score="gaussian").double()
+    gaussian.load_state_dict(mgk.state_dict(), strict=False)
+    x = draw(B, N, C)
+    torch.testing.assert_close(mgk(x), gaussian(x), atol=EXACT, rtol=0)
+
+
+def test_unit_norm_keys_make_one_component_the_dot_product(mixture):
+    q, k = mixture["query"], torch.nn.functional.normalize(mixture["key"][:, :, :1], dim=-1)
+    sigma2 = torch.full((H, 1), E**0.5, dtype=torch.float64)
+    ours = torch.softmax(scores_of(q, k, None, sigma2), -1)
+    dot = torch.softmax(q @ k[:, :, 0].mT / E**0.5, -1)
+    torch.testing.assert_close(ours, dot, atol=EXACT, rtol=0)
+
+
+def test_hard_is_the_limit_of_small_variances(mixture):
+    """With priors 1, l_soft − l_hard is at most log K, and its share of the scores vanishes."""
+    q, k, prior, sigma2 = mixture.values()
+    soft = scores_of(q, k, torch.ones_like(prior), sigma2)
+    hard = scores_of(q, k, None, sigma2, hard=True)
+    gap = soft - hard
+    assert (gap >= -EXACT).all()
+    assert (gap <= torch.tensor(K).log() + EXACT).all()
+    tiny = 1e-4 * sigma2
+    relative = scores_of(q, k, torch.ones_like(prior), tiny) / scores_of(
+        q, k, None, tiny, hard=True
+    )
+    assert (relative - 1).abs().max() < 1e-3
+
+
+def test_hard_gradient_goes_to_the_winner_only(mixture):
+    q, k, _, sigma2 = mixture.values()
+    k.requires_grad_()
+    components = component_scores(
+        q, k, log_prior=None, variance=sigma2, score="gaussian", include_log_det=False
+    )
+    winner = components.argmax(2)  # (B, H, N, L)
+    scores_of(q, k, None, sigma2, hard=True).sum().backward()
+    won = torch.stack([(winner == r).any(2) for r in range(K)], 2)  # (B, H, K, L)
+    assert (~won).any()
+    assert (k.grad[~won] == 0).all()
+    assert (k.grad[won].abs().sum(-1) > 0).all()
+
+
+# ---------------------------------------------------------------------------- parameters, cost
+def test_parameter_counts_of_the_closed_form():
+    """Appendix B: ((K+2)/K)·HEC + … with H the baseline's heads; biases and priors added."""
+    heads, c, e, k = 4, 64, 32, 2
+    mgk = MGKAttention(c, e, heads // k, num_components=k, bias=False)
+    assert mgk.cost(7).num_parameters == (k + 2) * heads * e * c // k + heads * e * c // k + heads
+    smgk = MGKAttention(c, e, heads // k, num_components=k, bias=False, shifted_keys=True)
+    expected = 3 * heads * e * c // k + heads * e * c // k + heads * e + heads
+    assert smgk.cost(7).num_parameters == expected
+
+
+def test_paper_operation_counts():
+    """Unit values of the cost specification: N=256, H=8, E=16, C=128, output width HE."""
+    assert SoftmaxAttention(128, 16, 8).cost(256).paper_flops == 66_420_736
+    assert MGKAttention(128, 16, 4).cost(256).paper_flops == 45_760_512
+    assert MGKAttention(128, 16, 4, shifted_keys=True).cost(256).paper_flops == 41_615_360
+
+
+# ---------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_components": 0}, "num_components must be at least 1, received 0"),
+        ({"variance": [1.0, 0.0]}, "must be positive"),
+        ({"variance": [1.0, -2.0]}, "must be positive"),
+        ({"variance": [1.0]}, "1 multipliers, expected one per component: 2"),
+        ({"variance": "papr_main"}, "unknown variance preset"),
+        ({"variance": "code_lm", "num_components": 3}, "code_lm is for 2 components"),
+        ({"num_kv_heads": 2}, "num_kv_heads must divide num_heads"),
+        ({"prior_share": "head_position"}, "needs max_positions"),
+        ({"prior_share": "token"}, "unknown prior_share"),
+        ({"prior_param": "log"}, "unknown prior_param"),
+        ({"e_step": "medium"}, "e_step must be one of learned, soft, hard"),
+        ({"dropout": 1.0}, "dropout must be in"),
+        ({"backend": "cuda"}, "unknown backend"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        MGKAttention(C, E, H, **options)
+
+
+def test_backend_that_cannot_serve_says_what_would():
+    layer = MGKAttention(C, E, H, e_step="hard", backend="sdpa")
+    with pytest.raises(NotImplementedError, match=r"maximum over components.*blockwise"):
+        layer(torch.randn(B, N, C))
+    layer = MGKAttention(C, E, H, dropout=0.1, backend="sdpa")
+    with pytest.raises(NotImplementedError, match=r"dropout.*reference, blockwise"):
+        layer(torch.randn(B, N, C))
+    layer.eval()(torch.randn(B, N, C))
+
+
+def test_positions_without_a_prior_are_refused():
+    layer = MGKAttention(C, E, H, prior_share="head_position", max_positions=7)
+    with pytest.raises(ValueError, match="11 keys, but priors exist for max_positions=7"):
+        layer(torch.randn(B, N, C))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_extreme_scores_stay_finite(hard):
+    """Keys 1e4 away, equal keys, a dead prior, one position: outputs and gradients are finite."""
+    layer = MGKAttention(C, E, H, e_step="hard" if hard else "learned", variance=[1e-3, 1e3])
+    if not hard:
+        with torch.no_grad():
+            layer.prior.value[:, 0] = 0.0
+    for x in (torch.randn(B, N, C) * 1e4, torch.ones(B, N, C), torch.randn(B, 1, C)):
+        for backend in cpu_backends(layer):
+            if hard and backend == "sdpa":
+                continue
+            layer.backend = backend
+            layer.zero_grad()
+            out = layer(x)
+            out.sum().backward()
+            assert out.isfinite().all(), backend
+            assert all(p.grad.isfinite().all() for p in layer.parameters()), backend
+
+
+def test_weights_are_probabilities():
+    layer = MGKAttention(C, E, H).double()
+    key_mask = torch.ones(B, N, dtype=torch.bool)
+    key_mask[0, 5:] = False
+    key_mask[1] = False
+    weights = layer.weights(draw(B, N, C), key_mask=key_mask)
+    assert weights.shape == (B, H, N, N)
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(H, N, dtype=torch.float64))
+    assert (weights[0, ..., 5:] == 0).all()
+    assert (weights[1] == 0).all()
+    assert torch.equal(
+        masked_softmax(torch.zeros(1, 1, 1, 2), torch.tensor([True, False])),
+        torch.tensor([[[[1.0, 0]]]]),
+    )

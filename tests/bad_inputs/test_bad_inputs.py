@@ -1,0 +1,53 @@
+"""The page of bad inputs says what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.bad_inputs import Case, all_cases, message_of, page
+from tests.bad_inputs.cases import _cell
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "docs/bad_inputs.md"
+ANEW = f"if the new message is right: python -m tests.bad_inputs --write {PAGE.relative_to(ROOT)}"
+CASES = all_cases()
+# Command lines take a third of a second each: of those the fast tests take every third.
+COMMANDS = [case for case in CASES if "(" not in case.area and case.area != "Caches"]
+READERS = [case for case in CASES if case not in COMMANDS]
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the page was written without")
+
+
+def rows(cases: list[Case], folder: Path) -> list[tuple[Case, str]]:
+    return [(case, message_of(case, folder / str(n))) for n, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("part", ["readers", "commands"])
+def test_messages_are_those_of_the_page(part, tmp_path):
+    text = PAGE.read_text(encoding="utf-8")
+    cases = READERS if part == "readers" else COMMANDS[::3]
+    for case, message in rows(cases, tmp_path):
+        row = f"| {_cell(case.given)} | {_cell(message)} |"
+        assert row in text, f"{case.area}: {row}\n{ANEW}"
+
+
+@pytest.mark.slow
+def test_the_whole_page_is_up_to_date(tmp_path):
+    assert page(rows(CASES, tmp_path)) == PAGE.read_text(encoding="utf-8"), ANEW
+
+
+def test_every_area_is_there_and_every_case_has_a_name_of_its_own():
+    assert len(CASES) >= 60
+    names = [(case.area, case.given) for case in CASES]
+    assert len(set(names)) == len(names)
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(f"## {area}\n" in text for area in {case.area for case in CASES})
+
+
+def test_messages_are_one_line_and_no_traceback():
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:2] == "| "]
+    assert len(lines) - 2 * len({case.area for case in CASES}) == len(CASES)
+    assert not [line for line in lines if "Traceback" in line or "Error:" in line]

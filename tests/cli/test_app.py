@@ -1,0 +1,231 @@
+"""The command line: composition, run folders, evaluation, files written."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+
+from lit_probattn.cli.app import main
+from lit_probattn.training.checkpoints import list_checkpoints
+from lit_probattn.training.run_folder import config_differences
+from tests.support.runs import (
+    ROOT,
+    arguments,
+    error_of,
+    metrics,
+    only_version,
+    run,
+    write_attention,
+)
+
+QUICK = ("--trainer.max_steps", "2")
+
+
+def printed_config(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--print_config"])
+    assert stop.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_files_and_flags_compose(tmp_path, capsys):
+    (tmp_path / "more.yaml").write_text("trainer: {max_steps: 5}\nmodel: {init_args: {lr: 0.5}}\n")
+    more = ("--config", str(tmp_path / "more.yaml"), "--model.init_args.lr", "0.25")
+    config = printed_config(arguments("fit", tmp_path, *more), capsys)
+    assert config["trainer"]["max_steps"] == 5
+    assert config["trainer"]["val_check_interval"] == 8  # from the task file
+    assert config["trainer"]["use_distributed_sampler"] is False
+    assert config["trainer"]["check_val_every_n_epoch"] is None
+    assert config["model"]["init_args"]["lr"] == 0.25
+    assert config["model"]["init_args"]["attention"]["init_args"]["num_heads"] == 2
+
+
+RECIPES = {
+    "lra_listops": {"steps": 5000, "warmup": 1000, "interval": 50},
+    "lra_text": {"steps": 20000, "warmup": 8000, "interval": 500},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_task_files_hold_the_recipe(name, tmp_path, capsys):
+    task = str(ROOT / f"configs/tasks/{name}.yaml")
+    command = ["fit", "--config", task, "--config", write_attention(tmp_path)]
+    config = printed_config(command, capsys)
+    recipe, model, trainer = RECIPES[name], config["model"]["init_args"], config["trainer"]
+    assert trainer["max_steps"] == model["schedule_steps"] == recipe["steps"]
+    assert model["warmup_steps"] == recipe["warmup"]
+    assert trainer["val_check_interval"] == recipe["interval"]
+    assert config["data"]["init_args"]["batch_size"] == 32
+    sizes = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
+    optimiser = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.0}
+    others = {"dropout": 0.1, "pooling": "mean", "schedule": "one_cycle", "cycle_momentum": True}
+    for key, value in {**sizes, **optimiser, **others}.items():
+        assert model[key] == value, key
+    assert trainer["gradient_clip_val"] is None
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/trainer").glob("*.yaml")), ids=str)
+def test_trainer_files_set_hardware_only(path, tmp_path, capsys):
+    config = printed_config(arguments("fit", tmp_path, "--config", str(path)), capsys)
+    assert config["model"]["class_path"] == "lit_probattn.tasks.SequenceClassifier"
+    content = yaml.safe_load(path.read_text())
+    assert content.keys() == {"trainer"}
+    hardware = {"accelerator", "devices", "num_nodes", "precision", "strategy"}
+    assert content["trainer"].keys() <= hardware | {"log_every_n_steps"}
+
+
+def test_tiny_listops_trains(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
+    task = str(ROOT / "configs/tasks/lra_listops_tiny.yaml")
+    cpu = str(ROOT / "configs/trainer/cpu_debug.yaml")
+    files = ["--config", task, "--config", write_attention(tmp_path), "--config", cpu]
+    run(["fit", *files, "--run.root", str(tmp_path / "runs"), *QUICK])
+    version = only_version(tmp_path)
+    assert version.parent.name == "lra_listops_tiny-variant"
+    assert [row["step"] for row in metrics(version)] == ["1", "2"]
+
+
+# ---- run folders ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(arguments("fit", folder))
+    return folder
+
+
+def test_run_folder_holds_what_is_needed_to_repeat_it(trained):
+    version = only_version(trained)
+    assert version.relative_to(trained).as_posix() == "runs/lra_text_tiny-variant/0"
+    config = yaml.safe_load((version / "config.yaml").read_text())
+    assert config["run"]["name"] == "lra_text_tiny-variant"
+    assert config["data"]["init_args"]["num_train"] == 128
+    (start,) = json.loads((version / "versions.json").read_text())["starts"]
+    assert start["seed"] == 0
+    assert start["command"].startswith("python -m lit_probattn fit --config ")
+    assert {"python", "packages", "git", "hardware", "backends"} <= start.keys()
+    assert start["packages"]["torch"]
+    assert list(version.glob("events.out.tfevents.*"))
+    rows = metrics(version)
+    assert {"step", "train/loss", "val/loss", "val/accuracy", "lr", "beta1"} <= rows[0].keys()
+    assert [row["step"] for row in rows if row["val/accuracy"]] == ["8", "16"]
+
+
+def test_the_stored_configuration_repeats_the_run(trained, tmp_path):
+    stored = only_version(trained) / "config.yaml"
+    run(["fit", "--config", str(stored), "--run.root", str(tmp_path / "runs")])
+    again = only_version(tmp_path)
+    assert metrics(again) == metrics(only_version(trained))
+    before, after = (
+        yaml.safe_load((v / "config.yaml").read_text()) for v in (stored.parent, again)
+    )
+    assert config_differences(before, after) == []
+
+
+def test_versions_increase_and_differing_configurations_are_kept_apart(tmp_path, capsys):
+    for _ in range(2):
+        run(arguments("fit", tmp_path, *QUICK))
+    base = tmp_path / "runs/lra_text_tiny-variant"
+    assert sorted(p.name for p in base.iterdir()) == ["0", "1"]
+    old = (base / "1/config.yaml").read_text()
+    more = ("--ckpt_path", "last", "--model.init_args.lr", "0.5", "--trainer.max_steps", "4")
+    run(arguments("fit", tmp_path, *more))
+    assert "differs" in (text := capsys.readouterr().out)
+    assert "model.init_args.lr" in text
+    assert sorted(p.name for p in base.iterdir()) == ["0", "1", "2"]
+    assert (base / "1/config.yaml").read_text() == old
+    assert list_checkpoints(base / "2/checkpoints", "step")[0].name == "step-00000004.ckpt"
+
+
+def test_continuing_adds_a_start_to_the_same_folder(tmp_path):
+    run(arguments("fit", tmp_path, *QUICK))
+    run(arguments("fit", tmp_path, "--ckpt_path", "auto", "--trainer.max_steps", "4"))
+    version = only_version(tmp_path)
+    first, second = json.loads((version / "versions.json").read_text())["starts"]
+    assert first["checkpoint"] is None
+    assert second["checkpoint"].endswith("step-00000002.ckpt")
+
+
+def test_nothing_left_to_train(tmp_path, capsys):
+    run(arguments("fit", tmp_path, *QUICK))
+    run(arguments("fit", tmp_path, *QUICK, "--ckpt_path", "last"))
+    assert "nothing to train" in capsys.readouterr().out
+    only_version(tmp_path)
+
+
+def test_an_existing_version_is_not_overwritten(tmp_path, capsys):
+    named = ("--run.name", "mine", "--run.version", "a")
+    run(arguments("fit", tmp_path, *QUICK, *named))
+    assert (tmp_path / "runs/mine/a/config.yaml").is_file()
+    assert "a exists: continue it" in error_of(arguments("fit", tmp_path, *named), capsys)
+    more = (*named, "--ckpt_path", "last", "--model.init_args.lr", "0.5")
+    assert "another configuration" in error_of(arguments("fit", tmp_path, *more), capsys)
+
+
+def test_schedule_as_long_as_the_run_makes_max_steps_part_of_the_configuration():
+    short = {"model": {"init_args": {"schedule": "cosine"}}, "trainer": {"max_steps": 5}}
+    long = {"model": {"init_args": {"schedule": "cosine"}}, "trainer": {"max_steps": 9}}
+    assert config_differences(short, long) == ["model.init_args.schedule_steps"]
+    for config in (short, long):
+        config["model"]["init_args"]["schedule_steps"] = 9
+    assert config_differences(short, long) == []
+
+
+# ---- validate, test, predict ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_evaluation_needs_weights(command, trained, capsys):
+    assert "--ckpt_path best" in error_of(arguments(command, trained), capsys)
+
+
+def test_test_writes_results_of_the_best_checkpoint(trained, capsys):
+    run(arguments("test", trained, "--ckpt_path", "best"))
+    (best,) = list_checkpoints(only_version(trained) / "checkpoints", "best")
+    report = json.loads((only_version(trained) / f"test-{best.stem}.json").read_text())
+    assert report["checkpoint"].endswith(best.name)
+    assert report["selected_on_test"] is False
+    assert 0 <= report["test/accuracy"] <= 1
+    only_version(trained)  # evaluation makes no run folder
+
+
+def test_validation_repeats_the_value_logged_in_training(trained):
+    config = str(only_version(trained) / "config.yaml")
+    run(["validate", "--config", config, "--ckpt_path", "last"])
+    report = json.loads((only_version(trained) / "validate-step-00000016.json").read_text())
+    (row,) = [row for row in metrics(only_version(trained)) if row["step"] == "16"]
+    assert report["val/loss"] == pytest.approx(float(row["val/loss"]), rel=1e-6)
+    assert report["val/accuracy"] == pytest.approx(float(row["val/accuracy"]), rel=1e-6)
+
+
+def test_predict_writes_one_row_per_sample(trained):
+    run(arguments("predict", trained, "--ckpt_path", "last"))
+    table = pd.read_parquet(only_version(trained) / "predictions-step-00000016.parquet")
+    names = ["sample_id", "target", "prediction", "probability_0", "probability_1"]
+    assert list(table.columns) == names
+    assert table["sample_id"].tolist() == list(range(21))
+    probabilities = table[["probability_0", "probability_1"]].to_numpy()
+    assert (probabilities.argmax(1) == table["prediction"]).all()
+    run(arguments("test", trained, "--ckpt_path", "last"))
+    report = json.loads((only_version(trained) / "test-step-00000016.json").read_text())
+    accuracy = (table["prediction"] == table["target"]).mean()
+    assert report["test/accuracy"] == pytest.approx(accuracy)
+
+
+def test_weights_of_another_model_are_refused(trained, capsys):
+    more = ("--ckpt_path", "last", "--model.init_args.embed_dim", "8")
+    line = error_of(arguments("test", trained, *more), capsys)
+    assert "does not fit this configuration" in line
+    assert "of other shapes (first model.embedding.tokens.weight: [257, 16] there, [257, 8]" in line
+
+
+def test_damaged_checkpoint_is_one_line(trained, tmp_path, capsys):
+    source = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    (tmp_path / "cut.ckpt").write_bytes(source.read_bytes()[:5000])
+    more = ("--ckpt_path", str(tmp_path / "cut.ckpt"))
+    line = error_of(arguments("test", trained, *more), capsys)
+    assert "cut.ckpt is damaged" in line

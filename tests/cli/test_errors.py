@@ -1,0 +1,123 @@
+"""What a user got wrong is one line on stderr with exit code 2; a fault keeps its traceback."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lit_probattn.cli.app import DEBUG_VARIABLE, main
+from tests.support.paths import ROOT
+from tests.support.runs import TASK, arguments, error_of, write_attention
+
+ATTENTION = "model.init_args.attention"
+WRONG = [
+    # flags are not matched by prefix
+    (["--trainer.max_step", "4"], "'trainer.max_step'; did you mean 'trainer.max_steps'"),
+    (["--model.init_args.num_layer", "4"], "num_layer' .*did you mean 'num_layers'"),
+    (["--model.num_layer", "4"], "num_layer' .*did you mean 'num_layers'"),
+    ([f"--{ATTENTION}.init_args.num_head", "4"], "num_head' .*did you mean 'num_heads'"),
+    ([f"--{ATTENTION}.num_head", "4"], "num_head' .*did you mean 'num_heads'"),
+    (["--data.init_args.batch", "4"], "batch' for datamodules.Synthetic; did you mean"),
+    (["--seed", "4"], "did you mean 'seed_everything'"),
+    (["--conf", "x"], "did you mean 'config'"),
+    (["--run.nme", "x"], "did you mean 'run.name'"),
+    # unknown classes
+    (
+        [f"--{ATTENTION}", "lit_probattn.attention.MGKAtention"],
+        "did you mean 'lit_probattn.attention.MGKAttention'.*available: .*SoftmaxAttention",
+    ),
+    ([f"--{ATTENTION}", "SoftmaxAtention"], "did you mean 'lit_probattn.attention.Softmax"),
+    ([f"--{ATTENTION}.class_path", "torch.nn.Linear"], "not a class that fits.*available"),
+    ([f"--{ATTENTION}.class_path", "nowhere.Attention"], "no module named 'nowhere' .available: "),
+    (["--model", "lit_probattn.tasks.SequenceClasifier"], "did you mean .*SequenceClassifier"),
+    (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
+    # wrong types and values
+    (["--model.init_args.num_layers", "four"], "num_layers: expected int, got 'four'"),
+    (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
+    (["--trainer.precision", "17"], "trainer.precision: expected"),
+    (["--seed_everything", "x"], "seed_everything: expected int"),
+    # refused by a constructor
+    ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args: num_heads must be"),
+    ([f"--{ATTENTION}.init_args.num_kv_heads", "3"], "num_kv_heads must divide num_heads"),
+    (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
+    (["--model.init_args.lr", "-1"], "model.init_args: lr must be positive, got -1"),
+    (["--model.init_args.dropout", "1.5"], "model.init_args: dropout .* got 1.5"),
+    (["--run.keep_checkpoints", "1"], "at least 2 checkpoints must be kept, got 1"),
+    # refused when training begins
+    (["--trainer.max_steps", "-1"], "trainer.max_steps must be set"),
+    (["--trainer.max_steps", "17"], "goes beyond schedule_steps 16"),
+    (["--trainer.accumulate_grad_batches", "3"], "batch_size=8.*accumulate_grad_batches=3"),
+    (["--model.init_args.warmup_steps", "16"], "warmup_steps 16 and schedule_steps 16"),
+    (["--trainer.strategy", "dpp"], "invalid strategy name"),
+    # checkpoints
+    (["--ckpt_path", "last"], "nothing to continue: .*auto"),
+    (["--ckpt_path", "nowhere.ckpt"], "checkpoint not found: nowhere.ckpt"),
+]
+
+
+@pytest.mark.parametrize(("more", "expected"), WRONG, ids=lambda value: str(value)[:60])
+def test_wrong_input_is_one_line(tmp_path, capsys, more, expected):
+    line = error_of(arguments("fit", tmp_path, *more), capsys)
+    assert re.search(expected, line), line
+    assert not list((tmp_path / "runs").glob("*/*"))  # no folder is left behind
+
+
+WRONG_FILES = [
+    ("trainer: {max_step: 3}", "did you mean 'trainer.max_steps'"),
+    ("mdel: {init_args: {embed_dim: 3}}", "'mdel.init_args.embed_dim'; did you mean 'model'"),
+    ("model: {init_args: {num_layer: 3}}", "num_layer' .*did you mean 'num_layers'"),
+    ("data: {init_args: {batchsize: 3}}", "batchsize' .*did you mean 'batch_size'"),
+    ("model: {init_args: {attention: {init_args: {num_head: 3}}}}", "did you mean 'num_heads'"),
+    ("model: [1,", r"wrong.yaml:\d+: not valid YAML"),
+    ("- 1", "must hold a mapping of keys, got list"),
+    ("", "must hold a mapping of keys, got NoneType"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG_FILES, ids=lambda value: str(value)[:40])
+def test_wrong_file_is_one_line(tmp_path, capsys, text, expected):
+    (tmp_path / "wrong.yaml").write_text(text)
+    command = arguments("fit", tmp_path, "--config", str(tmp_path / "wrong.yaml"))
+    line = error_of(command, capsys)
+    assert re.search(expected, line), line
+
+
+def test_order_of_files(tmp_path, capsys):
+    attention = write_attention(tmp_path)
+    line = error_of(["fit", "--config", attention, "--config", TASK], capsys)
+    assert f"put the task file first: --config {TASK} --config {attention}" in line
+    assert "no task file" in error_of(["fit", "--config", attention], capsys)
+    assert "configs/attention/softmax.yaml" in error_of(["fit", "--config", TASK], capsys)
+
+
+def test_missing_file_names_the_nearest(capsys):
+    line = error_of(["fit", "--config", str(ROOT / "configs/tasks/lra_listop.yaml")], capsys)
+    assert "not found" in line
+    assert "configs/tasks/lra_listops.yaml'" in line
+
+
+@pytest.mark.parametrize(("command", "expected"), [(["fitt"], "'fitt'"), ([], "subcommand")])
+def test_wrong_command(command, expected, capsys):
+    assert expected in error_of(command, capsys)
+
+
+def test_a_fault_keeps_its_traceback(tmp_path, monkeypatch):
+    def broken(self, batch, batch_idx):
+        return int("x")
+
+    monkeypatch.setattr("lit_probattn.tasks.SequenceClassifier.training_step", broken)
+    with pytest.raises(ValueError, match="invalid literal"):
+        main(arguments("fit", tmp_path))
+
+
+def test_a_fault_in_a_constructor_keeps_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_probattn.tasks.SequenceClassifier.model_class", None)
+    with pytest.raises(TypeError, match="NoneType"):
+        main(arguments("fit", tmp_path))
+
+
+def test_debug_shows_the_traceback_of_every_error(tmp_path, monkeypatch):
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    with pytest.raises(ValueError, match="num_heads must be at least 1"):
+        main(arguments("fit", tmp_path, f"--{ATTENTION}.init_args.num_heads", "0"))

@@ -1,0 +1,184 @@
+"""Reports: arithmetic against the statistics module, protocol differences, flags, the picture."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+
+import matplotlib.image
+import pytest
+import yaml
+
+from lit_probattn.compare.protocol import Options, default_of, differences, overrides
+from lit_probattn.compare.report import SHORTENED, Report
+from lit_probattn.compare.tables import read_table
+from tests.compare.tiny import TABLE, tiny_cells, write_tables
+from tests.support.paths import ROOT
+
+COUNTS = {"softmax_2": (1000, 4000), "mgk_1": (600, 3000)}
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def keep(cell, value, **more):
+    parameters, macs = COUNTS[cell.row.name]
+    facts = {
+        "task": cell.task.name,
+        "row": cell.row.name,
+        "seed": cell.seed,
+        "values": {"test": value},
+        "parameters": parameters,
+        "macs": 7,
+        "macs_published_length": macs,
+        "num_test": 42,
+        "selected_step": 8,
+        "selected_on_test": False,
+        "max_steps": cell.max_steps,
+        "num_starts": 1,
+        "fit_seconds_of_last_start": 90.0,
+        "run_folder": "runs/x/0",
+        "command": "python -m lit_probattn fit",
+        "python": "3.11",
+        "packages": {"torch": "2.15.0"},
+        "git": {"revision": "abcdef123456", "dirty": False},
+        "hardware": {"processor": "a processor", "num_cores": 2, "gpus": []},
+        "backends": {"softmax (cpu, float32)": "sdpa"},
+    }
+    cell.keep(facts | more)
+
+
+def report_of(tmp_path, table, cells):
+    report = Report(table, cells, "python -m lit_probattn.reproduce tiny")
+    return report, report.write(tmp_path / "out"), (tmp_path / "out/report.md").read_text()
+
+
+def test_numbers(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    values = {"softmax_2": [36.0, 37.5], "mgk_1": [30.0, 30.4]}
+    for cell in cells:
+        keep(cell, values[cell.row.name][cell.seed - 3])
+    report, text, written = report_of(tmp_path, table, cells)
+    for name, numbers in values.items():
+        spread = f"{statistics.mean(numbers):.2f} ± {statistics.stdev(numbers):.2f}"
+        (line,) = [row for row in text.splitlines() if spread in row]
+        assert f"| {TABLE['rows'][name]['published']['listops']:.2f} |" in line
+        assert f"| {COUNTS[name][0]:,} | {COUNTS[name][1] / 4000:.3f} |" in line
+    assert "| baseline |" in text
+    assert not report.shortened
+    assert SHORTENED not in written
+    assert "4 of 4 cells are finished." in written
+    assert "a processor, 2 cores. python 3.11, torch 2.15.0. Revision abcdef1." in written
+    with (tmp_path / "out/rows.csv").open() as file:
+        assert [float(row["value test"]) for row in csv.DictReader(file)] == [36, 30, 37.5, 30.4]
+    with (tmp_path / "out/ratios.csv").open() as file:
+        assert [float(row["flop_ratio"]) for row in csv.DictReader(file)] == [1.0, 0.75]
+    picture = tmp_path / "out/figures/results.png"
+    assert picture.stat().st_size < 300_000
+    assert matplotlib.image.imread(picture).ndim == 3
+
+
+def test_one_seed_claims_no_spread_and_missing_cells_are_named(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    keep(cells[0], 36.0)
+    _, text, written = report_of(tmp_path, table, cells)
+    assert "| 1 | 36.00 | 37.00 | -1.00: one seed, no interval; the test set alone" in text
+    assert "1 of 4 cells are finished; missing: listops, MGK, 1 heads, seed 3" in written
+
+
+def test_average_needs_all_tasks(tmp_path):
+    table, cells = tiny_cells(tmp_path, [])
+    for cell in cells:
+        if cell.task.name == "listops":
+            keep(cell, 40.0)
+    assert "| average |" not in report_of(tmp_path, table, cells)[1]
+    for cell in cells:
+        keep(cell, 40.0 if cell.task.name == "listops" else 75.0)
+    text = report_of(tmp_path, table, cells)[1]
+    (line,) = [row for row in text.splitlines() if row.startswith("| average")]
+    assert "| 57.50 | 58.50 | -1.00: no interval |" in line
+
+
+def test_nothing_finished_is_no_report(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    with pytest.raises(ValueError, match="nothing to report"):
+        Report(table, cells, "").write(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(shortened=True),
+        Options(steps=10),
+        Options(max_seq_len=24),
+        Options(settings={"trainer.max_steps": 4}),
+    ],
+)
+def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
+    table, cells = tiny_cells(tmp_path, None, options)
+    for cell in cells:
+        keep(cell, 30.0 + cell.seed)
+    report, text, written = report_of(tmp_path, table, cells)
+    assert report.shortened
+    assert written.splitlines()[0] == f"# A tiny table ({SHORTENED})"
+    assert text.count("not compared: another protocol") == 2
+    assert "they say nothing about the published values" in written
+
+
+def test_differences_are_computed_from_the_configurations(tmp_path):
+    more = Options(steps=8, max_seq_len=24, settings={"data.init_args.batch_size": 4})
+    table, cells = tiny_cells(tmp_path, None, more)
+    task, row = cells[0].task, cells[0].row
+    found = {d.key: (d.published, d.here) for d in differences(task, row, more)}
+    assert found == {
+        "data.init_args.batch_size": (8, 4),
+        "data.init_args.max_length": (32, 24),
+        "data.init_args.max_length_tokens": (32, 24),
+        "model.init_args.schedule_steps": (16, 8),
+        "model.init_args.warmup_steps": (4, 2),
+        "trainer.max_steps": (16, 8),
+        "trainer.precision": ("16-mixed", "32-true"),
+    }
+    (plain,) = differences(task, row, Options())
+    assert str(plain) == '`trainer.precision`: published "16-mixed", here "32-true"'
+    assert differences(task, row, Options(as_published=True)) == []
+    for cell in cells:
+        keep(cell, 30.0)
+    written = report_of(tmp_path, table, cells)[2]
+    assert written.count("`trainer.max_steps`: published 16, here 8") == 1
+    assert "- seeds: published 5 runs, here 3, 4" in written
+    assert "- published: another evaluation" in written
+
+
+def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):
+    _, cells = tiny_cells(tmp_path)
+    options = Options(settings={"data.init_args.generator_seed": 7, "model.init_args.lr": 1e-3})
+    found = {
+        d.key: (d.published, d.here) for d in differences(cells[0].task, cells[0].row, options)
+    }
+    assert found["data.init_args.generator_seed"] == (0, 7)
+    assert "model.init_args.lr" not in found
+    assert default_of(cells[0].config, "model.init_args.weight_decay") == 0.0
+    assert default_of(cells[0].config, "run.nothing") is None
+
+
+def test_attention_of_the_released_code_is_a_difference(tmp_path):
+    table = yaml.safe_load(yaml.safe_dump(TABLE))
+    table["rows"]["mgk_1"]["as_released"] = "configs/attention/as_released/code_lra_mgk.yaml"
+    write_tables(tmp_path, table)
+    tiny = read_table("tiny", tmp_path)
+    options = Options(as_released=True)
+    keys = {d.key for d in differences(tiny.tasks["listops"], tiny.rows["mgk_1"], options)}
+    assert "model.init_args.attention.init_args.prior_share" in keys
+    given = overrides(tiny.tasks["listops"], tiny.rows["mgk_1"], options)
+    assert given == {"model.init_args.attention.init_args.num_heads": 1}
+
+
+def test_selection_on_test_is_flagged(tmp_path):
+    table, cells = tiny_cells(tmp_path, ["listops", "softmax_2"])
+    keep(cells[0], 36.0, selected_on_test=True)
+    assert (
+        "**Checkpoints were selected on the test split.**" in report_of(tmp_path, table, cells)[2]
+    )

@@ -1,0 +1,205 @@
+"""Cells run once, in parallel, in shards; a killed command goes on without running any again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+
+import pytest
+
+from lit_probattn.compare.built import counts
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.runner import Runner, child_environment, log_path
+from lit_probattn.reproduce.__main__ import main
+from lit_probattn.training.run_record import read_starts
+from tests.compare.tiny import program, tiny_cells, write_tables
+from tests.support.paths import ROOT
+from tests.support.runs import in_child
+
+COUNTED = {"parameters": 1, "macs": 2, "macs_published_length": 2, "num_test": 42}
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def runner(jobs=1, lines=None):
+    return Runner(lambda cell: COUNTED, jobs, say=[].append if lines is None else lines.append)
+
+
+def commands_run(cell):
+    lines = log_path(cell).read_text().splitlines()
+    return [line.split()[4] for line in lines if line.startswith("$ python -m lit_probattn")]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_every_cell_runs_once(tmp_path, jobs):
+    _, cells = tiny_cells(tmp_path)
+    reports = []
+    outcome = runner(jobs).run(cells, lambda: reports.append(1))
+    assert len(cells) == outcome.ran == len(reports) == 4
+    assert [commands_run(cell) for cell in cells] == [["fit", "test"]] * 4
+    values = [cell.result()["values"]["test"] for cell in cells]
+    assert values == pytest.approx([28.0, 38.0, 29.0, 39.0])
+    assert all(cell.result()["num_test"] == 42 for cell in cells)
+    lines = []
+    again = runner(jobs, lines).run(cells, lambda: reports.append(1))
+    assert (again.ran, len(again.finished), len(reports)) == (0, 4, 4)
+    assert sum("finished before, not run again" in line for line in lines) == 4
+    assert [commands_run(cell) for cell in cells] == [["fit", "test"]] * 4
+
+
+def test_killed_command_goes_on_and_runs_no_finished_cell_again(tmp_path):
+    _, cells = tiny_cells(tmp_path)
+    (tmp_path / "KILL").write_text(f"{cells[1].name} 9")  # in the second cell, at its step 9 of 16
+
+    def work():
+        runner().run(cells, lambda: None)
+        return 0
+
+    assert in_child(work) == -signal.SIGKILL
+    assert [cell.result() is not None for cell in cells] == [True, False, False, False]
+    lines = []
+    outcome = runner(1, lines).run(cells, lambda: None)
+    assert (outcome.ran, len(outcome.finished)) == (3, 4)
+    assert "finished before, not run again" in lines[0]
+    assert "goes on from step 9 of 16" in lines[1]
+    assert commands_run(cells[0]) == ["fit", "test"]
+    assert commands_run(cells[1]) == ["fit", "fit", "test"]
+    starts = read_starts(cells[1].version())
+    assert [start["first"] for start in starts] == [0, 9]
+    assert cells[1].result()["num_starts"] == 2
+
+
+def test_cell_killed_after_its_last_step_is_tested_only(tmp_path):
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    (tmp_path / "KILL").write_text(f"{cells[0].name} 16")
+
+    def work():
+        runner().run(cells[:1], lambda: None)
+        return 0
+
+    assert in_child(work) == -signal.SIGKILL
+    assert runner().run(cells[:1], lambda: None).ran == 1
+    assert commands_run(cells[0]) == ["fit", "test"]
+
+
+def test_half_a_result_counts_as_none(tmp_path):
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    runner().run(cells[:1], lambda: None)
+    text = cells[0].result_path.read_text()
+    cells[0].result_path.write_text(text[: len(text) // 2])
+    assert cells[0].result() is None
+    assert runner().run(cells[:1], lambda: None).ran == 1
+
+
+def test_cell_of_another_process_is_left_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_probattn.compare.runner.GRACE_SECONDS", 0.2)
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    lock = cells[0].folder / "locks" / f"{cells[0].name}.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        outcome = runner().run(cells, lambda: None)
+    assert outcome.elsewhere == [cells[0].label]
+    assert outcome.finished == cells[1:]
+
+
+def test_failed_cell_stops_no_other_and_is_tried_again(tmp_path):
+    _, cells = tiny_cells(tmp_path)
+    (tmp_path / "FAIL").touch()
+    outcome = runner(2).run(cells, lambda: None)
+    assert len(outcome.failed) == 4
+    assert all("`fit` ended with status 3; see " in text for text in outcome.failed.values())
+    (tmp_path / "FAIL").unlink()
+    assert runner(2).run(cells, lambda: None).ran == 4
+
+
+def test_environment_of_a_job(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = [child_environment(slot, 3, ["5", "7"]) for slot in range(3)]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["5", "7", "5"]
+    assert found[0]["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 3))
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"} & set(found[0])
+
+
+def arguments(tmp_path, *more):
+    tables = write_tables(tmp_path / "tables")
+    launch = " ".join(program(tmp_path))
+    places = ["--tables", str(tables), "--runs", str(tmp_path / "runs"), "--launch", launch]
+    return ["tiny", *places, "--data_dir", str(tmp_path), *more]
+
+
+def test_shards_are_a_partition_and_the_whole_command_reports(tmp_path, capsys, monkeypatch):
+    done = tmp_path / "runs/reproduce/cells"
+    found = []
+    for index in range(3):
+        before = set(done.glob("*.json"))
+        shard = ("--shard", f"{index}/3")
+        assert main(arguments(tmp_path, "--only", "listops", *shard)) == 0
+        found.append(set(done.glob("*.json")) - before)
+    assert [len(part) for part in found] == [2, 1, 1]
+    assert len(set.union(*found)) == 4
+    assert "report:" not in capsys.readouterr().out
+    assert main(arguments(tmp_path, "--only", "listops")) == 0
+    printed = capsys.readouterr().out
+    assert "4 of 4 cells finished, 0 of them now" in printed
+    assert "report: " in printed
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(arguments(tmp_path, "--only", "listops")) == 0
+    assert "2 of 2 cells finished" in capsys.readouterr().out
+
+
+def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, capsys):
+    assert main(arguments(tmp_path, "--seeds", "3")) == 1
+    printed = capsys.readouterr()
+    (line,) = [text for text in printed.err.splitlines() if text.startswith("skipped: retrieval")]
+    assert "new_aan_pairs.train.tsv" in line
+    assert "python -m datamodules prepare retrieval" in line
+    assert "2 of 3 cells finished, 2 of them now; 0 failed, 0 run elsewhere, 1 tasks" in printed.out
+
+
+def test_studies_take_the_models_that_are_trained(tmp_path, capsys):
+    places = arguments(tmp_path)[1:5]
+    assert main(["study", *places]) == 0
+    assert "train first: python -m lit_probattn.reproduce tiny --only" in capsys.readouterr().out
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    runner().run(cells[:1], lambda: None)
+    assert main(["study", *places]) == 0
+    printed = capsys.readouterr().out
+    checkpoint = f"{cells[0].version()}/checkpoints/best-00000002.ckpt"
+    assert f"python -m lit_probattn.analysis priors --checkpoint {checkpoint}" in printed
+    assert "train first" not in printed
+
+
+def test_options_make_other_cells(tmp_path):
+    plain = tiny_cells(tmp_path)[1][0]
+    others = [
+        Options(steps=4),
+        Options(max_seq_len=24),
+        Options(shortened=True),
+        Options(settings={"model.init_args.lr": 1e-2}),
+        Options(trainer="configs/trainer/one_gpu.yaml"),
+    ]
+    digests = {tiny_cells(tmp_path, None, options)[1][0].digest for options in others}
+    assert len(digests | {plain.digest}) == 6
+    assert Options(steps=4).shortens
+    assert not Options(settings={"a.b": 1}).shortens
+
+
+def test_result_has_what_a_reader_needs(tmp_path):
+    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    runner().run(cells[:1], lambda: None)
+    result = json.loads(cells[0].result_path.read_text())
+    wanted = {"task", "row", "seed", "values", "selected_step", "selected_on_test", "max_steps"}
+    wanted |= {"num_starts", "run_folder", "command", "packages", "git", "hardware", "backends"}
+    assert wanted <= set(result)
+    assert result["command"].startswith("python -m lit_probattn fit --config configs/tasks/")
+    assert set(counts(cells[0])) == {"parameters", "macs"}

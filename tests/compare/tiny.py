@@ -1,0 +1,136 @@
+"""A tiny table below a folder, and a program that stands in for training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.tables import Table, read_table
+from lit_probattn.reproduce.states import make_cells
+
+ACCURACY = {
+    "command": "test",
+    "key": "test/accuracy",
+    "scale": 100,
+    "printed": ["accuracy_percent", "test"],
+    "unit": "%",
+    "better": "higher",
+}
+TASKS = {
+    "listops": {
+        "config": "configs/tasks/lra_listops_tiny.yaml",
+        "published": {"trainer.precision": "16-mixed"},
+        "not_in_config": ["published: another evaluation"],
+        "metrics": {"test": ACCURACY},
+        "length": {"data.init_args.max_length": 1, "data.init_args.max_length_tokens": 1},
+        "shortened": {"trainer.max_steps": 8},
+    },
+    "retrieval": {
+        "config": "configs/tasks/lra_retrieval_tiny.yaml",
+        "metrics": {"test": ACCURACY},
+    },
+}
+TABLE = {
+    "title": "A tiny table",
+    "kind": "fits",
+    "tasks": ["listops", "retrieval"],
+    "seeds": [3, 4],
+    "published_runs": 5,
+    "baseline": "softmax_2",
+    "rows": {
+        "softmax_2": {
+            "method": "Softmax",
+            "heads": "2",
+            "attention": "configs/attention/softmax.yaml",
+            "set": {"num_heads": 2},
+            "published": {"listops": 37.0, "retrieval": 80.0, "average": 58.5},
+        },
+        "mgk_1": {
+            "method": "MGK",
+            "heads": "1",
+            "attention": "configs/attention/mgk.yaml",
+            "set": {"num_heads": 1},
+            "published": {"listops": 36.0},
+        },
+    },
+}
+OTHER = {
+    "study": {
+        "title": "A study",
+        "kind": "analysis",
+        "needs": "lit_probattn.analysis.studies.priors",
+        "study": "priors",
+        "models": ["tiny --only listops mgk_1"],
+    },
+    "outside": {"title": "Elsewhere", "kind": "out_of_scope", "reason": "not read here"},
+}
+
+# Trains nothing: counts steps up to the end of --trainer.max_steps and leaves what a run leaves.
+# KILL in its folder kills its parent at that step, as the kernel would.
+PROGRAM = """
+import json, os, pathlib, signal, sys, time, zipfile
+words = sys.argv[3:]
+value = dict(zip(words[1::2], words[2::2]))
+if words[0] == "fit":
+    base = pathlib.Path(value["--run.root"]) / value["--run.name"]
+    folder = base / "0"
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    record = folder / "versions.json"
+    starts = json.loads(record.read_text())["starts"] if record.exists() else []
+    saved = sorted(folder.glob("checkpoints/step-*.ckpt"))
+    first = int(saved[-1].stem.split("-")[1]) if saved else 0
+    starts.append({"started": str(time.time()), "first": first, "backends": {"a (cpu)": "b"}})
+    record.write_text(json.dumps({"starts": starts}))
+    (folder / "config.yaml").write_text("{}")
+    plan = pathlib.Path(__file__).with_name("KILL")
+    for step in range(first + 1, int(value.get("--trainer.max_steps", 16)) + 1):
+        with zipfile.ZipFile(folder / "checkpoints" / f"step-{step:08d}.ckpt", "w") as file:
+            file.writestr("data", "x")
+        if plan.exists() and plan.read_text() == f"{base.name} {step}":
+            plan.unlink()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+else:
+    folder = pathlib.Path(words[words.index("--config") + 1]).parent
+    seed = int(folder.parent.name.split("seed")[1].split("-")[0])
+    accuracy = 0.25 + 0.01 * seed + 0.1 * folder.parent.name.count("mgk")
+    report = {"test/accuracy": accuracy, "checkpoint": "best-00000002.ckpt"}
+    (folder / "test-best-00000002.json").write_text(json.dumps(report))
+if pathlib.Path(__file__).with_name("FAIL").exists():
+    sys.exit(3)
+"""
+
+
+def write_tables(folder: Path, table: dict[str, Any] | None = None) -> Path:
+    """Write the files of a table folder."""
+    folder.mkdir(exist_ok=True)
+    contents = {"tasks": TASKS, "tiny": table or TABLE, "other_tables": OTHER}
+    for name, content in contents.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    (folder / "published.csv").write_text(
+        "table,task,method,heads,metric,split,value\n"
+        "tiny,listops,Softmax,2,accuracy_percent,test,37.0\n"
+    )
+    return folder
+
+
+def program(folder: Path) -> tuple[str, str]:
+    """Write the program; returns the words that start it."""
+    path = folder / "program.py"
+    path.write_text(PROGRAM)
+    return (sys.executable, str(path))
+
+
+def tiny_cells(
+    folder: Path, only: list[str] | None = None, options: Options | None = None
+) -> tuple[Table, list[Cell]]:
+    """Cells of the tiny table that the program runs."""
+    table = read_table("tiny", write_tables(folder / "tables"))
+    place = Place(runs=folder / "runs", data_dir=str(folder), launch=program(folder))
+    chosen = ["listops"] if only is None else only
+    return table, make_cells(table, chosen, table.seeds, options or Options(), place)

@@ -1,0 +1,143 @@
+"""The command that converts the softmax attention of a checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import yaml
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.convert.to_mgk import main
+from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.checkpoints import load_checkpoint
+
+C, E, H, K = 11, 3, 4, 2
+
+SIZES = {"embed_dim": 11, "head_dim": E, "num_layers": 2, "mlp_dim": 13}
+
+
+def make_run(folder, attention="SoftmaxAttention", **arguments):
+    """Write a run folder with a configuration and a checkpoint of fresh weights."""
+    kind = {"SoftmaxAttention": SoftmaxAttention, "MGKAttention": MGKAttention}[attention]
+    arguments = {"num_heads": H, **arguments}
+    task = SequenceClassifier(
+        lambda c, e: kind(c, e, **arguments),
+        vocab_size=23,
+        num_classes=4,
+        max_seq_len=19,
+        **SIZES,
+    )
+    data = {"min_length": 7, "max_length": 19, "vocab_size": 23, "num_val": 24, "batch_size": 6}
+    config = {
+        "seed_everything": 3,
+        "model": {
+            "class_path": "lit_probattn.tasks.SequenceClassifier",
+            "init_args": {
+                **SIZES,
+                "attention": {
+                    "class_path": f"lit_probattn.attention.{attention}",
+                    "init_args": arguments,
+                },
+            },
+        },
+        "data": {"class_path": "datamodules.Synthetic", "init_args": data},
+    }
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    checkpoint = folder / "checkpoints" / "best-00000005.ckpt"
+    contents = {
+        "state_dict": task.state_dict(),
+        "global_step": 5,
+        "epoch": 0,
+        "pytorch-lightning_version": "2.6.0",
+        "optimizer_states": [{"state": {}}],
+        "loops": {"fit_loop": {}},
+    }
+    torch.save(contents, checkpoint)
+    return task, checkpoint
+
+
+def load_converted(path):
+    """Build the task from the attention file and load the converted weights."""
+    with open(path.with_suffix(".yaml"), encoding="utf-8") as file:
+        attention = yaml.safe_load(file)["model"]["init_args"]["attention"]
+    task = SequenceClassifier(
+        lambda c, e: MGKAttention(c, e, **attention["init_args"]),
+        vocab_size=23,
+        num_classes=4,
+        max_seq_len=19,
+        **SIZES,
+    )
+    checkpoint = load_checkpoint(path)
+    task.load_state_dict(checkpoint["state_dict"])
+    return task, checkpoint
+
+
+def test_command_converts_prints_and_stores_the_error(tmp_path, capsys):
+    old, checkpoint = make_run(tmp_path / "run", dropout=0.1)
+    out = tmp_path / "mgk.ckpt"
+    assert main([str(checkpoint), str(out), "--num_batches", "3"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    new, stored = load_converted(out)
+    report = stored["conversion"]
+    assert report["source_step"] == 5
+    for index, line in enumerate(printed[:2]):
+        errors = report["layers"][f"model.encoder.blocks.{index}.attention"]
+        assert f"output error {100 * errors['output_error']:.1f} % on held-out inputs" in line
+        assert sorted(itertools.chain(*errors["groups"])) == list(range(H))
+    assert report["model"]["num_rows"] == 18
+    assert f"{100 * report['model']['logit_error']:.1f} %" in printed[2]
+    assert stored["global_step"] == 0
+    assert stored["optimizer_states"] == []
+    assert "loops" not in stored
+    attention = new.model.encoder.blocks[0].attention
+    assert (attention.num_heads, attention.num_components, attention.dropout) == (2, 2, 0.1)
+    # The stored model error is what the two models do.
+    from datamodules import Synthetic
+
+    data = Synthetic(min_length=7, max_length=19, vocab_size=23, num_val=24, batch_size=6, seed=3)
+    data.setup("validate")
+    batches = list(itertools.islice(data.val_dataloader(), 3))
+    with torch.no_grad():
+        a, b = (torch.cat([task.eval()(batch) for batch in batches]) for task in (old, new))
+    assert abs((b - a).norm() / a.norm() - report["model"]["logit_error"]) < 1e-4
+
+
+def test_command_without_data(tmp_path, capsys):
+    _, checkpoint = make_run(tmp_path / "run", bias=False)
+    out = tmp_path / "mgk.ckpt"
+    command = [str(checkpoint), str(out), "--weights_only", "--num_components", "4"]
+    assert main(command) == 2
+    assert "give --head_dim or the run's --config" in capsys.readouterr().err
+    assert main([*command, "--head_dim", str(E), "--value_head_dim", "5"]) == 0
+    assert "not measured (no inputs)" in capsys.readouterr().out
+    new, _ = load_converted(out)
+    attention = new.model.encoder.blocks[1].attention
+    assert (attention.num_heads, attention.value_head_dim, attention.use_bias) == (1, 5, False)
+
+
+def test_command_names_what_is_wrong(tmp_path, capsys):
+    _, checkpoint = make_run(tmp_path / "run")
+    _, mixture = make_run(tmp_path / "mixture", "MGKAttention")
+    out = tmp_path / "mgk.ckpt"
+    damaged = tmp_path / "damaged.ckpt"
+    damaged.write_bytes(checkpoint.read_bytes()[:-100])
+    cases = [
+        ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
+        ([mixture, out], "it also has prior.value"),
+        ([damaged, out], "is damaged"),
+        ([tmp_path / "none.ckpt", out], "checkpoint not found"),
+        ([checkpoint, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
+        ([checkpoint, out, "--config", tmp_path / "none.yaml"], "no config at"),
+        ([checkpoint, checkpoint], "exists: choose another name"),
+    ]
+    for command, message in cases:
+        assert main([str(part) for part in command]) == 2, message
+        assert message in capsys.readouterr().err
+    assert not out.exists()
+    broken = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    broken["data"]["class_path"] = "datamodules.Nothing"
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(broken))
+    assert main([str(checkpoint), str(out)]) == 2
+    assert "datamodules.Nothing" in capsys.readouterr().err

@@ -1,0 +1,243 @@
+"""Loaders: batches, workers, ranks, and resuming under a Lightning trainer."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from datamodules import ListOps, Synthetic
+from datamodules.core.errors import DataError
+from datamodules.core.sequences import PadCollate, TokenSample
+
+
+def synthetic(**options) -> Synthetic:
+    sizes = {"num_train": 53, "num_val": 21, "num_test": 19, "min_length": 5, "max_length": 23}
+    data = Synthetic(**{**sizes, "batch_size": 8, "pad_multiple": 4, **options})
+    data.setup()
+    return data
+
+
+def as_rank(data: Synthetic, rank: int, world_size: int, accumulation: int = 1) -> Synthetic:
+    progress = SimpleNamespace(total=SimpleNamespace(processed=0))
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        global_rank=rank,
+        world_size=world_size,
+        accumulate_grad_batches=accumulation,
+        max_steps=10,
+        overfit_batches=0,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+    )
+    return data
+
+
+def test_collate_pads_at_the_end() -> None:
+    samples = [
+        TokenSample(np.arange(1, 4), 7, 20),
+        TokenSample(np.arange(1, 6), 2, -1),
+    ]
+    batch = PadCollate("longest", 4, 11)(samples)
+    assert batch["inputs"].tolist() == [[1, 2, 3, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0, 0, 0]]
+    assert batch["key_mask"].sum(1).tolist() == [3, 5]
+    assert (batch["key_mask"] == (batch["inputs"] != 0)).all()
+    assert batch["target"].tolist() == [7, 2]
+    assert batch["sample_ids"].tolist() == [20, -1]
+    assert {name: value.dtype for name, value in batch.items()} == {
+        "inputs": torch.int64,
+        "key_mask": torch.bool,
+        "target": torch.int64,
+        "sample_ids": torch.int64,
+    }
+    assert PadCollate("max", 4, 11)(samples)["inputs"].shape == (2, 11)
+    assert PadCollate("longest", 7, 6)(samples)["inputs"].shape == (2, 6)
+
+
+def test_batches_do_not_depend_on_workers() -> None:
+    streams = [
+        list(islice(synthetic(num_workers=workers).train_dataloader(), 14)) for workers in (0, 2)
+    ]
+    for first, second in zip(*streams, strict=True):
+        assert first["inputs"].shape[0] == 8
+        for name in first:
+            assert torch.equal(first[name], second[name])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_counts_each_sample_once(world_size: int) -> None:
+    full = synthetic()
+    seen: list[int] = []
+    lengths = set()
+    for rank in range(world_size):
+        loader = as_rank(synthetic(eval_batch_size=4), rank, world_size).val_dataloader()
+        batches = list(loader)
+        lengths.add(len(batches))
+        assert len(loader) == len(batches)
+        for batch in batches:
+            real = batch["sample_ids"] >= 0
+            seen += batch["sample_ids"][real].tolist()
+            for row, sample in zip(batch["target"][real], batch["sample_ids"][real], strict=True):
+                assert int(row) == full.split("val")[int(sample)].target
+    assert sorted(seen) == list(range(21))
+    assert len(lengths) == 1
+
+
+def test_micro_batches_of_ranks_make_the_global_batch() -> None:
+    whole = next(iter(synthetic().train_dataloader()))["sample_ids"].tolist()
+    parts = []
+    streams = [iter(as_rank(synthetic(), rank, 2, 2).train_dataloader()) for rank in range(2)]
+    for _ in range(2):
+        for stream in streams:
+            parts += next(stream)["sample_ids"].tolist()
+    assert parts == whole
+
+
+def test_loaders_leave_the_global_generator_alone() -> None:
+    data = synthetic()
+    torch.manual_seed(5)
+    next(iter(data.train_dataloader()))
+    list(data.val_dataloader())
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(3))
+
+
+def test_a_split_reopens_its_file_in_another_process(tmp_path: Path) -> None:
+    data = ListOps("generated", 9, 3, 2, 4, 30, data_dir=str(tmp_path))
+    data.setup()
+    split = data.split("train")
+    pickled = pickle.dumps(split)
+    assert str(tmp_path).encode() in pickled
+    np.testing.assert_array_equal(pickle.loads(pickled)[8].tokens, split[8].tokens)
+
+
+def test_synthetic_labels_follow_their_rule() -> None:
+    data = synthetic(num_classes=5, vocab_size=13)
+    for index in range(53):
+        tokens, target, sample_id = data.split("train")[index]
+        assert sample_id == index
+        assert 5 <= len(tokens) <= 23
+        markers = tokens[tokens <= 5]
+        assert set(markers) == {target + 1}
+        assert len(markers) == 1 + len(tokens) // 16
+        assert tokens.max() < 13
+    again = synthetic(num_classes=5, vocab_size=13).split("train")
+    np.testing.assert_array_equal(again[52].tokens, data.split("train")[52].tokens)
+    assert set(data.split("train").targets) == set(range(5))
+
+
+def test_folders_come_from_argument_then_environment(monkeypatch) -> None:
+    monkeypatch.delenv("LIT_PROBATTN_DATA", raising=False)
+    monkeypatch.delenv("LIT_PROBATTN_CACHE", raising=False)
+    assert Synthetic().data_dir == Path("data")
+    assert Synthetic().cache_dir == Path("data/.cache")
+    monkeypatch.setenv("LIT_PROBATTN_DATA", "/raw")
+    assert Synthetic().cache_dir == Path("/raw/.cache")
+    monkeypatch.setenv("LIT_PROBATTN_CACHE", "/caches")
+    data = Synthetic(data_dir="/other")
+    assert (data.data_dir, data.cache_dir) == (Path("/other"), Path("/caches"))
+    assert Synthetic(cache_dir="/c").cache_dir == Path("/c")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"eval_batch_size": 0}, "eval_batch_size must be at least 1"),
+        ({"num_workers": -1}, "num_workers must be at least 0"),
+        ({"vocab_size": 5}, r"num_classes \+ 2 = 6"),
+        ({"max_length": 3}, "max_length=3 is below min_length=32"),
+    ],
+)
+def test_wrong_settings_are_refused(options, message) -> None:
+    with pytest.raises(DataError, match=message):
+        Synthetic(**options)
+
+
+class Log(pl.LightningModule):
+    """Remembers the samples that it was trained on."""
+
+    def __init__(self, early: bool = False) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[list[int]] = []
+        self.early = early
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        self.seen.append(batch["sample_ids"].tolist())
+        return self.weight * batch["inputs"].float().mean()
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        pass
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return batch["sample_ids"]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.early:
+            assert self.trainer.estimated_stepping_batches
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(folder: Path, max_steps: int = 9, **options) -> pl.Trainer:
+    save = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1)
+    return pl.Trainer(
+        max_steps=max_steps,
+        accelerator="cpu",
+        accumulate_grad_batches=2,
+        val_check_interval=6,
+        check_val_every_n_epoch=None,
+        callbacks=[save],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["plain", "schedule reads the steps"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_resumed_run_continues_the_stream(tmp_path: Path, early: bool) -> None:
+    whole, rest = Log(early), Log(early)
+    trainer(tmp_path / "a").fit(whole, datamodule=synthetic())
+    assert len(whole.seen) == 18
+    checkpoint = tmp_path / "a" / "step=4.ckpt"
+    trainer(tmp_path / "b").fit(rest, datamodule=synthetic(), ckpt_path=checkpoint)
+    assert rest.seen == whole.seen[8:]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_epochs_of_lightning_do_not_restart_the_stream(tmp_path: Path) -> None:
+    whole, cut = Log(), Log()
+    trainer(tmp_path / "a").fit(whole, datamodule=synthetic())
+    trainer(tmp_path / "b", limit_train_batches=4).fit(cut, datamodule=synthetic())
+    assert cut.seen == whole.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_stream_made_before_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path).fit(Log(), datamodule=synthetic())
+    again = trainer(tmp_path / "b", max_epochs=1)
+    with pytest.raises(RuntimeError, match="estimated_stepping_batches"):
+        again.fit(Log(early=True), datamodule=synthetic(), ckpt_path=tmp_path / "step=4.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_must_be_counted(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"max_steps is not set.*Synthetic is 6 steps"):
+        trainer(tmp_path, max_steps=-1).fit(Log(), datamodule=synthetic())
+    trainer(tmp_path, max_steps=-1, fast_dev_run=1).fit(Log(), datamodule=synthetic())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_predict_reads_the_chosen_split(tmp_path: Path) -> None:
+    outputs = trainer(tmp_path).predict(Log(), datamodule=synthetic(predict_split="val"))
+    assert torch.cat(outputs).tolist() == list(range(21))

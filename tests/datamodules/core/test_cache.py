@@ -1,0 +1,216 @@
+"""Caches: built once, complete or absent, and never used when damaged."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules.core.cache import CacheSpec, CacheWriter, ensure_cache, open_cache
+from datamodules.core.errors import DataError, MissingDataError
+from tests.support.paths import ROOT
+
+SPEC = CacheSpec("numbers", {"count": 7})
+
+
+def build(writer: CacheWriter) -> None:
+    writer.add("a", np.arange(7))
+    writer.add("b", np.ones((2, 3), dtype=np.uint8))
+
+
+def fail(writer: CacheWriter) -> None:
+    raise MissingDataError("the source is not here")
+
+
+def no_build(writer: CacheWriter) -> None:
+    raise AssertionError("built again")
+
+
+def visible(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.suffix != ".lock")
+
+
+def test_built_once_and_memory_mapped(tmp_path: Path) -> None:
+    ensure_cache(tmp_path / "new", SPEC, build)
+    cache = ensure_cache(tmp_path / "new", SPEC, no_build)
+    assert isinstance(cache.array("a"), np.memmap)
+    np.testing.assert_array_equal(cache.array("a"), np.arange(7))
+    assert cache.array("b").dtype == np.uint8
+    assert visible(tmp_path / "new") == [SPEC.name]
+
+
+def test_settings_have_folders_of_their_own(tmp_path: Path) -> None:
+    other = CacheSpec("numbers", {"count": 8})
+    ensure_cache(tmp_path, SPEC, build)
+    with pytest.raises(MissingDataError, match="no cache of numbers"):
+        open_cache(tmp_path, other)
+
+
+def cut(folder: Path) -> None:
+    path = folder / "a.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(folder: Path) -> None:
+    data = bytearray((folder / "b.npy").read_bytes())
+    data[-1] ^= 1
+    (folder / "b.npy").write_bytes(data)
+
+
+def remove(folder: Path) -> None:
+    (folder / "a.npy").unlink()
+
+
+def remove_meta(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+
+
+def cut_meta(folder: Path) -> None:
+    (folder / "meta.json").write_text('{"format_version": 1, "fi')
+
+
+def other_version(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "format_version": 99}))
+
+
+def other_settings(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "settings": {"count": 6}}))
+
+
+def other_kind(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "files": ["a.npy"]}))
+
+
+def no_size(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "files": {"a.npy": {}}}))
+
+
+DAMAGES = {
+    cut: "a.npy has 183 bytes, expected 184",
+    flip: "b.npy does not match its checksum",
+    remove: "a.npy is missing",
+    remove_meta: "meta.json is missing",
+    cut_meta: "meta.json is missing or unreadable",
+    other_version: "format 99, expected 1",
+    other_settings: "made for other settings",
+    other_kind: "meta.json is unreadable",
+    no_size: "meta.json is unreadable",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_is_named_and_repaired(tmp_path: Path, damage, caplog) -> None:
+    ensure_cache(tmp_path, SPEC, build)
+    damage(tmp_path / SPEC.name)
+    with pytest.raises(DataError, match=DAMAGES[damage]):
+        open_cache(tmp_path, SPEC)
+    with pytest.raises(MissingDataError, match=rf"{DAMAGES[damage]}.*the source is not here"):
+        ensure_cache(tmp_path, SPEC, fail)
+    np.testing.assert_array_equal(ensure_cache(tmp_path, SPEC, build).array("a"), np.arange(7))
+    assert "building it again" in caplog.text
+    assert visible(tmp_path) == [SPEC.name]
+
+
+def test_a_changed_source_makes_the_cache_stale(tmp_path: Path) -> None:
+    source = tmp_path / "source.txt"
+    source.write_text("one")
+    spec = CacheSpec("numbers", {}, lambda: [source] if source.exists() else [])
+    ensure_cache(tmp_path, spec, build)
+    source.write_text("one")  # another time, the same content
+    open_cache(tmp_path, spec)
+    source.write_text("two")
+    with pytest.raises(DataError, match=r"source\.txt has changed"):
+        open_cache(tmp_path, spec)
+    source.unlink()  # a cache outlives its source
+    open_cache(tmp_path, spec)
+
+
+def test_a_failing_build_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted(writer: CacheWriter) -> None:
+        build(writer)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ensure_cache(tmp_path, SPEC, interrupted)
+    assert visible(tmp_path) == []
+
+
+def run(code: str, *arguments: str) -> subprocess.Popen[str]:
+    head = (
+        "import os, signal, sys, time\nimport numpy as np\nfrom datamodules.core.cache import *\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", head + textwrap.dedent(code), *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_interrupted_process_is_cleaned_up_after(tmp_path: Path) -> None:
+    killed = run(
+        """
+        def build(writer):
+            writer.add("a", np.arange(7))
+            os.kill(os.getpid(), signal.SIGKILL)
+        root = __import__("pathlib").Path(sys.argv[1])
+        ensure_cache(root, CacheSpec("numbers", {"count": 7}), build)
+        """,
+        str(tmp_path),
+    )
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert any(name.startswith(f".{SPEC.name}.tmp-") for name in visible(tmp_path))
+    with pytest.raises(MissingDataError):
+        open_cache(tmp_path, SPEC)
+    ensure_cache(tmp_path, SPEC, build)
+    assert visible(tmp_path) == [SPEC.name]
+
+
+def test_two_processes_build_once(tmp_path: Path) -> None:
+    code = """
+    def build(writer):
+        print("built", flush=True)
+        writer.add("a", np.arange(7))
+        time.sleep(0.5)
+        writer.add("b", np.arange(3))
+    root = __import__("pathlib").Path(sys.argv[1])
+    cache = ensure_cache(root, CacheSpec("numbers", {"count": 7}), build)
+    print(int(cache.array("a").sum()), flush=True)
+    """
+    processes = [run(code, str(tmp_path / "caches")) for _ in range(3)]
+    outputs = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sorted(chain(*outputs)) == ["21", "21", "21", "built"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be written .*cache_dir.*LIT_PROBATTN_CACHE"):
+        ensure_cache(tmp_path / "file" / "caches", SPEC, build)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_a_streamed_array_is_the_pieces_after_one_another(tmp_path: Path, dtype) -> None:
+    pieces = [np.arange(5), np.zeros((2, 3)), np.zeros(0), np.arange(100, 120)]
+
+    def build(writer: CacheWriter) -> None:
+        with writer.stream("all", dtype) as append:
+            for piece in pieces:
+                append(piece)
+
+    cache = ensure_cache(tmp_path, CacheSpec("streamed", {"dtype": str(dtype)}), build)
+    array = cache.array("all")
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, np.concatenate([piece.ravel() for piece in pieces]))

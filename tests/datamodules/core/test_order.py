@@ -1,0 +1,99 @@
+"""The order of samples: pure, the same for every layout, exact in evaluation."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+import pytest
+
+from datamodules.core.errors import DataError
+from datamodules.core.order import FILL, EvaluationOrder, TrainingOrder, global_batch, permutation
+
+NUM_SAMPLES, BATCH_SIZE, SEED = 53, 8, 11
+GOLDEN_ORDER = [0, 7, 8, 2, 5, 9, 4, 10, 6, 3, 1]
+STEPS = 15  # 6 steps are an epoch: into the third one
+
+
+def gather(world_size: int, accumulation: int, steps: int = STEPS) -> list[list[int]]:
+    """Return the samples of each optimiser step, over all ranks and accumulation steps."""
+    orders = [
+        TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, rank, world_size, accumulation)
+        for rank in range(world_size)
+    ]
+    streams = [list(islice(order, steps * accumulation)) for order in orders]
+    return [
+        [
+            sample
+            for part in range(accumulation)
+            for stream in streams
+            for sample in stream[step * accumulation + part]
+        ]
+        for step in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_global_batches_do_not_depend_on_the_layout(world_size: int, accumulation: int) -> None:
+    expected = [
+        global_batch(NUM_SAMPLES, BATCH_SIZE, SEED, *divmod(step, 6)).tolist()
+        for step in range(STEPS)
+    ]
+    assert gather(world_size, accumulation) == expected
+
+
+def test_an_epoch_has_no_repetition_and_the_next_is_another_order() -> None:
+    steps = gather(1, 1)
+    first, second = list(chain(*steps[:6])), list(chain(*steps[6:12]))
+    assert len(set(first)) == len(first) == 48
+    assert first != second
+    assert sorted(permutation(NUM_SAMPLES, SEED, 3)) == list(range(NUM_SAMPLES))
+
+
+def test_seed_and_epoch_are_told_apart() -> None:
+    orders = {
+        tuple(permutation(20, seed, epoch)) for seed in (0, 1, -1, 2**40) for epoch in range(5)
+    }
+    assert len(orders) == 20
+
+
+def test_permutation_is_fixed_for_ever() -> None:
+    assert permutation(11, seed=0, epoch=0).tolist() == GOLDEN_ORDER
+
+
+def test_first_places_are_uniform() -> None:
+    counts = [0] * 5
+    for seed in range(2000):
+        counts[permutation(5, seed)[0]] += 1
+    assert max(abs(count - 400) for count in counts) < 4 * (2000 * 0.2 * 0.8) ** 0.5
+
+
+@pytest.mark.parametrize("start", [0, 1, 5, 23, 24, 100, 10**9])
+def test_resume_is_arithmetic(start: int) -> None:
+    """Starting at a micro-step gives what walking there gives; a far one is as quick."""
+    stream = TrainingOrder(NUM_SAMPLES, BATCH_SIZE, SEED, 1, 2, 2, start=lambda: start)
+    begun = list(islice(stream, 4))
+    for micro_step, ids in enumerate(begun, start=start):
+        step, part = divmod(micro_step, 2)
+        batch = global_batch(NUM_SAMPLES, BATCH_SIZE, SEED, *divmod(step, 6)).tolist()
+        assert ids == batch[4 * part + 2 : 4 * part + 4]
+
+
+def test_sizes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(DataError, match=r"batch_size=8, world_size=3, accumulate_grad_batches=2"):
+        TrainingOrder(NUM_SAMPLES, 8, SEED, 0, 3, 2)
+    with pytest.raises(DataError, match=r"batch_size=54 is larger than .* 53 samples"):
+        TrainingOrder(NUM_SAMPLES, 54, SEED)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 21, 30])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_sees_each_sample_once(world_size: int, rows: int) -> None:
+    ranks = [list(EvaluationOrder(21, rows, rank, world_size)) for rank in range(world_size)]
+    assert {len(batches) for batches in ranks} == {len(EvaluationOrder(21, rows, 0, world_size))}
+    for same_step in zip(*ranks, strict=True):
+        assert len({len(batch) for batch in same_step}) == 1
+        assert 1 <= len(same_step[0]) <= rows
+    seen = [sample for batches in ranks for batch in batches for sample in batch]
+    assert sorted(sample for sample in seen if sample != FILL) == list(range(21))
+    assert seen.count(FILL) < world_size

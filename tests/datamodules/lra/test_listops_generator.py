@@ -1,0 +1,214 @@
+"""The ListOps generator against the exact distribution and an independent evaluator."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import statistics
+
+import numpy as np
+import pytest
+
+from datamodules import ListOps
+from datamodules.core.errors import DataError
+from datamodules.lra.listops_generator import (
+    CHUNK_TREES,
+    TOKENS,
+    Chunk,
+    GeneratorSettings,
+    generate_chunk,
+)
+from datamodules.lra.listops_workers import generate_chunks
+
+GOLDEN_DIGEST = "645845bbb41a8676b1c9a54753927dd9b1e2271d9dac1d4b36f5ccf9dcb5ae3a"
+SMALL = GeneratorSettings(min_length=4, max_length=60, max_depth=5, max_args=4, seed=3)
+
+
+def expressions(chunk: Chunk) -> list[list[str]]:
+    ends = np.cumsum(chunk.lengths)
+    return [
+        [TOKENS[token] for token in chunk.tokens[end - length : end]]
+        for end, length in zip(ends, chunk.lengths, strict=True)
+    ]
+
+
+def value_of(words: list[str]) -> tuple[int, int, int]:
+    """Evaluate the expression at the head. Returns value, words used, depth; by recursion."""
+    if words[0].isdigit():
+        return int(words[0]), 1, 1
+    used, arguments, depth = 1, [], 0
+    while words[used] != "]":
+        value, length, below = value_of(words[used:])
+        arguments.append(value)
+        used += length
+        depth = max(depth, below)
+    function = {
+        "[MIN": min,
+        "[MAX": max,
+        "[MED": lambda values: int(statistics.median(values)),
+        "[SM": lambda values: sum(values) % 10,
+    }[words[0]]
+    assert len(arguments) >= 2
+    return function(arguments), used + 1, depth + 1
+
+
+def length_distribution(settings: GeneratorSettings) -> np.ndarray:
+    """Exact probability of each length below max_length, by generating functions."""
+    size = settings.max_length
+    lengths = np.zeros(size)
+    lengths[1] = 1
+    leaf = lengths.copy()
+    for _ in range(settings.max_depth - 1):
+        inner, power = np.zeros(size), lengths
+        for _ in range(settings.max_args - 1):
+            power = np.convolve(power, lengths)[:size]
+            inner[2:] += power[:-2] / (settings.max_args - 1)
+        lengths = 0.75 * leaf + 0.25 * inner
+    return lengths
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_chunks"),
+    [(SMALL, 8), (GeneratorSettings(), 12), (GeneratorSettings(50, 300, 7, 6, 1), 8)],
+    ids=["small", "long range arena", "medium"],
+)
+def test_lengths_follow_the_exact_distribution(
+    settings: GeneratorSettings, num_chunks: int
+) -> None:
+    exact = length_distribution(settings)
+    exact[: settings.min_length + 1] = 0
+    support = np.arange(settings.max_length)
+    lengths = np.concatenate(
+        [generate_chunk(settings, chunk).lengths for chunk in range(num_chunks)]
+    )
+    assert settings.min_length < lengths.min() <= lengths.max() < settings.max_length
+    trees, accepted = num_chunks * CHUNK_TREES, exact.sum()
+    spread = np.sqrt(trees * accepted * (1 - accepted))
+    assert abs(len(lengths) - trees * accepted) < 3.5 * spread
+    mean = (exact * support).sum() / accepted
+    deviation = np.sqrt((exact * support**2).sum() / accepted - mean**2)
+    assert abs(lengths.mean() - mean) < 3.5 * deviation / np.sqrt(len(lengths))
+    below = exact[: int(mean) + 1].sum() / accepted
+    seen = (lengths <= int(mean)).mean()
+    assert abs(seen - below) < 3.5 * np.sqrt(below * (1 - below) / len(lengths))
+
+
+def test_the_exact_distribution_is_the_published_one() -> None:
+    """1 of 12 trees; mean, median, 90th percentile near 1049, 969, 1643 (of 4000 trees)."""
+    exact = length_distribution(GeneratorSettings())
+    exact[:501] = 0
+    assert 1 / exact.sum() == pytest.approx(12.08, abs=0.01)
+    ahead = np.cumsum(exact) / exact.sum()
+    mean = (exact * np.arange(2000)).sum() / exact.sum()
+    assert mean == pytest.approx(1049, rel=0.02)
+    assert np.searchsorted(ahead, 0.5) == pytest.approx(969, rel=0.025)
+    assert np.searchsorted(ahead, 0.9) == pytest.approx(1643, rel=0.01)
+
+
+@pytest.mark.parametrize("settings", [SMALL, GeneratorSettings()], ids=["small", "full"])
+def test_values_equal_those_of_a_recursion(settings: GeneratorSettings) -> None:
+    chunk = generate_chunk(settings, 2)
+    words = expressions(chunk)
+    for expression, target in itertools.islice(zip(words, chunk.targets, strict=True), 300):
+        value, used, depth = value_of(expression)
+        assert (value, used) == (target, len(expression))
+        assert depth <= settings.max_depth
+    assert set(chunk.targets) == set(range(10))
+
+
+def test_tokens_are_uniform() -> None:
+    tokens = np.concatenate(
+        [generate_chunk(GeneratorSettings(), chunk).tokens for chunk in range(3)]
+    )
+    counts = dict(zip(TOKENS, np.bincount(tokens, minlength=len(TOKENS)), strict=True))
+    assert counts["<pad>"] == 0
+    for group in (["[MIN", "[MAX", "[MED", "[SM"], [str(digit) for digit in range(10)]):
+        total, share = sum(counts[word] for word in group), 1 / len(group)
+        for word in group:
+            spread = np.sqrt(total * share * (1 - share))
+            assert abs(counts[word] - total * share) < 3.5 * spread
+    assert counts["]"] == sum(counts[word] for word in ("[MIN", "[MAX", "[MED", "[SM"))
+
+
+def test_depth_one_is_a_digit() -> None:
+    chunk = generate_chunk(GeneratorSettings(0, 3, 1, 2), 0)
+    assert len(chunk.lengths) == CHUNK_TREES
+    assert (chunk.tokens - 6 == chunk.targets).all()
+
+
+def digest(data: ListOps) -> str:
+    data.setup()
+    text = hashlib.sha256()
+    for name in ("train", "val", "test"):
+        split = data.split(name)
+        for index in range(len(split)):
+            sample = split[index]
+            text.update(sample.tokens.astype(np.uint8).tobytes() + bytes([sample.target]))
+    return text.hexdigest()
+
+
+def small(folder, **changes) -> ListOps:
+    sizes = {"num_train": 2000, "num_val": 300, "num_test": 100, "min_length": 4}
+    sizes |= {"max_length": 30, "max_depth": 4, "max_args": 3}
+    return ListOps(data_dir=str(folder), **{**sizes, **changes})
+
+
+def test_data_depends_on_the_seed_and_not_on_the_processes(tmp_path) -> None:
+    digests = [digest(small(tmp_path / str(n), num_processes=n)) for n in (1, 2, 3)]
+    assert len(set(digests)) == 1
+    assert digest(small(tmp_path, generator_seed=1)) != digests[0]
+
+
+def test_data_is_fixed_for_ever(tmp_path) -> None:
+    """A change here is a change of every result: it needs a new GENERATOR_VERSION."""
+    assert digest(small(tmp_path)) == GOLDEN_DIGEST
+
+
+def test_no_expression_occurs_twice(tmp_path) -> None:
+    data = small(tmp_path)
+    data.setup()
+    seen = [data.split(name)[i].tokens.tobytes() for name in data.splits for i in range(100)]
+    everything = [
+        split[index].tokens.tobytes()
+        for split in data.splits.values()
+        for index in range(len(split))
+    ]
+    assert len(seen) == 300
+    assert len(everything) == len(set(everything)) == 2400
+
+
+def test_too_many_expressions_are_refused(tmp_path) -> None:
+    with pytest.raises(DataError, match=r"found \d+ different expressions, asked for 2400"):
+        small(tmp_path, min_length=0, max_length=5, max_depth=2).prepare_data()
+    assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
+
+
+def test_workers_end_with_the_reader() -> None:
+    chunks = generate_chunks(SMALL, 2)
+    first = next(chunks)
+    chunks.close()
+    np.testing.assert_array_equal(first.tokens, generate_chunk(SMALL, 0).tokens)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_length": 5}, "max_length must be at least min_length"),
+        ({"max_args": 1}, "max_args must be at least 2, got 1"),
+        ({"num_val": 0}, "num_val must be at least 1, got 0"),
+        ({"vocab_size": 16}, "vocab_size must be at least 17, got 16"),
+        ({"max_length_tokens": 20}, "max_length_tokens=20 would cut them off"),
+        ({"generator_seed": -1}, "generator_seed must be at least 0"),
+    ],
+)
+def test_impossible_settings_are_refused(tmp_path, changes, message) -> None:
+    with pytest.raises(DataError, match=message):
+        small(tmp_path, **changes)
+
+
+def test_sizes_are_known_before_setup(tmp_path) -> None:
+    data = ListOps(data_dir=str(tmp_path))
+    assert (data.vocab_size, data.num_classes, data.max_seq_len) == (32, 10, 2048)
+    assert data.num_features is None
+    assert not data.select_on_test
+    assert small(tmp_path, max_length_tokens=33).max_seq_len == 64

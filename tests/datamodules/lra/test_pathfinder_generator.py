@@ -1,0 +1,162 @@
+"""Pathfinder's generator: parameters, pictures, files that do not depend on who writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules.core.errors import DataError
+from datamodules.lra import pathfinder_workers
+from datamodules.lra.pathfinder_contours import Canvas, Draws
+from datamodules.lra.pathfinder_drawing import paddle
+from datamodules.lra.pathfinder_generator import draw_picture
+from datamodules.lra.pathfinder_settings import GeneratorSettings
+from tests.datamodules.lra.files import write_pathfinder
+from tests.datamodules.lra.test_pathfinder import contents, pathfinder
+
+
+def test_published_parameters() -> None:
+    """d.1: Pathfinder32 at contour length 14."""
+    hard = GeneratorSettings.published(32, "hard", seed=0)
+    assert (hard.side, hard.padding, hard.paddle_margins, hard.paddle_length) == (32, 1, (1,), 2)
+    assert (hard.marker_radius, hard.contour_length, hard.paddle_thickness) == (1.5, 14, 0.5)
+    assert (hard.antialias, hard.seed_distance, hard.continuity) == (2, 7, 1.0)
+    assert (hard.distractor_length, hard.num_distractors) == (4, 5)
+    assert (hard.snake_contrast, hard.paddle_contrast) == (2.0, 0.75)
+    easy = GeneratorSettings.published(32, "easy", seed=0)
+    assert (easy.contour_length, easy.distractor_length, easy.num_distractors) == (6, 2, 10)
+    path_x = GeneratorSettings.published(128, "hard", seed=0)
+    assert (path_x.side, path_x.distractor_length, path_x.num_distractors) == (128, 4, 8)
+
+
+def test_a_paddle_points_where_its_angle_says() -> None:
+    piece = paddle(0.0, length=5, thickness=1.5, margin=2, antialias=2)
+    bright = np.argwhere(piece.picture > 0.5) - piece.half
+    assert bright[:, 1].min() >= -1
+    assert bright[:, 1].max() in (5, 6)
+    assert np.abs(bright[:, 0]).max() <= 1
+    down = paddle(np.pi / 2, length=5, thickness=1.5, margin=2, antialias=2)
+    assert (np.argwhere(down.picture > 0.5)[:, 0] - down.half).max() in (5, 6)
+    assert (piece.mask >= piece.picture - 1e-9).all(), "the mask covers the paddle"
+    assert (piece.mask > 0.9).sum() > 2 * (piece.picture > 0.9).sum()
+
+
+def test_contours_keep_clear_of_what_is_there() -> None:
+    settings = GeneratorSettings.published(128, "hard", seed=0)
+    canvas = Canvas(settings, margin=2, draws=Draws(1))
+    wall = slice(canvas.border + 60, canvas.border + 128)
+    canvas.mask[:, wall] = 1
+    for _ in range(40):
+        contour = canvas.seed(contrast=1.0)
+        while contour is not None and canvas.extend(contour, contrast=1.0):
+            pass
+        if contour is not None:
+            canvas.close(contour)
+    assert (canvas.pixels > 0.5).sum() > 500
+    assert canvas.pixels[:, 61:].max() < 0.5
+
+
+def test_pictures_repeat_differ_and_balance() -> None:
+    settings = GeneratorSettings.published(32, "easy", seed=3)
+    pictures = [draw_picture(settings, index) for index in range(60)]
+    assert pictures[7].pixels.tobytes() == draw_picture(settings, 7).pixels.tobytes()
+    assert len({picture.pixels.tobytes() for picture in pictures}) == 60
+    other = draw_picture(GeneratorSettings.published(32, "easy", seed=4), 0)
+    assert other.pixels.tobytes() != pictures[0].pixels.tobytes()
+    labels = [picture.label for picture in pictures]
+    assert 18 <= sum(labels) <= 42
+    for picture in pictures:
+        assert picture.pixels.shape == (32, 32)
+        assert picture.pixels.min() == 0
+        assert picture.pixels.max() == 255
+    assert 0.02 < np.mean([(picture.pixels > 100).mean() for picture in pictures]) < 0.3
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_number_of_processes_changes_nothing(
+    tmp_path: Path, processes: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(pathfinder_workers, "PICTURES_PER_FILE", 12)
+    settings = GeneratorSettings.published(32, "easy", seed=0)
+    told = []
+    pathfinder_workers.write_pictures(tmp_path / "one", settings, 30, 1, told.append)
+    assert sum(told) == 30
+    # Workers are programs of their own, with files of 1000 pictures: here one after the other.
+    (tmp_path / "many").mkdir()
+    for rank in reversed(range(processes)):
+        pathfinder_workers._write_files(
+            tmp_path / "many", settings, 30, rank, processes, told.append
+        )
+    one, many = (
+        {p.relative_to(root): p.read_bytes() for p in sorted(root.rglob("*.*")) if p.is_file()}
+        for root in (tmp_path / "one", tmp_path / "many")
+    )
+    one.pop(Path("generator.json"))
+    assert one == many
+    assert len(one) == 33
+
+
+def test_real_processes_report_and_write_the_same(tmp_path: Path) -> None:
+    settings = GeneratorSettings.published(32, "easy", seed=0)
+    told: list[int] = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        pathfinder_workers.write_pictures(folder, settings, 25, processes, told.append)
+    assert sum(told) == 50
+    for path in (tmp_path / "1").rglob("*.png"):
+        assert path.read_bytes() == (tmp_path / "2" / path.relative_to(tmp_path / "1")).read_bytes()
+    assert (tmp_path / "1/metadata/0.npy").read_text() == (
+        tmp_path / "2/metadata/0.npy"
+    ).read_text()
+
+
+def test_generated_data_is_a_release(tmp_path: Path) -> None:
+    """`prepare --source generated` writes the released format, which `released` reads alike."""
+    options = {"difficulty": "easy", "split": "in_order"}
+    data = pathfinder(
+        tmp_path / "a",
+        source="generated",
+        num_images=20,
+        generated_dir=str(tmp_path / "made"),
+        **options,
+    )
+    found = contents(data)
+    place = tmp_path / "made" / "pathfinder32" / "curv_baseline"
+    lines = (place / "metadata" / "0.npy").read_text().splitlines()
+    assert lines[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
+    assert lines[3].split()[4:] == ["1.0", "6", "2", "2", "0.5", "1", "1"]
+    assert contents(pathfinder(tmp_path / "made", **options)) == found
+    rows = found["train"] + found["val"] + found["test"]
+    assert [int(line.split()[3]) for line in lines] == [target for _, target in rows]
+    picture = draw_picture(GeneratorSettings.published(32, "easy", 0), 11)
+    assert rows[11] == (picture.pixels.tobytes(), picture.label)
+
+
+def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(pathfinder_workers, "PICTURES_PER_FILE", 10)
+    settings = GeneratorSettings.published(32, "easy", seed=0)
+
+    def interrupt(count: int) -> None:
+        if (tmp_path / "metadata" / "0.npy").is_file():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pathfinder_workers.write_pictures(tmp_path, settings, 20, 1, interrupt)
+    first = (tmp_path / "imgs/0/sample_0.png").stat().st_mtime_ns
+    told: list[int] = []
+    pathfinder_workers.write_pictures(tmp_path, settings, 20, 1, told.append)
+    assert sum(told) == 20
+    assert (tmp_path / "imgs/0/sample_0.png").stat().st_mtime_ns == first
+    with pytest.raises(DataError, match="holds pictures of other settings; set generated_dir"):
+        pathfinder_workers.write_pictures(tmp_path, settings, 30, 1, told.append)
+    place = write_pathfinder(tmp_path / "release")
+    with pytest.raises(DataError, match="is not empty and was not generated"):
+        pathfinder_workers.write_pictures(place, settings, 20, 1, told.append)
+
+
+def test_targets_that_cannot_fit_are_an_error(monkeypatch) -> None:
+    monkeypatch.setattr("datamodules.lra.pathfinder_generator._MOST_ATTEMPTS", 5)
+    with pytest.raises(DataError, match="two contours of 90 paddles do not fit into 32 x 32"):
+        draw_picture(GeneratorSettings(contour_length=90), 0)

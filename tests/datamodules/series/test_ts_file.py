@@ -1,0 +1,145 @@
+"""Malformed `.ts` files: each is refused with its file and line. Good ones are read as written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules.core.errors import DataError
+from datamodules.series.ts_file import check_ts, read_ts
+
+HEADER = """# a comment
+@problemName Tiny
+@timeStamps false
+@missing false
+@univariate false
+@dimensions 2
+@equalLength false
+@classLabel true Up Down
+@data
+"""
+GOOD = HEADER + "1,2,3:4,5,6:Up\n-1.5,2e1:0.25,+7:Down\n"
+FIRST = 10  # line of the first series
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "Tiny_TRAIN.ts"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def without(tag: str) -> str:
+    return "".join(line for line in GOOD.splitlines(True) if not line.startswith(tag))
+
+
+BAD = {
+    "unknown label": (GOOD + "1:2:Sideways\n", 12, "label 'Sideways' is none of the classes Up"),
+    "missing dimension": (GOOD + "1,2:Up\n", 12, "1 dimensions, expected 2"),
+    "one dimension too many": (GOOD + "1:2:3:Up\n", 12, "3 dimensions, expected 2"),
+    "no label": (GOOD + "1,2\n", 12, "no class label"),
+    "question mark undeclared": (GOOD + "1,?:2,3:Up\n", 12, r"dimension 1, value 2 is '\?'.*@miss"),
+    "NaN undeclared": (GOOD + "1,2:NaN,3:Up\n", 12, r"dimension 2, value 1 is 'NaN'.*@missing"),
+    "infinite": (GOOD + "1,inf:2,3:Up\n", 12, "dimension 1, value 2 is not a finite number"),
+    "beyond float32": (GOOD + "1,1e39:2,3:Up\n", 12, "value 2 is not a finite number in float32"),
+    "no number": (GOOD + "1,two:2,3:Up\n", 12, "not a finite number in float32: 'two'"),
+    "number of Python's": (GOOD + "1,1_0:2,3:Up\n", 12, "not a finite number in float32: '1_0'"),
+    "empty value": (GOOD + "1,:2,3:Up\n", 12, "dimension 1, value 2 is not a finite number"),
+    "empty dimension": (GOOD + ":2:Up\n", 12, "dimension 1, value 1 is not a finite number"),
+    "ragged dimensions": (
+        GOOD + "1,2:3:Up\n",
+        12,
+        "dimension 1 has 2 values and dimension 2 has 1",
+    ),
+    "empty line": (GOOD + "\n1:2:Up\n", 12, "empty line"),
+    "ragged undeclared": (
+        GOOD.replace("@equalLength false", "@equalLength true"),
+        11,
+        "length 2, expected 3; .*@equalLength false",
+    ),
+    "ragged by silence": (without("@equalLength"), 10, "length 2, expected 3"),
+    "other length than declared": (
+        GOOD.replace("@equalLength false", "@equalLength true\n@seriesLength 4"),
+        11,
+        "length 3, expected 4",
+    ),
+    "all missing": (
+        HEADER.replace("@missing false", "@missing true") + "?,NaN:1,2:Up\n",
+        10,
+        "dimension 1 has no value at all: all 2 missing",
+    ),
+    "header without data": (HEADER, 9, "@data is followed by no series"),
+    "no @data": (HEADER.replace("@data\n", ""), 8, "ends without @data"),
+    "empty file": ("", 0, "the file is empty"),
+    "byte-order mark": ("\ufeff" + GOOD, 1, "byte-order mark"),
+    "no classes": (without("@classLabel"), 8, "without @classLabel"),
+    "class labels false": (
+        GOOD.replace("@classLabel true Up Down", "@classLabel false"),
+        8,
+        "must be `true` and a list",
+    ),
+    "labels that aeon takes for one": (GOOD.replace("Up Down", "up UP"), 8, "lists a label twice"),
+    "regression": (GOOD.replace("@classLabel", "@targetLabel true\n@classLabel"), 8, "regression"),
+    "time stamps": (GOOD.replace("@timeStamps false", "@timeStamps true"), 3, "time stamps"),
+    "typo in a tag": (GOOD.replace("@missing", "@missinq"), 4, "did you mean @missing"),
+    "no boolean": (GOOD.replace("@missing false", "@missing no"), 4, "must be true or false"),
+    "no number of dimensions": (GOOD.replace("@dimensions 2", "@dimensions two"), 6, "positive"),
+    "a lone @": (GOOD.replace("@missing false", "@"), 4, "expected the name of a tag after @"),
+    "tag twice": (GOOD.replace("@missing false", "@missing false\n@missing true"), 5, "twice"),
+    "data before @data": (GOOD.replace("@data\n", ""), 9, "expected a tag or @data"),
+    "not text": (GOOD.encode() + b"\xff\xfe1:2:Up\n", 12, "not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda name: name.replace(" ", "-"))
+def test_malformed_file_is_refused_with_file_and_line(case: str, tmp_path: Path) -> None:
+    text, line, message = BAD[case]
+    path = write(tmp_path, text)
+    with pytest.raises(DataError, match=message) as error:
+        check_ts(path)
+    place = str(path) if line == 0 else f"{path}:{line}: "
+    assert str(error.value).startswith(place)
+    assert "\n" not in str(error.value)
+
+
+def test_good_file_is_read_as_written(tmp_path: Path) -> None:
+    pytest.importorskip("aeon")
+    file = read_ts(write(tmp_path, GOOD))
+    assert file.labels == ["Up", "Down"]
+    assert file.lines == [FIRST, FIRST + 1]
+    np.testing.assert_array_equal(file.series[0], np.float32([[1, 4], [2, 5], [3, 6]]))
+    np.testing.assert_array_equal(file.series[1], np.float32([[-1.5, 0.25], [20, 7]]))
+
+
+def test_carriage_returns_change_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("aeon")
+    expected = read_ts(write(tmp_path, GOOD))
+    file = read_ts(write(tmp_path, GOOD.replace("\n", "\r\n")))
+    assert file.labels == expected.labels
+    assert file.header == expected.header
+    for found, wanted in zip(file.series, expected.series, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_declared_missing_values_become_nan(tmp_path: Path) -> None:
+    pytest.importorskip("aeon")
+    text = HEADER.replace("@missing false", "@missing true") + "1,?,nan:4,5,NaN:Up\n1:2:Down\n"
+    file = read_ts(write(tmp_path, text))
+    expected = np.float32([[1, 4], [np.nan, 5], [np.nan, np.nan]])
+    np.testing.assert_array_equal(file.series[0], expected)
+
+
+def test_without_aeon_the_error_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "aeon.datasets", None)
+    with pytest.raises(
+        DataError, match=r'optional package aeon.*pip install "lit-probattn\[uea\]"'
+    ):
+        read_ts(write(tmp_path, GOOD))
+
+
+def test_aeon_takes_what_we_refuse(tmp_path: Path) -> None:
+    """The reason for the validator; where aeon learns to refuse, this test says so."""
+    datasets = pytest.importorskip("aeon.datasets")
+    for case in ("unknown label", "header without data", "question mark undeclared"):
+        datasets.load_from_ts_file(str(write(tmp_path, BAD[case][0])))

@@ -1,0 +1,267 @@
+"""UEA archives: names, places, splits, normalisation, batches, hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import UEA
+from datamodules.__main__ import main
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.order import FILL
+from datamodules.series.archive import ARCHIVES
+from datamodules.series.samples import Normalizer, fill_missing
+
+pytest.importorskip("aeon")
+
+LENGTHS = {"TRAIN": [3, 5, 1, 4, 2, 5, 3, 4, 2, 1], "TEST": [4, 1, 7]}
+
+
+def text_of(part: str, missing: bool = False, labels: str = "ab") -> str:
+    """Series of different lengths; value = 100 series + 10 dimension + step, classes in turn."""
+    lines = [f"@missing {str(missing).lower()}", "@univariate false", "@dimensions 3"]
+    lines += ["@equalLength false", f"@classLabel true {' '.join(labels)}", "@data"]
+    for row, length in enumerate(LENGTHS[part]):
+        dims = [[str(100 * row + 10 * d + t) for t in range(length)] for d in range(3)]
+        if missing and length > 2:
+            dims[1][1] = "?"
+        lines.append(":".join([*(",".join(values) for values in dims), labels[row % 2]]))
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path, name: str = "Libras", **options) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in LENGTHS:
+        (folder / f"{name}_{part}.ts").write_text(text_of(part, **options))
+    return folder
+
+
+def made(tmp_path: Path, **options) -> UEA:
+    data = UEA("Libras", data_dir=str(tmp_path), **{"batch_size": 2, **options})
+    data.setup()
+    return data
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    write(tmp_path / "Libras")
+    return tmp_path
+
+
+# ---- names and places ---------------------------------------------------------------------------
+
+
+def test_collection_has_thirty_names_of_which_aeon_knows_all():
+    datasets = pytest.importorskip("aeon.datasets.tsc_datasets")
+    assert set(ARCHIVES) == set(datasets.UEA)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("JapanesVowels", "JapaneseVowels"), ("heartbeat", "Heartbeat"), ("PEMS", "PEMS-SF")],
+)
+def test_unknown_name_is_told_the_nearest(name, nearest):
+    with pytest.raises(DataError, match=f"{name!r} is no archive.*did you mean {nearest}"):
+        UEA(name)
+
+
+def test_missing_files_are_named_with_their_source(tmp_path):
+    data = UEA("Heartbeat", data_dir=str(tmp_path))
+    with pytest.raises(MissingDataError, match=r"Heartbeat_TRAIN\.ts.*timeseriesclassification"):
+        data.setup()
+    (tmp_path / "Heartbeat").mkdir()
+    (tmp_path / "Heartbeat" / "Heartbeat_TRAIN.ts").write_text("x")
+    with pytest.raises(MissingDataError, match=r"Heartbeat_TEST\.ts is missing"):
+        data.setup()
+
+
+@pytest.mark.parametrize("folder", ["Libras", ".", "UEA/Libras", "Multivariate_ts/Libras"])
+def test_files_are_found_in_the_usual_places(tmp_path, folder):
+    write(tmp_path / folder)
+    assert len(made(tmp_path).split("test")) == 3
+
+
+def test_bundled_archive_has_its_published_size(tmp_path, capsys):
+    options = ["uea", "--name", "BasicMotions", "--source", "bundled", "--data_dir", str(tmp_path)]
+    assert main(["check", *options]) == 1
+    assert "prepare uea --name BasicMotions --source bundled" in capsys.readouterr().err
+    assert main(["prepare", *options]) == 0
+    assert main(["check", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "published train+val: 40; here 40: equal" in printed
+    assert "0 = Standing, 1 = Running, 2 = Walking, 3 = Badminton" in printed
+    with pytest.raises(MissingDataError, match="aeon does not carry Heartbeat"):
+        UEA("Heartbeat", source="bundled", data_dir=str(tmp_path)).setup()
+
+
+# ---- sizes, splits ------------------------------------------------------------------------------
+
+
+def test_sizes_are_known_before_setup(archive):
+    data = UEA("Libras", data_dir=str(archive))
+    assert (data.vocab_size, data.num_features, data.num_classes) == (None, 3, 2)
+    assert data.max_seq_len == 5  # the longest training series; a test series has 7
+    assert data.classes == ["a", "b"]
+
+
+def test_validation_is_a_stratified_part_of_the_training_file(archive):
+    data = made(archive, val_fraction=0.4)
+    assert not data.select_on_test
+    counts = {name: np.bincount(data.split(name).targets) for name in ("train", "val", "test")}
+    assert counts["train"].tolist() == [3, 3]
+    assert counts["val"].tolist() == [2, 2]
+    first = [data.split(name).series(i)[0, 0] for name in ("train", "val") for i in range(4)]
+    assert len(set(first)) == 8  # the first value names the series: none is in both
+    assert max(first) >= 100
+
+    def chosen(**options):
+        split = made(archive, val_fraction=0.4, **options).split("val")
+        return [float(split.series(i)[0, 0]) for i in range(len(split))]
+
+    assert chosen() == chosen(seed=5, batch_size=1)
+    assert any(chosen() != chosen(split_seed=seed) for seed in range(5))
+
+
+def test_select_on_test_is_flagged_and_trains_on_the_whole_file(archive):
+    data = made(archive, select_on="test")
+    assert data.select_on_test
+    assert [len(data.split(name)) for name in ("train", "val", "test")] == [10, 3, 3]
+    assert data.provenance["select_on"] == "test"
+    assert data.provenance["split_seed"] is None
+
+
+def test_provenance_holds_the_hashes_of_the_files(archive):
+    provenance = made(archive).provenance
+    for part in LENGTHS:
+        content = (archive / "Libras" / f"Libras_{part}.ts").read_bytes()
+        found = provenance["archive_sha256"][f"Libras_{part}.ts"]
+        assert found == hashlib.sha256(content).hexdigest()
+    assert provenance["archive_version"] == "unknown"
+    assert provenance["split_seed"] == 1337
+
+
+def test_changed_file_is_read_anew(archive):
+    before = made(archive).provenance["archive_sha256"]["Libras_TEST.ts"]
+    path = archive / "Libras" / "Libras_TEST.ts"
+    path.write_text(path.read_text() + "1:2:3:b\n")
+    data = made(archive)
+    assert len(data.split("test")) == 4
+    assert data.provenance["archive_sha256"]["Libras_TEST.ts"] != before
+
+
+def test_class_of_the_test_file_that_cannot_be_learned(archive):
+    path = archive / "Libras" / "Libras_TEST.ts"
+    path.write_text(text_of("TEST").replace("true a b", "true a b c") + "1:2:3:c\n")
+    with pytest.raises(DataError, match=r"Libras_TEST\.ts:10: class 'c' occurs in no series of"):
+        made(archive)
+
+
+def test_files_with_different_dimensions(archive):
+    path = archive / "Libras" / "Libras_TEST.ts"
+    path.write_text("@equalLength false\n@classLabel true a b\n@data\n1:2:a\n")
+    with pytest.raises(DataError, match=r"has 3 dimensions and .* has 2"):
+        made(archive)
+
+
+def test_class_without_series_is_left_out_and_told(archive):
+    for part in LENGTHS:
+        path = archive / "Libras" / f"Libras_{part}.ts"
+        path.write_text(text_of(part).replace("true a b", "true z a b"))
+    data = made(archive)
+    assert data.classes == ["a", "b"]
+    assert any("in no series: z" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normalization": "sphere"}, "normalization must be one of standardize"),
+        ({"val_fraction": 1.0}, "val_fraction must be between 0 and 1"),
+        ({"select_on": "train"}, "select_on must be one of val, test"),
+        ({"max_length": 0}, "max_length must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(options, message):
+    with pytest.raises(DataError, match=message):
+        UEA("Libras", **options)
+
+
+# ---- values -------------------------------------------------------------------------------------
+
+
+def test_batches_are_padded_with_zeros_and_masked(archive):
+    data = made(archive, pad_multiple=2, normalization="none", select_on="test")
+    samples = [data.split("test")[i] for i in (0, 1, FILL)]
+    batch = data.collate()(samples)
+    assert batch["inputs"].shape == (3, 4, 3)
+    assert batch["inputs"].dtype == torch.float32
+    assert batch["key_mask"].tolist() == [[True] * 4, [True, False, False, False], [True] * 4]
+    assert batch["sample_ids"].tolist() == [0, 1, FILL]
+    assert batch["target"].tolist() == [0, 1, 0]
+    np.testing.assert_array_equal(batch["inputs"][1], [[100, 110, 120], *[[0, 0, 0]] * 3])
+    cut = data.collate()([data.split("test")[2]])
+    assert cut["inputs"].shape == (1, 5, 3)  # 7 steps, of which the model takes 5
+    assert data.split("test").num_cut == 1
+
+
+def test_standardisation_uses_the_series_that_train_and_no_others(archive):
+    data = made(archive)
+    train = [data.split("train").series(i).astype(np.float64) for i in range(8)]
+    steps = np.concatenate(train)
+    mean, std = steps.mean(0), steps.std(0, ddof=1)
+    expected = (data.split("test").series(0) - mean) / std
+    np.testing.assert_allclose(data.split("test")[0].values, expected, rtol=1e-5)
+    done = np.concatenate([data.split("train")[i].values for i in range(8)])
+    np.testing.assert_allclose(done.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(done.std(0, ddof=1), 1, rtol=1e-6)
+
+
+def test_other_normalisations_by_their_formulas():
+    series = [np.float32([[1, 7], [3, 7], [8, 7]]), np.float32([[5, 7]])]
+    minmax = Normalizer.fit("minmax", lambda: series)
+    np.testing.assert_allclose(minmax(series[0]), [[0, 0], [2 / 7, 0], [1, 0]], rtol=1e-6)
+    own = Normalizer.fit("per_sample_minmax", lambda: series)
+    np.testing.assert_allclose(own(series[0]), [[0, 0], [2 / 7, 0], [1, 0]], rtol=1e-6)
+    std = Normalizer.fit("per_sample_std", lambda: series)
+    spread = np.sqrt((9 + 1 + 16) / 2)
+    np.testing.assert_allclose(std(series[0])[:, 0], np.array([-3, -1, 4]) / spread, rtol=1e-6)
+    for kind in (own, std):  # one step: nothing to scale by
+        np.testing.assert_array_equal(kind(series[1]), [[0, 0]])
+
+
+def test_missing_values_are_interpolated_within_the_series():
+    nan = np.nan
+    series = np.float32([[nan, 1], [2, nan], [nan, nan], [8, 4], [nan, nan]])
+    expected = [[2, 1], [2, 2], [5, 3], [8, 4], [8, 4]]
+    np.testing.assert_allclose(fill_missing(series), expected)
+
+
+def test_declared_missing_values_reach_no_batch(tmp_path):
+    write(tmp_path / "Libras", missing=True)
+    data = made(tmp_path, normalization="none")
+    values = np.concatenate([data.split("train").series(i) for i in range(8)])
+    assert np.isfinite(values).all()
+    assert data.split("test").series(0)[1, 1] == 11.0  # between 10 and 12
+    assert any("8 missing values, interpolated" in note for note in data.notes)
+
+
+def test_splits_travel_to_workers_without_their_values(archive):
+    split = made(archive).split("train")
+    copy = pickle.loads(pickle.dumps(split))
+    np.testing.assert_array_equal(copy[3].values, split[3].values)
+    assert len(pickle.dumps(split)) < 4000
+
+
+def test_one_worker_gives_the_same_batches(archive):
+    batches = []
+    for workers in (0, 1):
+        stream = iter(made(archive, num_workers=workers).train_dataloader())
+        batches.append([next(stream) for _ in range(3)])
+    for first, second in zip(*batches, strict=True):
+        assert first["sample_ids"].tolist() == second["sample_ids"].tolist()
+        assert torch.equal(first["inputs"], second["inputs"])

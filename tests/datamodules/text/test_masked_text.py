@@ -1,0 +1,96 @@
+"""Sequences for masked language models: what is in them, what is not, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import MaskedText
+from datamodules.core.errors import DataError
+from datamodules.text.masked_text import MaskedSplit
+from tests.datamodules.text import made as made_text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made_text.write(tmp_path_factory.mktemp("text"))
+
+
+def data(folder, **options) -> MaskedText:
+    small = {"corpus": "other", "segment_len": 9, "batch_size": 4}
+    return MaskedText(data_dir=str(folder), **{**small, **options})
+
+
+def test_sequences_are_the_text_between_begin_and_end(folder):
+    module = data(folder)
+    module.setup()
+    tokens = module.open().array("val_tokens")
+    words = len(module.vocabulary)
+    assert module.vocab_size == words + 3
+    split = module.split("val")
+    assert len(split) == -(-len(tokens) // 7)
+    found = []
+    for index in range(len(split)):
+        inputs, target, number = split[index]
+        assert (inputs[0], inputs[-1], number) == (words, words + 1, index)
+        assert (target[0], target[-1]) == (-100, -100)
+        np.testing.assert_array_equal(inputs[1:-1], target[1:-1])
+        found += inputs[1:-1].tolist()
+    assert found == tokens.tolist()
+
+
+def test_training_keeps_full_sequences_only(folder):
+    module = data(folder)
+    module.setup()
+    tokens = module.open().array("train_tokens")
+    assert len(module.split("train")) == len(tokens) // 7
+    batch = next(iter(module.train_dataloader()))
+    assert batch["inputs"].shape == (4, 9)
+    assert batch["key_mask"].all()
+
+
+def test_a_short_last_sequence_is_padded(folder):
+    module = data(folder, eval_batch_size=1000)
+    module.setup()
+    (batch,) = list(module.test_dataloader())
+    assert module.shuffles
+    rest = len(module.open().array("test_tokens")) % 7
+    assert 0 < rest < 7, "the made text must leave a rest"
+    assert batch["key_mask"][-1].sum() == rest + 2
+    assert (batch["target"][-1, rest + 1 :] == -100).all()
+    assert int((batch["target"] != -100).sum()) == len(module.open().array("test_tokens"))
+
+
+def test_epochs_are_permuted_and_repeatable(folder):
+    def ids(count):
+        module = data(folder, seed=5)
+        module.setup()
+        loader = iter(module.train_dataloader())
+        return [next(loader)["sample_ids"].tolist() for _ in range(count)], module.steps_per_epoch
+
+    first, steps = ids(12)
+    assert first == ids(12)[0]
+    assert first[:steps] != first[steps : 2 * steps]
+
+
+def test_decoding_leaves_out_special_tokens(folder):
+    module = data(folder)
+    inputs = torch.tensor([module.vocab_size - 3, 1, 2, module.vocab_size - 1])
+    assert module.decode(inputs.tolist()) == module.vocabulary.decode([1, 2])
+
+
+def test_sizes_that_do_not_fit_are_refused(folder):
+    words = len(data(folder).vocabulary)
+    with pytest.raises(DataError, match=f"set vocab_size to at least {words + 3}"):
+        data(folder, vocab_size=words + 2).setup()
+    with pytest.raises(DataError, match="segment_len must be at least 3"):
+        data(folder, segment_len=2)
+    with pytest.raises(DataError, match="at least 20 are needed at segment_len=22"):
+        MaskedSplit(np.arange(5), 22, 10, drop_short=True)
+
+
+def test_lines_of_a_report(folder):
+    module = data(folder)
+    module.setup()
+    assert any("samples (full sequences, segment_len 9)" in line for line in module.size_lines())

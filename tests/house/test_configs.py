@@ -1,0 +1,69 @@
+"""Every shipped configuration parses, and every attention trains one step in its tiny task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_probattn.cli.app import main
+from tests.support.paths import CONFIGS
+
+TASKS = sorted(CONFIGS.glob("tasks/*.yaml"))
+CALLED_TINY = ("imagenet_swin_tiny",)  # full tasks; the word is part of the model's name
+TINY = [p for p in TASKS if p.stem.endswith("_tiny") and p.stem not in CALLED_TINY]
+ATTENTION = sorted(CONFIGS.glob("attention/**/*.yaml"))
+TRAINERS = sorted(CONFIGS.glob("trainer/*.yaml"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(CONFIGS).with_suffix("")).replace("/", "-")
+
+
+def parsed(capsys, *files: Path) -> dict:
+    arguments = ["fit", *(a for f in files for a in ("--config", str(f))), "--print_config"]
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code in (0, None)
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=name)
+def test_task_file_parses(task, capsys):
+    config = parsed(capsys, task, CONFIGS / "attention" / "softmax.yaml")
+    assert config["model"]["init_args"]["attention"]["init_args"]["num_heads"] == 8
+    written = yaml.safe_load(task.read_text())
+    assert "attention" not in written["model"].get("init_args", {}), "the task names no attention"
+    assert config["trainer"]["max_steps"] == written["trainer"]["max_steps"] > 0
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=name)
+def test_trainer_file_sets_hardware_only(trainer, capsys):
+    assert list(yaml.safe_load(trainer.read_text())) == ["trainer"]
+    tiny = CONFIGS / "tasks" / "lra_listops_tiny.yaml"
+    parsed(capsys, tiny, CONFIGS / "attention" / "softmax.yaml", trainer)
+
+
+@pytest.mark.parametrize("attention", ATTENTION, ids=name)
+def test_attention_file_sets_the_attention_only_and_trains(attention, tmp_path):
+    written = yaml.safe_load(attention.read_text())
+    assert list(written) == ["model"]
+    assert list(written["model"]["init_args"]) == ["attention"]
+    status = main(
+        [
+            *("fit", "--config", str(CONFIGS / "tasks" / "lra_listops_tiny.yaml")),
+            *("--config", str(attention), "--config", str(CONFIGS / "trainer" / "cpu_debug.yaml")),
+            *("--data.init_args.data_dir", str(tmp_path), "--trainer.fast_dev_run", "1"),
+            *("--data.init_args.num_train", "16", "--data.init_args.num_val", "8"),
+            *("--data.init_args.num_test", "8", "--trainer.enable_progress_bar", "false"),
+        ]
+    )
+    assert status == 0
+
+
+@pytest.mark.parametrize("task", TINY, ids=name)
+def test_every_full_task_has_a_tiny_variant_of_the_same_classes(task):
+    full = task.with_stem(task.stem.removesuffix("_tiny"))
+    tiny_config, full_config = (yaml.safe_load(p.read_text()) for p in (task, full))
+    assert tiny_config["model"]["class_path"] == full_config["model"]["class_path"]

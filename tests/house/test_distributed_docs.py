@@ -1,0 +1,77 @@
+"""The commands of docs/distributed.md and of the SLURM scripts parse, and name what exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+
+import pytest
+import yaml
+
+from lit_probattn.cli.app import main
+from tests.support.paths import ROOT
+
+DOCS = ROOT / "docs"
+SCRIPTS = sorted((DOCS / "slurm").glob("*.sbatch"))
+# What the scripts take from SLURM and from their own arguments.
+VALUES = {
+    **{"TASK": "configs/tasks/lra_listops.yaml", "ATTENTION": "configs/attention/smgk.yaml"},
+    **{"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "8", "variant": "mlk", "seed": "2"},
+}
+
+
+def fits(text: str) -> list[list[str]]:
+    """Arguments of every `fit` in a text, continuation lines joined."""
+    joined = text.replace("\\\n", " ")
+    for name, value in VALUES.items():
+        joined = re.sub(rf"\$\{{?{name}\b\}}?", value, joined)
+    found = re.findall(r"-m lit_probattn (fit .*)", joined)
+    lines = (re.sub(r'"?\$@"?|&$|\$\(basename[^)]*\)', " ", line).strip() for line in found)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "distributed.md").read_text(), re.DOTALL)
+    return [fit for text in (*blocks, *(s.read_text() for s in SCRIPTS)) for fit in fits(text)]
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=lambda words: " ".join(words)[-60:])
+def test_fit_commands_parse(arguments, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    if "--ckpt_path" in arguments:
+        at = arguments.index("--ckpt_path")
+        arguments = arguments[:at] + arguments[at + 2 :]
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--print_config"])
+    assert stop.value.code in (0, None)
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["max_steps"] > 0
+
+
+def test_there_are_commands_to_check():
+    assert len(commands()) >= 7
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_slurm_scripts_are_shell_and_ask_for_the_signal(script):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text()
+    assert re.search(r"^#SBATCH --signal=(B:)?USR1@\d+$", text, re.MULTILINE)
+    assert re.search(r"^#SBATCH --requeue$", text, re.MULTILINE)
+    assert "--ckpt_path auto" in text
+
+
+def test_files_that_the_page_names_exist():
+    text = (DOCS / "distributed.md").read_text()
+    named = set(re.findall(r"(?:configs|docs|tests|reports)/[\w./-]*\w", text))
+    named -= {"configs/attention/"}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp_multinode", "fsdp"])
+def test_timeouts_are_minutes_and_nothing_looks_for_unused_parameters(name):
+    strategy = yaml.safe_load((ROOT / f"configs/trainer/{name}.yaml").read_text())["trainer"]
+    options = strategy["strategy"]["init_args"]
+    hours, minutes, seconds = map(int, options["timeout"].split(":"))
+    assert 1 <= 60 * hours + minutes + seconds / 60 <= 15
+    assert not options.get("find_unused_parameters", False)

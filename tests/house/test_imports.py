@@ -1,0 +1,216 @@
+"""Who may import whom: floors, circles, and that the package imports without optional parts."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("lit_probattn", "datamodules", "profiling")
+# From the top; a file imports from its own room and from rooms below it. Modules that are named by
+# a string and imported when they are called are no arrows.
+FLOORS = (
+    ("lit_probattn/reproduce", "lit_probattn/quickstart.py"),
+    ("lit_probattn/compare",),
+    ("profiling",),
+    ("lit_probattn/analysis", "lit_probattn/doctor"),
+    ("lit_probattn/cli", "lit_probattn/__main__.py"),
+    ("lit_probattn/convert",),
+    ("lit_probattn/training",),
+    ("lit_probattn/tasks",),
+    ("lit_probattn/configs.py",),
+    ("lit_probattn/models",),
+    ("lit_probattn/attention",),
+    ("lit_probattn/kernels",),
+    ("lit_probattn/records", "lit_probattn/randomness.py"),
+    # Names of commands whose code moved: they forward by a string.
+    ("lit_probattn/export.py", "lit_probattn/head_size.py", "lit_probattn/uea_benchmark.py"),
+    ("lit_probattn/__init__.py",),
+)
+# The only rooms that may name the data modules, which themselves import nothing of ours.
+KNOW_DATA = (
+    *("lit_probattn/reproduce", "lit_probattn/compare", "lit_probattn/doctor"),
+    "profiling/studies",
+)
+# Single-device code: knows no rank, no strategy.
+SINGLE_DEVICE = ("lit_probattn/attention", "lit_probattn/kernels", "lit_probattn/models")
+# In these rooms the folders have floors too, from the top.
+INNER_FLOORS = {
+    "lit_probattn/attention": ("fish", "linear", "mgk"),
+    "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
+}
+MOST_FILES = 15
+
+
+@cache
+def files() -> dict[str, str]:
+    """Return every module by name, with its path."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            relative = path.relative_to(ROOT)
+            parts = relative.with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = str(relative)
+    return found
+
+
+@cache
+def imported(path: str) -> frozenset[str]:
+    """Return the modules that a file imports anywhere, also inside functions, by full name."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} imports relatively"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in files() else node.module)
+    return frozenset(found)
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """Every import of ours from ours: (path, path)."""
+    for path in files().values():
+        for name in imported(path):
+            if name in files() and files()[name] != path:
+                yield path, files()[name]
+
+
+def lies_in(path: str, room: str) -> bool:
+    return path == room or path.startswith(room + "/")
+
+
+def floor(path: str) -> int:
+    """Return the number of the floor of a file, counted from the top."""
+    numbers = [i for i, rooms in enumerate(FLOORS) if any(lies_in(path, r) for r in rooms)]
+    assert len(numbers) == 1, f"{path} lies on {len(numbers)} floors: name it in FLOORS"
+    return numbers[0]
+
+
+def test_no_import_runs_upwards():
+    upwards = [
+        f"{source} -> {target}"
+        for source, target in arrows()
+        if not lies_in(source, "datamodules") and not lies_in(target, "datamodules")
+        if floor(target) < floor(source)
+    ]
+    assert upwards == []
+
+
+def test_data_modules_import_nothing_of_ours_and_few_name_them():
+    crossing = [
+        f"{source} -> {target}"
+        for source, target in arrows()
+        if lies_in(source, "datamodules") != lies_in(target, "datamodules")
+        and not any(lies_in(source, room) for room in KNOW_DATA)
+    ]
+    assert crossing == []
+
+
+@pytest.mark.parametrize("room", INNER_FLOORS)
+def test_no_import_runs_upwards_inside(room):
+    order = INNER_FLOORS[room]
+
+    def number(path: str) -> int | None:
+        return next((i for i, part in enumerate(order) if lies_in(path, f"{room}/{part}")), None)
+
+    upwards = []
+    for source, target in arrows():
+        above, below = number(source), number(target)
+        if above is not None and below is not None and below < above:
+            upwards.append(f"{source} -> {target}")
+    assert upwards == []
+
+
+def test_no_circles():
+    """Modules that import each other, directly or through others, also inside functions."""
+    graph: dict[str, list[str]] = {path: [] for path in files().values()}
+    for source, target in arrows():
+        graph[source].append(target)
+    assert circles(graph) == []
+
+
+def circles(graph: dict[str, list[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one node (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in graph[node]:
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            component = []
+            while not component or component[-1] != node:
+                component.append(stack.pop())
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_circles_are_found():
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": ["a"]}) == [["b", "c"]]
+
+
+def test_attention_and_models_are_single_device_code():
+    bad = [
+        f"{path} imports {name}"
+        for path in files().values()
+        if any(lies_in(path, room) for room in SINGLE_DEVICE)
+        for name in imported(path)
+        if name.startswith(("torch.distributed", "lightning"))
+    ]
+    assert bad == []
+
+
+def test_folders_are_small():
+    counts: dict[Path, int] = {}
+    for path in files().values():
+        counts[Path(path).parent] = counts.get(Path(path).parent, 0) + 1
+    assert {str(folder): n for folder, n in counts.items() if n > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("blocked", ["triton", "aeon", "entmax", "tokenizers", "fvcore"])
+def test_package_imports_and_attends_without(blocked):
+    """A fresh interpreter in which the optional package cannot be found."""
+    code = f"""
+import sys
+sys.modules[{blocked!r}] = None
+import torch, datamodules
+from lit_probattn.attention import MGKAttention
+layer = MGKAttention(embed_dim=8, head_dim=4, num_heads=2)
+print(tuple(layer(torch.zeros(1, 3, 8)).shape))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "(1, 3, 8)", done.stderr
+
+
+def test_kernels_are_imported_lazily():
+    code = "import sys, lit_probattn.attention as a; print('triton' in sys.modules)"
+    code += "; print([m for m in sys.modules if m.startswith('lit_probattn.kernels')])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[1] == "[]"

@@ -1,0 +1,68 @@
+"""The README's code runs, its commands parse, and the files that it names exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+
+from lit_probattn.cli.app import main
+from tests.support.paths import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Return every command line of the README, continuation lines joined, comments dropped."""
+    found = []
+    for block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                found.append(words)
+    return found
+
+
+FITS = [words[3:] for words in commands() if words[:4] == ["python", "-m", "lit_probattn", "fit"]]
+
+
+def test_python_blocks_run():
+    assert blocks("python")
+    for code in blocks("python"):
+        exec(compile(code, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("arguments", FITS, ids=" ".join)
+def test_fit_commands_parse(arguments, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    drop = arguments.index("--ckpt_path") if "--ckpt_path" in arguments else None
+    if drop is not None:
+        arguments = arguments[:drop] + arguments[drop + 2 :]
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--print_config"])
+    assert stop.value.code in (0, None)
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["max_steps"] > 0
+
+
+def test_paths_that_the_readme_names_exist():
+    named = set(re.findall(r"(?:configs|lit_probattn|docs|reports|profiling)/[\w./-]*\w", README))
+    written_by_commands = {"reports/quickstart/report.md"}
+    missing = [
+        name
+        for name in sorted(named - written_by_commands)
+        if not (ROOT / name).exists() and not list(ROOT.glob(f"{name}*"))
+    ]
+    assert missing == []
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words in commands():
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", makefile, flags=re.MULTILINE), words

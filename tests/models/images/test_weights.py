@@ -1,0 +1,79 @@
+"""Weights of replaced layers: copied from timm's layers, or loaded from its state dicts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.models.images import load_timm_state_dict, replace_attention
+from tests.models.images.made import hard_fish, hard_gfish, pictures, swin, vit
+
+
+@pytest.mark.parametrize("mixer", ["linear", "mlp"])
+@pytest.mark.parametrize("make", [swin, vit])
+def test_copy_of_all_heads_is_timm(make, mixer):
+    """As many global heads as local ones, each copied: the same function."""
+    theirs = make()
+    ours = copy.deepcopy(theirs)
+    wide = {"mixer_ratios": [0.5]} if mixer == "mlp" else {}
+    replace_attention(
+        ours, lambda *a, **k: hard_fish(*a, mixer=mixer, **wide, **k), init="copy", head_ratio=1.0
+    )
+    torch.testing.assert_close(ours(pictures()), theirs(pictures()), rtol=0, atol=1e-4)
+
+
+def test_copy_takes_the_first_head_of_each_group():
+    """Two of four heads: like timm with heads 0, 0, 2, 2 for queries and keys."""
+    theirs = swin()
+    ours = copy.deepcopy(theirs)
+    replace_attention(ours, hard_fish, stages=[1], init="copy", head_ratio=2.0)
+    for block in theirs.layers[1].blocks:
+        for name in ("weight", "bias"):
+            rows = getattr(block.attn.qkv, name).data.view(3, 4, 6, -1)
+            rows[:2, 1], rows[:2, 3] = rows[:2, 0].clone(), rows[:2, 2].clone()
+    torch.testing.assert_close(ours(pictures()), theirs(pictures()), rtol=0, atol=1e-4)
+
+
+def test_timm_state_dict_loads_into_the_untouched_parts():
+    state, model = swin(seed=1).state_dict(), swin(seed=2)
+    replace_attention(model, hard_gfish, stages=[1], head_ratio=2.0)
+    fresh = model.layers[1].blocks[0].attn.attention.query_proj.weight.clone()
+    report = load_timm_state_dict(model, state)
+    own = model.state_dict()
+    for name in report.loaded:
+        assert torch.equal(own[name], state[name])
+    assert "layers.1.blocks.1.attn.relative_position_bias_table" in report.loaded
+    assert set(own) == {*report.loaded, *report.left_fresh}
+    assert report.left_fresh
+    assert torch.equal(model.layers[1].blocks[0].attn.attention.query_proj.weight, fresh)
+
+
+@pytest.mark.parametrize("make", [swin, vit])
+def test_timm_state_dict_fills_softmax_layers_too(make):
+    theirs, ours = make(seed=1), make(seed=2)
+    replace_attention(ours, SoftmaxAttention)
+    report = load_timm_state_dict(ours, theirs.state_dict(), projections=True)
+    assert report.left_fresh == []
+    torch.testing.assert_close(ours(pictures()), theirs(pictures()), rtol=0, atol=1e-4)
+
+
+def test_state_dict_of_another_model_is_refused_and_changes_nothing():
+    model = swin(seed=2)
+    replace_attention(model, SoftmaxAttention)
+    before = copy.deepcopy(model.state_dict())
+    for other, message in (
+        (vit(), "another model: missing: patch_embed.norm.weight.*not in the model: cls_token"),
+        (swin(embed_dim=24), r"other shapes: .*\(24, 3, 2, 2\) instead of \(12, 3, 2, 2\)"),
+        (swin(depths=(2, 4)), "not in the model: layers.1.blocks.2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_timm_state_dict(model, other.state_dict(), projections=True)
+    state = swin().state_dict()
+    del state["layers.0.blocks.0.attn.qkv.weight"]
+    with pytest.raises(ValueError, match=r"has no layers\.0\.blocks\.0\.attn\.qkv\.weight"):
+        load_timm_state_dict(model, state, projections=True)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])

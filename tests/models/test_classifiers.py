@@ -1,0 +1,108 @@
+"""Whole models: parameter counts of the specification, pooling, checkpointing."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.models.classifiers import Classifier
+from lit_probattn.models.heads import pool
+from lit_probattn.randomness import RandomKey
+
+SIZES = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
+LISTOPS = {"vocab_size": 32, "num_classes": 10, "max_seq_len": 2048}
+TEXT = {"vocab_size": 512, "num_classes": 2, "max_seq_len": 4096}
+
+
+def count(attention, data) -> int:
+    with torch.device("meta"):
+        model = Classifier(attention, **data, **SIZES)
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("data", "heads", "expected"),
+    [
+        *((LISTOPS, h, n) for h, n in ((1, 193226), (2, 209802), (4, 242954), (8, 309258))),
+        *((TEXT, h, n) for h, n in ((1, 353986), (2, 370562), (4, 403714), (8, 470018))),
+    ],
+)
+def test_softmax_parameters_of_the_long_range_arena(data, heads, expected):
+    assert count(partial(SoftmaxAttention, num_heads=heads), data) == expected
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("share", ["layer", "head"])
+def test_mixture_parameters_follow_the_closed_form(heads, share):
+    """Against softmax with the same heads: MGK adds a key projection, sMGK two shifts; priors."""
+    embed, size, layers = SIZES["embed_dim"], SIZES["head_dim"], SIZES["num_layers"]
+    softmax = count(partial(SoftmaxAttention, num_heads=heads), TEXT)
+    priors = 2 * (heads if share == "head" else 1)
+    mgk = count(partial(MGKAttention, num_heads=heads, prior_share=share), TEXT)
+    assert mgk - softmax == layers * (heads * size * (embed + 1) + priors)
+    smgk = partial(MGKAttention, num_heads=heads, prior_share=share, shifted_keys=True)
+    assert count(smgk, TEXT) - softmax == layers * (2 * heads * size + priors)
+
+
+@pytest.mark.parametrize(
+    ("shifted", "heads", "expected"),
+    [
+        *((False, h, n) for h, n in ((1, 382726), (2, 403462), (4, 444934), (6, 486406))),
+        *((True, h, n) for h, n in ((1, 378694), (2, 395398), (4, 428806), (6, 462214))),
+    ],
+)
+def test_mixture_parameters_of_retrieval(shifted, heads, expected):
+    """Published for the retrieval model: its head reads 4 features instead of 1 (3 x 64 x 128)."""
+    attention = partial(MGKAttention, num_heads=heads, shifted_keys=shifted, prior_share="layer")
+    assert count(attention, TEXT) + 3 * 64 * 128 == expected
+
+
+def test_padding_and_bucketing_change_nothing():
+    """`mean` divides by max_seq_len, so a batch padded further gives the same logits."""
+    model = Classifier(
+        partial(SoftmaxAttention, num_heads=3),
+        **{"vocab_size": 19, "num_classes": 5, "max_seq_len": 31, "embed_dim": 11},
+        **{"head_dim": 7, "num_layers": 2, "mlp_dim": 13},
+    )
+    model = model.double().eval()
+    inputs, mask = torch.randint(1, 19, (2, 17)), torch.ones(2, 17, dtype=torch.bool)
+    mask[1, 9:] = False
+    longer = torch.nn.functional.pad(inputs, (0, 14)), torch.nn.functional.pad(mask, (0, 14))
+    short = model(inputs, key_mask=mask)
+    torch.testing.assert_close(model(longer[0], key_mask=longer[1]), short, atol=1e-13, rtol=0)
+
+
+def test_pooling_divisors():
+    x, mask = torch.ones(1, 4, 2), torch.tensor([[True, True, True, False]])
+    assert pool(x, mask, "mean", 8).tolist() == [[0.375, 0.375]]
+    assert pool(x, mask, "mean_valid", 8).tolist() == [[1.0, 1.0]]
+    assert pool(x, None, "mean_valid", 8).tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("attention", [SoftmaxAttention, MGKAttention])
+def test_activation_checkpointing_changes_no_gradient(attention):
+    """Recomputation draws the same attention dropout, and torch's generator the same masks."""
+    grads = []
+    for checkpointing in (False, True):
+        torch.manual_seed(3)
+        model = Classifier(
+            partial(attention, num_heads=2, dropout=0.2, backend="blockwise"),
+            **{"vocab_size": 19, "num_classes": 5, "max_seq_len": 17, "embed_dim": 11},
+            **{"head_dim": 7, "num_layers": 2, "mlp_dim": 13},
+            activation_checkpointing=checkpointing,
+        )
+        torch.manual_seed(5)
+        inputs = torch.randint(1, 19, (2, 17))
+        model(inputs, rng=RandomKey(1, 2, torch.tensor([4, 9]))).square().sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_too_long_a_sequence_is_refused():
+    model = Classifier(partial(SoftmaxAttention, num_heads=1), **LISTOPS, **SIZES)
+    with pytest.raises(ValueError, match="length 2049: max_seq_len is 2048"):
+        model(torch.ones(1, 2049, dtype=torch.int64))

@@ -1,0 +1,155 @@
+"""Generation: greedy and sampled tokens against full passes, padding, stops, bad input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lit_probattn.attention import LinearState
+from lit_probattn.models.decoding import Sampling, cache_bytes_per_token, generate, next_tokens
+from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.transformer import Transformer
+from tests.attention.decoding_layers import LAYERS, B, C, E
+
+
+class TinyDecoder(nn.Module):
+    """A causal language model with what `generate` needs."""
+
+    def __init__(self, name, max_seq_len=31, vocab=19):
+        super().__init__()
+        cls, kind = LAYERS[name]
+        self.max_seq_len = max_seq_len
+        self.embedding = TokenEmbedding(vocab, max_seq_len, C, init_std=1.0)
+        self.encoder = Transformer(lambda c, e: cls(c, e, **kind), C, E, 2, 17)
+        self.head = nn.Linear(C, vocab)
+
+    def new_caches(self, capacity=0):
+        return self.encoder.new_caches(capacity)
+
+    def next_logits(self, inputs, *, key_mask, positions, caches):
+        x = self.embedding(inputs, positions)
+        x = self.encoder(x, key_mask=key_mask, is_causal=True, caches=caches)
+        return self.head(x[:, -1])
+
+    def full_logits(self, inputs):
+        return self.head(self.encoder(self.embedding(inputs), is_causal=True))
+
+
+def tiny(name="mgk", **options):
+    return TinyDecoder(name, **options).double().eval()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_greedy_generation_equals_full_passes(name):
+    model = tiny(name)
+    prompt = torch.randint(19, (B, 5))
+    found = generate(model, prompt, max_new_tokens=7)
+    tokens = prompt
+    with torch.no_grad():
+        for _ in range(7):
+            tokens = torch.cat([tokens, model.full_logits(tokens)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(found.tokens, tokens[:, 5:])
+    assert found.lengths.tolist() == [7, 7]
+    assert found.tokens_per_second > 0
+    caches = model.new_caches()
+    linear = isinstance(caches[0], LinearState)
+    layer = model.encoder.blocks[0].attention
+    per_token, constant = cache_bytes_per_token(layer, torch.float64)
+    assert (per_token == 0) == linear
+    assert found.cache_bytes == 2 * B * (constant + per_token * (5 + 7 - 1))
+
+
+@pytest.mark.parametrize("name", ["softmax", "smgk", "mlk", "smgk, rotary, shift before"])
+def test_prompts_of_unequal_length_are_padded_on_the_left(name):
+    model = tiny(name)
+    prompt = torch.randint(1, 19, (2, 5))
+    mask = torch.tensor([[True] * 5, [False] * 3 + [True] * 2])
+    together = generate(model, prompt, prompt_mask=mask, max_new_tokens=6)
+    alone = generate(model, prompt[1:, 3:], max_new_tokens=6)
+    first = generate(model, prompt[:1], max_new_tokens=6)
+    assert torch.equal(together.tokens, torch.cat([first.tokens, alone.tokens]))
+
+
+def test_stop_token_ends_a_row():
+    model = tiny()
+    prompt = torch.randint(19, (B, 5))
+    free = generate(model, prompt, max_new_tokens=9).tokens
+    stop = int(free[0, 2])
+    found = generate(model, prompt, max_new_tokens=9, stop_id=stop, pad_id=18)
+    for row in range(B):
+        hits = (free[row] == stop).nonzero()
+        length = int(hits[0]) + 1 if len(hits) else 9
+        assert int(found.lengths[row]) == length
+        assert torch.equal(found.tokens[row, :length], free[row, :length])
+        assert (found.tokens[row, length:] == 18).all()
+
+
+def test_draw_of_a_row_depends_on_its_name_alone():
+    model = tiny()
+    prompt = torch.randint(19, (3, 5))
+    hot = Sampling(temperature=3.0, seed=4)
+    ids = torch.tensor([7, 8, 9])
+    a = generate(model, prompt, max_new_tokens=8, sampling=hot, sample_ids=ids).tokens
+    b = generate(model, prompt[1:2], max_new_tokens=8, sampling=hot, sample_ids=ids[1:2]).tokens
+    assert torch.equal(a[1:2], b)
+    cold = Sampling(temperature=3.0, seed=5)
+    assert not torch.equal(a, generate(model, prompt, max_new_tokens=8, sampling=cold).tokens)
+
+
+def test_sampled_frequencies_follow_the_probabilities():
+    logits = torch.tensor([2.0, 0.0, 1.0, -1.0, 0.5])
+    u = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+
+    def frequencies(**rule):
+        tokens = next_tokens(logits.expand(10_000, -1), Sampling(**rule), u)
+        return torch.bincount(tokens, minlength=5) / 10_000
+
+    tolerance = {"atol": 2e-4, "rtol": 0}
+    torch.testing.assert_close(frequencies(temperature=1.0), logits.softmax(-1), **tolerance)
+    torch.testing.assert_close(frequencies(temperature=2.0), (logits / 2).softmax(-1), **tolerance)
+    two = torch.tensor([2.0, float("-inf"), 1.0, float("-inf"), float("-inf")]).softmax(-1)
+    torch.testing.assert_close(frequencies(temperature=1.0, top_k=2), two, **tolerance)
+    # The two largest have 0.56 and 0.21: 0.7 needs both, 0.5 only the first.
+    torch.testing.assert_close(frequencies(temperature=1.0, top_p=0.7), two, **tolerance)
+    assert frequencies(temperature=1.0, top_p=0.5)[0] == 1
+    assert next_tokens(logits[None], Sampling()).item() == 0
+
+
+def test_generation_beyond_the_longest_sequence_is_refused():
+    model = tiny(max_seq_len=8)
+    prompt = torch.randint(19, (B, 5))
+    assert generate(model, prompt, max_new_tokens=4).tokens.shape == (B, 4)
+    message = "5 new ones need 9 positions, but max_seq_len is 8: ask for at most 4"
+    with pytest.raises(ValueError, match=message):
+        generate(model, prompt, max_new_tokens=5)
+
+
+def test_bad_prompts_and_rules_are_refused():
+    model, prompt = tiny(), torch.randint(19, (1, 4))
+    right = torch.tensor([[True, True, False, False]])
+    with pytest.raises(ValueError, match="must be padded on the left"):
+        generate(model, prompt, prompt_mask=right, max_new_tokens=1)
+    with pytest.raises(ValueError, match=r"expected \(1, 4\) and torch.bool"):
+        generate(model, prompt, prompt_mask=right.long(), max_new_tokens=1)
+    with pytest.raises(ValueError, match="at least one token"):
+        generate(model, prompt[:, :0], max_new_tokens=1)
+    with pytest.raises(ValueError, match="max_new_tokens must be at least 1, received 0"):
+        generate(model, prompt, max_new_tokens=0)
+    with pytest.raises(ValueError, match=r"call model.eval\(\)"):
+        generate(model.train(), prompt, max_new_tokens=1)
+    for rule, message in (
+        ({"temperature": -1.0}, "temperature must be finite"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_p": 0.0}, "top_p must be in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Sampling(**rule)
+    with pytest.raises(ValueError, match="logits are NaN"):
+        next_tokens(torch.full((1, 3), float("nan")), Sampling())
+
+
+def test_number_of_caches_must_fit():
+    model = tiny()
+    with pytest.raises(ValueError, match="received 1 caches for 2 blocks"):
+        model.encoder(torch.zeros(1, 3, C).double(), caches=model.new_caches()[:1])

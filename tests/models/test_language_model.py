@@ -1,0 +1,281 @@
+"""Language models: sizes as published, independent sums, decoding, positions, output layers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.models.decoding import generate
+from lit_probattn.models.language_model import IGNORE, LanguageModel
+from lit_probattn.models.positions import Sinusoid
+from lit_probattn.randomness import RandomKey
+from profiling.builders import attention_entry, attention_factory
+from tests.support.paths import ROOT
+
+VOCAB, LENGTH = 47, 11
+
+
+def softmax(heads=3, **more):
+    return lambda c, e, **options: SoftmaxAttention(c, e, heads, **{**more, **options})
+
+
+def mgk(heads=2, **more):
+    return lambda c, e, **options: MGKAttention(c, e, heads, **{**more, **options})
+
+
+def fish(**more):
+    return lambda c, e, **options: FiSHAttention(c, e, 8, **{**more, **options})
+
+
+def linear(c, e, **options):
+    return LinearAttention(c, e, 2, **options)
+
+
+def small(attention=None, **options) -> LanguageModel:
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 14, "head_dim": 5, "num_layers": 2, "mlp_dim": 17, "dropout": 0.0}
+    model = LanguageModel(
+        attention or softmax(),
+        **{"vocab_size": VOCAB, "max_seq_len": LENGTH, "cutoffs": [7, 20, 29], **sizes, **options},
+    )
+    for parameter in model.parameters():  # larger than at the start, so that everything matters
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+def tokens(rows=3, length=LENGTH):
+    return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+# ---- sizes -------------------------------------------------------------------------------------
+
+MEDIUM = {"embed_dim": 256, "head_dim": 32, "max_seq_len": 384}
+VALUE_AWARE = {
+    **{"embed_dim": 512, "head_dim": 64, "max_seq_len": 512, "num_layers": 6},
+    **{"vocab_size": 267744, "output": "full", "output_bias": False, "attention_bias": True},
+    **{"positions": "forward", "init": "xavier"},
+}
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "total", "layers"),
+    [
+        (softmax(8), {}, 44018394, 9480192),
+        (softmax(4), {}, 43494106, None),
+        (mgk(4), {}, 43625306, 9087104),
+        (mgk(8), {}, 44280794, None),
+        (mgk(4, shifted_keys=True), {}, 43496282, None),
+        (mgk(8, shifted_keys=True), {}, 44022746, None),
+        (softmax(8), MEDIUM, 89833434, None),
+        (mgk(4), MEDIUM, 88260698, None),
+        (softmax(8), VALUE_AWARE, 155999232, None),
+    ],
+)
+def test_parameter_counts_of_the_specification(attention, options, total, layers):
+    with torch.device("meta"):
+        model = LanguageModel(attention, **{"vocab_size": 267735, "max_seq_len": 256, **options})
+    assert sum(p.numel() for p in model.parameters()) == total
+    if layers is not None:
+        assert sum(p.numel() for p in model.encoder.parameters()) == layers
+
+
+FISH_LAYERS = {
+    ("linear", "none"): (9087232, 9218560, 9349888),
+    ("linear", "global"): (9087264, 9218624, 9349984),
+    ("mlp", "none"): (9088512, 9219840, 9351168),
+    ("mlp", "global"): (9088544, 9219904, 9351264),
+}
+
+
+@pytest.mark.parametrize(("mixer", "noise"), FISH_LAYERS)
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_parameter_counts_of_fish(mixer, noise, index):
+    bias = "all" if mixer == "mlp" else "hidden"  # as released: the last bias too
+    layer = fish(num_global_heads=(2, 4, 6)[index], mixer=mixer, noise=noise, mixing_bias=bias)
+    with torch.device("meta"):
+        model = LanguageModel(layer, vocab_size=267735, max_seq_len=256)
+    assert sum(p.numel() for p in model.encoder.parameters()) == FISH_LAYERS[mixer, noise][index]
+
+
+# ---- the model against independent sums --------------------------------------------------------
+
+
+def oracle(model: LanguageModel, inputs: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities in float64, one sequence after the other, from the weights alone."""
+    w = {name: value.double() for name, value in model.state_dict().items()}
+    heads, size = 3, 5
+    rows = []
+    for sequence in inputs:
+        n = len(sequence)
+        x = w["tokens.weight"][sequence] * math.sqrt(14)
+        for place in range(n):
+            for m in range(7):
+                angle = (n - 1 - place) * 10000.0 ** (-2 * m / 14)
+                x[place, m] += math.sin(angle)
+                x[place, 7 + m] += math.cos(angle)
+        for b in range(2):
+            p = f"encoder.blocks.{b}."
+            q, k, v = (
+                (x @ w[f"{p}attention.{part}_proj.weight"].T).view(n, heads, size)
+                for part in ("query", "key", "value")
+            )
+            out = torch.zeros(n, heads, size, dtype=torch.float64)
+            for i in range(n):
+                for h in range(heads):
+                    scores = torch.stack([q[i, h] @ k[j, h] for j in range(i + 1)])
+                    a = (scores / math.sqrt(size)).softmax(0)
+                    out[i, h] = sum(a[j] * v[j, h] for j in range(i + 1))
+            x = norm(x + out.reshape(n, -1) @ w[f"{p}attention.out_proj.weight"].T, w, f"{p}norm1")
+            inner = (x @ w[f"{p}mlp.fc1.weight"].T + w[f"{p}mlp.fc1.bias"]).clamp_min(0)
+            x = norm(x + inner @ w[f"{p}mlp.fc2.weight"].T + w[f"{p}mlp.fc2.bias"], w, f"{p}norm2")
+        rows.append(x @ w["tokens.weight"].T + w["output.bias"])
+    return torch.stack(rows).log_softmax(-1)
+
+
+def norm(x, w, name):
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+    return (x - mean) / (variance + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def test_model_equals_sums_written_out():
+    model = small(output="full")
+    inputs = tokens(2, 6)
+    found = model.log_probs(model(inputs))
+    torch.testing.assert_close(found.double(), oracle(model, inputs), rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_start_is_as_specified():
+    model = LanguageModel(mgk(4), vocab_size=500, max_seq_len=8, cutoffs=[100], num_layers=4)
+    for name, value in model.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            assert float(value.mean()) == pytest.approx(1.0, abs=0.01)
+            assert float(value.std()) == pytest.approx(0.02, rel=0.35)
+        elif name.endswith("bias"):
+            assert float(value.abs().max()) == 0.0, name
+        elif value.dim() == 2 and "prior" not in name:
+            assert float(value.std()) == pytest.approx(0.02, rel=0.1), name
+            assert float(value.mean()) == pytest.approx(0.0, abs=0.002), name
+    assert not any("attention" in name and "bias" in name for name, _ in model.named_parameters())
+
+
+def test_the_model_decides_on_bias_and_dropout_unless_told_not_to():
+    layer = small(softmax(dropout=0.3)).encoder.blocks[0].attention
+    assert (layer.dropout, layer.query_proj.bias) == (0.0, None)
+    kept = small(softmax(dropout=0.3), attention_bias=None, attention_dropout=None)
+    layer = kept.encoder.blocks[0].attention
+    assert layer.dropout == 0.3
+    assert layer.query_proj.bias is not None
+
+
+# ---- positions ---------------------------------------------------------------------------------
+
+
+def test_forward_sinusoid_of_the_value_aware_model():
+    found = Sinusoid(9, 8, "forward")(torch.tensor([0, 3]), 9)
+    for row, position in enumerate((2, 5)):
+        for m in range(4):
+            angle = position * math.exp(-m * math.log(10000) / 3)
+            assert float(found[row, m]) == pytest.approx(math.sin(angle), abs=1e-6)
+            assert float(found[row, 4 + m]) == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_padding_after_a_segment_changes_nothing():
+    model = small()
+    inputs = tokens(2, 9)
+    lengths = [9, 5]
+    mask = torch.arange(9) < torch.tensor(lengths)[:, None]
+    found = model(inputs, key_mask=mask)
+    for row, length in enumerate(lengths):
+        alone = model(inputs[row : row + 1, :length])
+        torch.testing.assert_close(found[row : row + 1, :length], alone)
+
+
+def test_rotary_positions_need_rotary_attention():
+    with pytest.raises(ValueError, match=r"positions=rotary.*rotary_dim 4"):
+        small(positions="rotary")
+    model = small(softmax(rotary_dim=4), positions="rotary", norm_first=True)
+    inputs = tokens()
+    swapped = inputs.clone()
+    swapped[:, [0, 1]] = inputs[:, [1, 0]]
+    assert not torch.allclose(model(inputs)[:, -1], model(swapped)[:, -1])
+    still = small(softmax(), positions="forward")
+    assert still(inputs).shape == (3, LENGTH, 14)
+
+
+def test_a_longer_segment_is_refused():
+    with pytest.raises(ValueError, match=r"segment of 12 tokens: max_seq_len is 11"):
+        small()(tokens(1, 12))
+
+
+# ---- every variant -----------------------------------------------------------------------------
+
+ATTENTION = sorted((ROOT / "configs/attention").glob("**/*.yaml"))
+
+
+@pytest.mark.parametrize("path", ATTENTION, ids=lambda p: f"{p.parent.stem}-{p.stem}")
+def test_every_attention_file_makes_a_causal_model_that_trains(path):
+    entry = attention_entry(path)
+    factory = attention_factory(entry["class_path"], entry["init_args"])
+    sizes = {"embed_dim": 12, "head_dim": 6, "num_layers": 1, "mlp_dim": 10, "max_seq_len": 16}
+    model = LanguageModel(factory, vocab_size=VOCAB, cutoffs=[7], dropout=0.0, **sizes)
+    inputs, key = tokens(2, 9), RandomKey(0, 3)
+    losses = model.token_losses(model(inputs, rng=key), inputs)
+    losses.mean().backward()
+    assert bool(losses.isfinite().all())
+    assert all(p.grad is not None for p in model.parameters())
+    model.eval()
+    other = inputs.clone()
+    other[:, 6:] = (other[:, 6:] + 1) % VOCAB
+    with torch.no_grad():
+        before, after = model(inputs, rng=key), model(other, rng=key)
+    torch.testing.assert_close(before[:, :6], after[:, :6])
+    assert not torch.allclose(before[:, 6:], after[:, 6:])
+
+
+@pytest.mark.parametrize("attention", [softmax(), mgk(), linear], ids=["softmax", "mgk", "linear"])
+@pytest.mark.parametrize("positions", ["reversed", "forward"])
+def test_decoding_from_caches_equals_the_full_pass(attention, positions):
+    model = small(attention, positions=positions)
+    inputs = tokens(2)
+    with torch.no_grad():
+        # A full segment: its positions count down from max_seq_len - 1, as in decoding.
+        whole = model.log_probs(model(inputs))
+        caches = model.new_caches(LENGTH)
+        place = torch.arange(LENGTH).expand(2, -1)
+        first = model.next_logits(
+            inputs[:, :4], key_mask=None, positions=place[:, :4], caches=caches
+        )
+        steps = [first] + [
+            model.next_logits(
+                inputs[:, i : i + 1],
+                key_mask=None,
+                positions=place[:, i : i + 1],
+                caches=caches,
+            )
+            for i in range(4, LENGTH)
+        ]
+    torch.testing.assert_close(torch.stack(steps, 1), whole[:, 3:], rtol=1e-4, atol=1e-5)
+
+
+def test_prompts_of_unequal_length_continue_as_each_alone():
+    model = small(mgk())
+    prompt, mask = tokens(2, 5), torch.ones(2, 5, dtype=torch.bool)
+    mask[1, :3] = False
+    both = generate(model, prompt, max_new_tokens=6, prompt_mask=mask).tokens
+    for row, first in ((0, 0), (1, 3)):
+        alone = generate(model, prompt[row : row + 1, first:], max_new_tokens=6).tokens
+        assert both[row].tolist() == alone[0].tolist()
+
+
+def test_only_scored_tokens_reach_the_output():
+    model = small()
+    inputs = tokens(2)
+    target = torch.full_like(inputs, IGNORE)
+    target[0, 3], target[1, 10] = 5, 46
+    found = model.token_losses(model(inputs), target)
+    whole = model.log_probs(model(inputs))
+    torch.testing.assert_close(found, -torch.stack([whole[0, 3, 5], whole[1, 10, 46]]))

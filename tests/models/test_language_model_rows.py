@@ -1,0 +1,43 @@
+"""Every row that docs/wikitext103.md lists builds, with the parameters that it states."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import yaml
+
+from lit_probattn.models.language_model import LanguageModel
+from profiling.builders import attention_entry, attention_factory
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs/wikitext103.md").read_text().splitlines()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE
+    if line.startswith("|") and line.count("|") == 8 and "---" not in line
+][1:]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
+def test_row(row):
+    _, _, task, attention, settings, _, layers = row
+    entry = attention_entry(ROOT / f"configs/attention/{attention}.yaml")
+    for setting in settings.split(", "):
+        name, value = setting.split(" ")
+        entry["init_args"][name] = yaml.safe_load(value)
+    factory = attention_factory(entry["class_path"], entry["init_args"])
+    config = yaml.safe_load((ROOT / f"configs/tasks/wikitext103_{task}.yaml").read_text())
+    known = inspect.signature(LanguageModel).parameters
+    sizes = {k: v for k, v in config["model"]["init_args"].items() if k in known}
+    data = config["data"]["init_args"]
+    with torch.device("meta"):
+        model = LanguageModel(
+            factory, vocab_size=data["vocab_size"], max_seq_len=data["segment_len"], **sizes
+        )
+    assert sum(p.numel() for p in model.encoder.parameters()) == int(layers)
+
+
+def test_every_row_of_the_tables_is_there():
+    assert len(ROWS) == 26

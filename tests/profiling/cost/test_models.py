@@ -1,0 +1,258 @@
+"""Counts beside closed forms: every variant, backend and mode; published sizes of whole models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from profiling.cost.explain import explain
+from profiling.cost.formulas import mgk_parameters, smgk_parameters, softmax_parameters
+from profiling.cost.models import LanguageModel, PairModel, SequenceModel
+from profiling.cost.structure import attention_layers, require_identical
+from profiling.measure.counters import torch_macs
+from profiling.sweep.config import SweepConfig
+from profiling.sweep.plan import make_plan
+from profiling.sweep.points import build_model, make_inputs, measure_point
+from tests.support.paths import ROOT
+
+SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
+MGK = "lit_probattn.attention.MGKAttention"
+LINEAR = "lit_probattn.attention.LinearAttention"
+MLK = "lit_probattn.attention.MLKAttention"
+
+VARIANTS = {
+    "softmax": (SOFTMAX, {}),
+    "gaussian": (SOFTMAX, {"score": "gaussian"}),
+    "grouped": (SOFTMAX, {"num_kv_heads": 1}),
+    "mgk": (MGK, {}),
+    "mgk_three": (MGK, {"num_components": 3}),
+    "mgk_unequal": (MGK, {"variance": "paper_main"}),
+    "mgk_learned_variance": (MGK, {"learn_variance": True}),
+    "mgk_dot": (MGK, {"score": "dot"}),
+    "mgk_layer_prior": (MGK, {"prior_share": "layer"}),
+    "mgk_position_prior": (MGK, {"prior_share": "head_position", "max_positions": 64}),
+    "smgk": (MGK, {"shifted_keys": True}),
+    "soft_e": (MGK, {"e_step": "soft"}),
+    "hard_e": (MGK, {"e_step": "hard"}),
+    "multi_query": (MGK, {"num_kv_heads": 1}),
+}
+
+
+def points(variants, backend, mode, **model):
+    spec = {"kind": "attention", "head_dim": 8, **model}
+    config = SweepConfig.model_validate(
+        {
+            "name": "t",
+            "model": spec,
+            "variants": {
+                name: {"attention": {"class_path": path, "init_args": {"num_heads": 4, **args}}}
+                for name, (path, args) in variants.items()
+            },
+            "grid": {"embed_dim": [24], "seq_len": [40], "batch_size": [2], "mode": [mode]}
+            | {"backend": [backend]},
+        }
+    )
+    return make_plan(config, ROOT)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
+def test_counts_equal_closed_forms(backend, mode):
+    """Both counters, both modes: equal to the unit, not only within the tolerance."""
+    for point in points(VARIANTS, backend, mode):
+        if point.variant == "hard_e" and backend == "sdpa":
+            continue
+        rows = {row.source: row for row in measure_point(point)}
+        measured, exact = rows["measured"], rows["analytic"]
+        assert measured.status == "ok", (point.label, measured.reason)
+        assert measured.macs == exact.macs, point.label
+        assert measured.num_parameters == exact.num_parameters, point.label
+        assert measured.backend_note is not None
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_linear_family_equals_what_it_states(mode):
+    variants = {"linear": (LINEAR, {}), "mlk": (MLK, {}), "smlk": (MLK, {"shifted_keys": True})}
+    for point in points(variants, "blockwise", mode):
+        rows = {row.source: row for row in measure_point(point)}
+        assert rows["measured"].status == "ok", rows["measured"].reason
+        assert rows["measured"].macs == rows["analytic"].macs
+    for point in points(variants, "reference", mode):
+        rows = {row.source: row for row in measure_point(point)}
+        assert rows["measured"].status == "ok", rows["measured"].reason
+        assert rows["analytic"].macs is None
+        assert "no closed form" in str(rows["analytic"].reason)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "pair_classifier", "language_model"])
+def test_models_equal_closed_forms(kind):
+    sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 3, "vocab_size": 50, "num_classes": 4}
+    for mode in ("eval", "train"):
+        for point in points(
+            {"mgk": (MGK, {}), "softmax": (SOFTMAX, {})}, "reference", mode, **sizes
+        ):
+            rows = measure_point(point)
+            assert [r.status for r in rows] == ["ok"] * 6, rows[0].reason
+            by = {(r.scope, r.source): r for r in rows}
+            for scope in ("attention", "layers", "model"):
+                measured, exact = by[scope, "measured"], by[scope, "analytic"]
+                assert measured.macs == exact.macs
+                assert measured.num_parameters == exact.num_parameters
+                assert measured.fvcore_operations == exact.fvcore_operations
+            whole = by["model", "measured"]
+            assert whole.num_parameters_non_embedding == (
+                by["model", "analytic"].num_parameters_non_embedding
+            )
+
+
+def test_multiplying_one_block_equals_counting_all():
+    sizes = {"kind": "language_model", "mlp_dim": 20, "num_layers": 5, "vocab_size": 50}
+    (point,) = points({"mgk": (MGK, {})}, "reference", "eval", **sizes)
+    with torch.device("meta"):
+        model = build_model(point)
+    model.is_causal = False
+    counted = torch_macs(model, make_inputs(point, "meta")).products
+    (row,) = [r for r in measure_point(point) if (r.scope, r.source) == ("model", "measured")]
+    assert row.macs == counted
+
+
+def test_unlike_blocks_are_refused():
+    blocks = nn.ModuleList([nn.Linear(2, 3), nn.Linear(2, 3), nn.Linear(2, 4)])
+    with pytest.raises(ValueError, match="block 2 differs"):
+        require_identical(blocks)
+    require_identical(blocks[:2])
+
+
+def test_layer_parameters_are_the_papers():
+    """Without biases and with C = H·E, our layers have the papers' numbers."""
+    h, e, k = 4, 8, 2
+    c = h * e
+    softmax = SoftmaxAttention(c, e, h, bias=False)
+    mgk = MGKAttention(c, e, h // k, bias=False)
+    smgk = MGKAttention(c, e, h // k, bias=False, shifted_keys=True)
+    counts = [sum(p.numel() for p in m.parameters()) for m in (softmax, mgk, smgk)]
+    forms = [softmax_parameters(h, e, c), mgk_parameters(h, e, c, k), smgk_parameters(h, e, c, k)]
+    assert counts == forms
+
+
+@pytest.mark.parametrize(
+    ("width", "head", "path", "args", "total"),
+    [
+        (128, 16, SOFTMAX, {"num_heads": 8}, 44_018_394),
+        (128, 16, SOFTMAX, {"num_heads": 4}, 43_494_106),
+        (128, 16, MGK, {"num_heads": 4}, 43_625_306),
+        (128, 16, MGK, {"num_heads": 8}, 44_280_794),
+        (128, 16, MGK, {"num_heads": 4, "shifted_keys": True}, 43_496_282),
+        (128, 16, MGK, {"num_heads": 8, "shifted_keys": True}, 44_022_746),
+        (256, 32, SOFTMAX, {"num_heads": 8}, 89_833_434),
+        (256, 32, MGK, {"num_heads": 4}, 88_260_698),
+    ],
+)
+def test_published_language_models(width, head, path, args, total):
+    make = {SOFTMAX: SoftmaxAttention, MGK: MGKAttention}[path]
+    with torch.device("meta"):
+        model = LanguageModel(
+            lambda c, e: make(c, e, bias=False, **args),
+            embed_dim=width,
+            head_dim=head,
+            max_seq_len=256,
+        )
+    assert sum(p.numel() for p in model.parameters()) == total
+
+
+def lra_parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("heads", "softmax", "mgk", "smgk"),
+    [
+        (1, 378_562, 382_726, 378_694),
+        (2, 395_138, 403_462, 395_398),
+        (4, 428_290, 444_934, 428_806),
+    ],
+)
+def test_published_retrieval_models(heads, softmax, mgk, smgk):
+    sizes = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
+    sizes |= {"vocab_size": 512, "max_seq_len": 4096}
+    with torch.device("meta"):
+        plain = PairModel(lambda c, e: SoftmaxAttention(c, e, heads), **sizes)
+        mixture = PairModel(lambda c, e: MGKAttention(c, e, heads, prior_share="layer"), **sizes)
+        shifted = PairModel(
+            lambda c, e: MGKAttention(c, e, heads, prior_share="layer", shifted_keys=True), **sizes
+        )
+    assert lra_parameters(plain) == softmax
+    assert lra_parameters(mixture) == mgk
+    assert lra_parameters(shifted) == smgk
+
+
+@pytest.mark.parametrize(
+    ("vocab", "length", "classes", "heads", "total"),
+    [(32, 2048, 10, 1, 193_226), (32, 2048, 10, 8, 309_258), (512, 4096, 2, 4, 403_714)],
+)
+def test_published_classifiers(vocab, length, classes, heads, total):
+    with torch.device("meta"):
+        model = SequenceModel(
+            lambda c, e: SoftmaxAttention(c, e, heads),
+            vocab_size=vocab,
+            num_classes=classes,
+            max_seq_len=length,
+            embed_dim=64,
+            head_dim=32,
+            num_layers=2,
+            mlp_dim=128,
+        )
+    assert lra_parameters(model) == total
+
+
+def test_published_ratios_of_figure_3():
+    """Layers only, d_inner 2048: 0.917 and 0.792 at D = 256, 0.701 and 0.722 at D = 4096."""
+    expected = {(256, 128): 0.917, (256, 8192): 0.792, (4096, 128): 0.701, (4096, 8192): 0.722}
+    for (width, length), ratio in expected.items():
+        macs = []
+        for path, heads in ((SOFTMAX, 8), (MGK, 4)):
+            (point,) = make_plan(
+                SweepConfig.model_validate(
+                    {
+                        "name": "t",
+                        "model": {"kind": "language_model", "head_dim_divisor": 8, "mlp_dim": 2048},
+                        "variants": {
+                            "v": {
+                                "attention": {
+                                    "class_path": path,
+                                    "init_args": {"num_heads": heads, "bias": False},
+                                }
+                            }
+                        },
+                        "grid": {"embed_dim": [width], "seq_len": [length]},
+                    }
+                ),
+                ROOT,
+            )
+            rows = measure_point(point)
+            macs.append(next(r.macs for r in rows if (r.scope, r.source) == ("layers", "measured")))
+        assert macs[1] / macs[0] == pytest.approx(ratio, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("k", "shifted"), [(1, False), (2, False), (3, False), (2, True), (3, True)]
+)
+def test_terms_lead_from_macs_to_the_papers_count(k, shifted):
+    n, h, e, c = 32, 3, 8, 40
+    layer = (
+        SoftmaxAttention(c, e, h, bias=False)
+        if k == 1
+        else MGKAttention(c, e, h, bias=False, num_components=k, shifted_keys=shifted)
+    )
+    terms = explain(n, h, e, c, k, shifted, with_priors=k > 1)
+    assert terms[0].operations == 2 * layer.cost(n).macs
+    totals = [t.operations for t in terms if t.is_total]
+    assert totals[1] == layer.cost(n).paper_flops
+    assert sum(t.operations for t in terms if not t.is_total) == totals[-1] - totals[0]
+
+
+def test_attention_layers_in_order():
+    model = nn.Sequential(SoftmaxAttention(8, 4, 1), nn.Linear(8, 8), MGKAttention(8, 4, 1))
+    assert [type(m) for m in attention_layers(model)] == [SoftmaxAttention, MGKAttention]

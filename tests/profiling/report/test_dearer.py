@@ -1,0 +1,65 @@
+"""A report's first lines: where a variant costs more than its baseline."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+
+from profiling.report.dearer import dearer_lines
+
+
+def ratios_of(values):
+    rows = [
+        {
+            "metric": "macs",
+            "variant": variant,
+            "baseline": "softmax8",
+            "scope": "attention",
+            "mode": "eval",
+            "embed_dim": 256,
+            "seq_len": length,
+            "grid_heads": 8,
+            "batch_size": 1,
+            "ratio_measured": value,
+            "ratio_analytic": None,
+            "ratio_predicted": None,
+        }
+        for variant, pairs in values.items()
+        for length, value in pairs
+    ]
+    return pd.DataFrame(rows).astype({"ratio_analytic": float, "ratio_predicted": float})
+
+
+def frame_of(variants):
+    rows = [
+        {
+            "variant": name,
+            "attention_class": "FiSHAttention",
+            "attention_args": json.dumps(arguments),
+            "num_heads": 8,
+            "head_dim": head_dim,
+        }
+        for name, arguments in variants.items()
+        for head_dim in (16, 128)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_excesses_and_break_even_sizes_are_named():
+    mlp = {"mixer": "mlp", "noise": "none", "mixing_bias": "all"}
+    frame = frame_of({"gfish4": {**mlp, "num_global_heads": 4}, "fish2": {"num_global_heads": 2}})
+    ratios = ratios_of({"gfish4": [(128, 1.25), (512, 0.9)], "fish2": [(128, 0.7)]})
+    lines = dearer_lines(frame, ratios)
+    assert lines[0] == (
+        "**gfish4 costs more than softmax8**: multiply-adds, attention, eval, at 1 of 2 places; "
+        "at most 1.25 times (N = 128)."
+    )
+    assert "head sizes below 25.5, here 16 (" in lines[1]
+    assert len(lines) == 2  # fish2 breaks even at 2.67, below every head size
+
+
+def test_cheaper_variants_give_no_lines():
+    frame = frame_of({}).reindex(columns=["attention_class", "variant"])
+    assert dearer_lines(frame, ratios_of({"mgk4": [(128, 0.9), (512, 1.0)]})) == []
+    assert dearer_lines(frame, pd.DataFrame()) == []

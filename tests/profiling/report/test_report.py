@@ -1,0 +1,136 @@
+"""Reports: what they say, and what they refuse."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from profiling.measure.rows import RowsError, append_rows, read_rows, to_frame
+from profiling.report.compare import compare_sweeps
+from profiling.report.page import write_report
+from profiling.report.ratios import crossovers, ratio_table
+from profiling.sweep.run import run_sweep
+from tests.profiling.helpers import MGK, attention, sweep
+from tests.support.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A small sweep with a crossover: MGK with as many heads costs more."""
+    folder = tmp_path_factory.mktemp("results")
+    config = sweep(
+        variants={
+            "softmax": attention(),
+            "mgk": attention(MGK, num_heads=1),
+            "mgk_full": attention(MGK),
+        },
+        grid={"embed_dim": [8, 16], "seq_len": [8, 16, 32]},
+    )
+    run_sweep(config, folder, ROOT, stream=lambda _: None)
+    return config, folder
+
+
+def test_report_has_all_its_parts(results, tmp_path):
+    config, folder = results
+    files = write_report(config, folder, tmp_path, html=True)
+    text = (tmp_path / "report.md").read_text()
+    for part in ("Command:", "Data:", "Convention:", "Hardware:", "Versions:", "2 FLOP"):
+        assert part in "\n".join(text.splitlines()[:20])
+    assert "closed form" in text
+    assert "operations as the paper prints them" in text
+    assert "none failed" in text
+    for path in files:
+        assert path.stat().st_size < (2_000_000 if path.suffix == ".html" else 300_000)
+    assert {p.suffix for p in files} == {".md", ".csv", ".png", ".html"}
+    ratios = pd.read_csv(tmp_path / "ratios.csv")
+    assert ratios["relative_gap"].abs().max() == 0.0
+    page = (tmp_path / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_ratios_join_the_same_place(results):
+    _, folder = results
+    frame = to_frame(read_rows(folder / "rows.jsonl")[0])
+    ratios = ratio_table(frame)
+    macs = ratios[(ratios["metric"] == "macs") & (ratios["variant"] == "mgk")]
+    assert len(macs) == 6
+    for _, row in macs.iterrows():
+        place = (frame["embed_dim"] == row["embed_dim"]) & (frame["seq_len"] == row["seq_len"])
+        here = frame[place & (frame["source"] == "measured")].set_index("variant")["macs"]
+        assert row["ratio_measured"] == here["mgk"] / here["softmax"]
+    assert set(ratios["variant"]) == {"mgk", "mgk_full"}
+
+
+def test_crossover_is_interpolated_in_log_length():
+    base = {"metric": "time_median_s", "variant": "v", "baseline": "b", "embed_dim": 8}
+    base |= {"grid_heads": None, "batch_size": 1, "mode": "eval", "backend": "x", "dtype": "y"}
+    base |= {"device_name": "d", "scope": "attention"}
+
+    def cross(*ratios):
+        lengths = [64 * 4**i for i in range(len(ratios))]
+        rows = [
+            {**base, "seq_len": n, "ratio_measured": r}
+            for n, r in zip(lengths, ratios, strict=True)
+        ]
+        return crossovers(pd.DataFrame(rows))["crossover"].tolist()
+
+    assert cross(1.5, 0.5, 0.4) == ["N ≈ 128"]
+    assert cross(0.9, 0.5) == ["always within the grid"]
+    assert cross(0.9, 1.5) == ["never within the grid"]
+    assert cross(0.9) == []
+
+
+def test_no_results(tmp_path):
+    with pytest.raises(RowsError, match="no results in"):
+        write_report(sweep(), tmp_path, tmp_path / "out")
+
+
+def test_empty_sweep(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"half": ')
+    with pytest.raises(RowsError, match="empty"):
+        write_report(sweep(), tmp_path, tmp_path / "out")
+
+
+def test_mixed_versions_are_refused(results, tmp_path):
+    config, folder = results
+    rows, _ = read_rows(folder / "rows.jsonl")
+    append_rows(tmp_path / "rows.jsonl", rows[:-2])
+    other = [row.model_copy(update={"versions": "torch 1.0"}) for row in rows[-2:]]
+    append_rows(tmp_path / "rows.jsonl", other)
+    with pytest.raises(RowsError, match="mixes versions"):
+        write_report(config, tmp_path, tmp_path / "out")
+
+
+def test_no_baseline_row(results, tmp_path):
+    config, folder = results
+    rows, _ = read_rows(folder / "rows.jsonl")
+    append_rows(tmp_path / "rows.jsonl", [r for r in rows if r.variant != "softmax"])
+    with pytest.raises(RowsError, match="no baseline row: softmax"):
+        write_report(config, tmp_path, tmp_path / "out")
+
+
+def test_failed_points_are_listed(tmp_path):
+    config = sweep(
+        model={"kind": "attention", "head_dim_divisor": 8},
+        grid={"embed_dim": [12, 16], "seq_len": [8, 16]},
+    )
+    run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
+    write_report(config, tmp_path, tmp_path / "out")
+    text = (tmp_path / "out/report.md").read_text()
+    assert "Points without numbers" in text
+    assert "cannot be divided by head_dim_divisor" in text
+
+
+def test_two_sweeps_side_by_side(results, tmp_path):
+    _, folder = results
+    path = compare_sweeps(folder, folder, tmp_path)
+    text = path.read_text()
+    assert "1.0000" in text
+    assert (tmp_path / "compare.csv").exists()
+    (tmp_path / "other").mkdir()
+    run_sweep(
+        sweep(name="other", grid={"embed_dim": [40], "seq_len": [8]}), tmp_path / "other", ROOT
+    )
+    with pytest.raises(RowsError, match="no measured point in common"):
+        compare_sweeps(folder, tmp_path / "other", tmp_path)

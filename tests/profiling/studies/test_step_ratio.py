@@ -1,0 +1,91 @@
+"""The plain formula is the package's function; the command compares both forms in one run."""
+
+from __future__ import annotations
+
+import copy
+import csv
+
+import pytest
+import torch
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from profiling.studies import step_ratio
+from profiling.studies.materialised import PlainAttention, materialise
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (SoftmaxAttention, {}),
+        (MGKAttention, {}),
+        (MGKAttention, {"shifted_keys": True, "variance": "code_lm"}),
+        (MGKAttention, {"num_components": 3, "prior_share": "layer", "learn_variance": True}),
+    ],
+)
+def test_plain_formula_is_the_reference(cls, options):
+    """Outputs and gradients of every weight, float64, with padding."""
+    torch.manual_seed(0)
+    layer = cls(7, 5, 3, backend="reference", **options).double()
+    for name, parameter in layer.named_parameters():
+        if name.startswith("prior"):
+            parameter.data.uniform_(0.2, 0.9)
+    plain = PlainAttention(copy.deepcopy(layer))
+    inputs = torch.randn(2, 11, 7, dtype=torch.float64)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[1, 8:] = False
+    outputs = [form(inputs, key_mask=mask) for form in (layer, plain)]
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-9, atol=1e-11)
+    for out in outputs:
+        out.square().sum().backward()
+    gradients = {name: p.grad for name, p in layer.named_parameters()}
+    assert len(gradients) > 7
+    for name, parameter in plain.layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        SoftmaxAttention(8, 4, 2, num_kv_heads=1),
+        SoftmaxAttention(8, 4, 2, score="gaussian"),
+        MGKAttention(8, 4, 2, e_step="hard"),
+        MGKAttention(8, 4, 2, score="dot"),
+    ],
+)
+def test_other_layers_are_refused(layer):
+    with pytest.raises(NotImplementedError, match="no plain form"):
+        PlainAttention(layer)
+
+
+def test_dropout_acts_in_training_only():
+    layer = PlainAttention(SoftmaxAttention(8, 4, 2, dropout=0.5))
+    inputs = torch.randn(1, 5, 8)
+    assert not torch.equal(layer(inputs), layer(inputs))
+    layer.eval()
+    assert torch.equal(layer(inputs), layer(inputs))
+
+
+def test_command_measures_both_forms_and_reports(tmp_path, capsys, monkeypatch):
+    words = ["--length", "64", "--batch", "2", "--repeats", "2", "--out", str(tmp_path)]
+    assert step_ratio.main(words) == 0
+    with (tmp_path / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 2
+    for row in rows:
+        assert float(row["time_p20_s"]) <= float(row["time_median_s"]) <= float(row["time_p80_s"])
+        assert row["form"] != "plain" or float(row["time_over_plain"]) == 1.0
+        assert int(row["peak_memory_bytes"]) > 0
+    assert "| sMGK, 4 heads | package |" in capsys.readouterr().out
+    assert "python -m profiling.step_ratio --length 64" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "figures/step_time.png").is_file()
+
+
+def test_forms_that_compute_something_else_are_noticed():
+    sides = step_ratio.build_sides(64, 0.0, torch.device("cpu"))
+    tokens = torch.randint(1, 16, (2, 64))
+    assert step_ratio.largest_difference(sides, tokens) < 1e-5
+    wrong = step_ratio.build("mgk", 4, 64, 0.0)
+    wrong.encoder.blocks[0].attention.query_proj.weight.data.mul_(5.0)
+    sides["MGK, 4 heads", "plain"] = materialise(wrong)
+    with pytest.raises(RuntimeError, match="the two forms differ"):
+        step_ratio.largest_difference(sides, tokens)

@@ -1,0 +1,214 @@
+"""Sweeps: every point once, whatever happens to the process, the worker or the device."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from profiling.builders import ConfigError
+from profiling.measure.rows import read_rows
+from profiling.report.page import load_results
+from profiling.sweep.plan import make_plan, parse_shard, shard
+from profiling.sweep.run import describe_plan, run_sweep
+from tests.profiling.helpers import MGK, SOFTMAX, attention, sweep
+from tests.support.paths import ROOT
+
+HERE = "tests.profiling.helpers."
+
+
+def quiet(_):
+    """Take progress lines and drop them."""
+
+
+def run(config, folder, **options):
+    return run_sweep(config, folder, ROOT, stream=quiet, **options)
+
+
+def reasons(rows):
+    return {row.variant: (row.status, row.reason) for row in rows if row.source == "measured"}
+
+
+def test_every_point_once_and_again_nothing(tmp_path):
+    rows = run(sweep(), tmp_path)
+    assert len({row.point_id for row in rows}) == len(make_plan(sweep(), ROOT)) == 8
+    before = (tmp_path / "rows.jsonl").read_bytes()
+    assert run(sweep(), tmp_path) == rows
+    assert (tmp_path / "rows.jsonl").read_bytes() == before
+    assert (tmp_path / "rows.parquet").exists()
+
+
+def test_memory_and_time_come_from_a_worker(tmp_path):
+    config = sweep(
+        measure=["memory", "time"],
+        grid={"embed_dim": [8], "seq_len": [16], "mode": ["train"]},
+    )
+    rows = run(config, tmp_path)
+    assert {row.status for row in rows} == {"ok"}, reasons(rows)
+    memory = {(r.variant, r.source): r.peak_memory_bytes for r in rows if r.quantity == "memory"}
+    for variant in ("softmax", "mgk"):
+        assert abs(memory[variant, "measured"] - memory[variant, "predicted"]) <= 64
+    times = [row for row in rows if row.quantity == "time"]
+    assert all(r.time_p20_s <= r.time_median_s <= r.time_p80_s for r in times)
+    assert all(r.time_repeats == 2 and r.energy_j is None for r in times)
+
+
+def test_a_dead_worker_is_replaced_and_its_point_is_a_row(tmp_path):
+    config = sweep(
+        variants={
+            "softmax": attention(),
+            "deadly": attention(HERE + "Deadly"),
+            "greedy": attention(HERE + "Greedy"),
+            "mgk": attention(MGK),
+        },
+        grid={"embed_dim": [8], "seq_len": [8]},
+        measure=["time"],
+        memory_limit_bytes=4 << 30,
+    )
+    found = reasons(run(config, tmp_path))
+    assert found["softmax"] == found["mgk"] == ("ok", None)
+    assert found["deadly"][0] == found["greedy"][0] == "failed"
+    assert "signal 9" in found["deadly"][1]
+    assert "memory" in found["greedy"][1]
+
+
+def test_what_cannot_fit_is_skipped_with_its_prediction(tmp_path):
+    config = sweep(
+        grid={"embed_dim": [8], "seq_len": [512]}, measure=["memory"], memory_limit_bytes=1 << 20
+    )
+    rows = run(config, tmp_path)
+    measured = [row for row in rows if row.source == "measured"]
+    predicted = [row for row in rows if row.source == "predicted"]
+    assert {row.status for row in measured} == {"skipped"}
+    assert "exceeds" in measured[0].reason
+    assert all(row.peak_memory_bytes > 1 << 20 for row in predicted)
+    assert "2 skipped" in describe_plan(config, ROOT, 0, 1)
+
+
+def test_width_that_the_head_rule_cannot_divide(tmp_path):
+    config = sweep(
+        model={"kind": "attention", "head_dim_divisor": 8},
+        grid={"embed_dim": [12, 16], "seq_len": [8]},
+    )
+    rows = run(config, tmp_path)
+    bad = {row.reason for row in rows if row.status == "failed"}
+    assert bad == {"embed_dim 12 cannot be divided by head_dim_divisor 8: no whole head_dim"}
+    assert {row.embed_dim for row in rows if row.status == "ok"} == {16}
+
+
+def test_heads_that_do_not_divide(tmp_path):
+    variants = {"softmax": attention(), "mgk": {**attention(MGK), "heads_divisor": 2}}
+    grid = {"embed_dim": [8], "seq_len": [8], "num_heads": [3]}
+    rows = run(sweep(variants=variants, grid=grid), tmp_path)
+    assert reasons(rows)["mgk"] == ("failed", "3 heads cannot be divided by heads_divisor 2")
+
+
+def test_variant_without_formulas_is_still_counted(tmp_path):
+    config = sweep(
+        variants={"softmax": attention(), "plain": attention(HERE + "WithoutFormula")},
+        grid={"embed_dim": [8], "seq_len": [8]},
+    )
+    rows = {(r.variant, r.source): r for r in run(config, tmp_path)}
+    assert ("plain", "analytic") not in rows
+    assert rows["plain", "measured"].macs == rows["softmax", "measured"].macs
+    assert "WithoutFormula gives no cost formula" in rows["plain", "measured"].reason
+
+
+def test_attention_that_cannot_be_built(tmp_path):
+    config = sweep(
+        variants={"softmax": attention(), "typo": attention(SOFTMAX, num_head=3)},
+        grid={"embed_dim": [8], "seq_len": [8]},
+    )
+    status, reason = reasons(run(config, tmp_path))["typo"]
+    assert status == "failed"
+    assert "num_head" in reason
+
+
+def test_a_device_that_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = sweep(device="cuda", measure=["cost", "time"], grid={"embed_dim": [8], "seq_len": [8]})
+    rows = run(config, tmp_path)
+    assert {r.status for r in rows if r.quantity == "cost"} == {"ok"}
+    assert {(r.status, r.reason) for r in rows if r.quantity == "time"} == {
+        ("failed", "device cuda is not there: PyTorch finds no CUDA device")
+    }
+
+
+def test_shards_cover_the_plan_once(tmp_path):
+    config = sweep()
+    for index in range(3):
+        run(config, tmp_path, index=index, count=3)
+    merged = load_results(tmp_path)
+    plan = [p.point_id for p in make_plan(config, ROOT)]
+    assert sorted({row.point_id for row in merged}) == sorted(plan)
+    assert len(shard(plan, 2, 3)) == 2
+
+
+@pytest.mark.parametrize("text", ["1", "a/b", "3/3", "-1/2"])
+def test_bad_shards(text):
+    with pytest.raises(ConfigError, match="--shard expects"):
+        parse_shard(text)
+
+
+def test_folder_of_another_sweep_is_refused(tmp_path):
+    run(sweep(), tmp_path)
+    with pytest.raises(ConfigError, match="another sweep"):
+        run(sweep(seed=1), tmp_path)
+
+
+def start(config_path, folder):
+    command = [sys.executable, "-m", "profiling", "sweep", "--config", str(config_path)]
+    return subprocess.Popen(
+        [*command, "--out", str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def kill_somewhere(config_path, folder, chance, total):
+    """Let a sweep write a random number of further rows, then kill it at a random moment."""
+    path = folder / "rows.jsonl"
+    have = path.stat().st_size if path.exists() else 0
+    wanted = have + chance.randrange(1, total // 4)
+    process = start(config_path, folder)
+    while process.poll() is None and (not path.exists() or path.stat().st_size < wanted):
+        time.sleep(0.001)
+    time.sleep(chance.random() * 0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", [["cost"], ["cost", "time"]])
+def test_five_kills_lose_and_repeat_nothing(tmp_path, measure):
+    config = sweep(
+        measure=measure,
+        grid={"embed_dim": [8, 16, 24], "seq_len": [8, 16, 24, 32], "mode": ["eval", "train"]},
+    )
+    config_path = tmp_path / "sweep.yaml"
+    config_path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    whole = run(config, tmp_path / "whole")
+    total = (tmp_path / "whole/rows.jsonl").stat().st_size
+    chance, seen = random.Random(3), []
+    for _ in range(5):
+        kill_somewhere(config_path, tmp_path / "killed", chance, total)
+        seen.append({row.point_id for row in read_rows(tmp_path / "killed/rows.jsonl")[0]})
+    assert all(first <= second for first, second in itertools.pairwise(seen))
+    assert start(config_path, tmp_path / "killed").wait() == 0
+    rows, excess = read_rows(tmp_path / "killed/rows.jsonl")
+    assert excess == 0
+    plan = [p.point_id for p in make_plan(config, ROOT)]
+    ids = [row.point_id for row in rows if row.row_index == 0]
+    assert sorted(ids) == sorted(plan)
+    timed = {"time_median_s", "time_p20_s", "time_p80_s", "command", "device_name", "git_revision"}
+    table = [row.model_dump(exclude=timed) for row in rows]
+    assert table == [row.model_dump(exclude=timed) for row in whole]

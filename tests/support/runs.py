@@ -1,0 +1,161 @@
+"""Running the command line in tests: tiny configurations, killed processes, comparable results."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_probattn.cli.app import main
+from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
+from tests.support.paths import ROOT
+
+TASK = str(ROOT / "configs/tasks/lra_text_tiny.yaml")
+
+ATTENTION = """
+model:
+  init_args:
+    attention:
+      class_path: lit_probattn.attention.{cls}
+      init_args: {args}
+"""
+
+
+def write_attention(folder: Path, cls: str = "SoftmaxAttention", **args: Any) -> str:
+    """Write an attention file; returns its path."""
+    path = folder / "variant.yaml"
+    path.write_text(ATTENTION.format(cls=cls, args={"num_heads": 2, **args}))
+    return str(path)
+
+
+def arguments(command: str, folder: Path, *more: str, attention: str | None = None) -> list[str]:
+    """Command line of a run of the tiny Text task on one CPU, in `folder`/runs."""
+    attention = attention or write_attention(folder)
+    files = ["--config", TASK, "--config", attention]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    if "--trainer.devices" not in more:
+        place += ["--trainer.devices", "1"]
+    return [command, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+
+
+def in_child(work: Callable[[], int], timeout: float = 120.0) -> int | None:
+    """Run `work` in a forked process; returns its exit code, negative for a signal."""
+    (code,) = _join([_fork(work, {})], timeout)
+    return code
+
+
+def in_ranks(work: Callable[[], int], count: int = 2, timeout: float = 120.0) -> list[int | None]:
+    """Run `work` in processes that see what torchrun would tell them; returns their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    ranks = [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(count)]
+    return _join([_fork(work, environment) for environment in ranks], timeout)
+
+
+def _fork(work: Callable[[], int], environment: dict[str, str]) -> Any:
+    def target() -> None:
+        os.environ.update(environment)
+        status = 70  # an exception
+        try:
+            status = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    return process
+
+
+def _join(processes: list[Any], timeout: float) -> list[int | None]:
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
+        process.kill()
+    if late:
+        raise TimeoutError(f"{len(late)} processes did not end within {timeout} s")
+    return [process.exitcode for process in processes]
+
+
+def kill_me() -> None:
+    """End this process as the kernel would end it: nothing is flushed, nothing cleaned up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(arguments: list[str]) -> None:
+    """Run a command in this process; fails if it does not succeed."""
+    status = main(arguments)
+    assert status == 0, f"exit status {status}"
+
+
+def error_of(command: list[str], capsys: Any) -> str:
+    """The single line on stderr of a command that fails with exit code 2."""
+    assert main(command) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def only_version(folder: Path) -> Path:
+    """The single run folder below `folder`/runs."""
+    (version,) = (folder / "runs").glob("*/*")
+    return version
+
+
+def newest_state(version: Path) -> dict[str, Any]:
+    """Content of the newest step checkpoint of a run folder."""
+    return load_checkpoint(list_checkpoints(version / "checkpoints", "step")[0])
+
+
+def fingerprint(version: Path) -> str:
+    """Hash of weights and optimiser state of the newest step checkpoint, bit for bit."""
+    state = newest_state(version)
+    digest = hashlib.sha256(str(state["global_step"]).encode())
+    _add(digest, state["state_dict"])
+    _add(digest, state["optimizer_states"])
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    if isinstance(value, dict):
+        for key in sorted(value, key=str):
+            digest.update(str(key).encode())
+            _add(digest, value[key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add(digest, item)
+    elif isinstance(value, torch.Tensor):
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    else:
+        digest.update(repr(value).encode())
+
+
+def metrics(version: Path) -> list[dict[str, str]]:
+    """Rows of metrics.csv, without the speed."""
+    with (version / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k != "samples_per_second"} for row in rows]

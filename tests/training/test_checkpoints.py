@@ -1,0 +1,199 @@
+"""Checkpoint files: whole or absent, damage is seen, the previous one is used."""
+
+from __future__ import annotations
+
+import errno
+import random
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lit_probattn.cli.app import main
+from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training import checkpoints
+from lit_probattn.training.checkpoints import (
+    CheckpointError,
+    check_checkpoint,
+    checkpoint_path,
+    export_safetensors,
+    list_checkpoints,
+    load_checkpoint,
+    newest_good_checkpoint,
+    save_checkpoint,
+    step_of,
+)
+from tests.support.runs import arguments, newest_state, only_version, run
+
+
+def content(step: int = 7) -> dict:
+    generator = torch.Generator().manual_seed(step)
+    weights = {"model.w": torch.randn(53, 11, generator=generator), "eval.n": torch.tensor(3)}
+    return {"global_step": step, "state_dict": weights}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = checkpoint_path(tmp_path, "step", 7)
+    save_checkpoint(content(), path)
+    return path
+
+
+def test_round_trip_and_names(saved):
+    assert saved.name == "step-00000007.ckpt"
+    assert torch.equal(
+        load_checkpoint(saved)["state_dict"]["model.w"], content()["state_dict"]["model.w"]
+    )
+    assert step_of(saved) == 7
+    renamed = saved.rename(saved.with_name("mine.ckpt"))
+    assert step_of(renamed) == 7
+    assert [path.name for path in saved.parent.iterdir()] == ["mine.ckpt"]
+
+
+def test_list_is_newest_first_and_by_kind(tmp_path):
+    for kind, step in (("step", 20), ("step", 100), ("best", 40), ("step", 3)):
+        save_checkpoint(content(step), checkpoint_path(tmp_path, kind, step))
+    (tmp_path / "step-00000500.ckpt.tmp").touch()
+    assert [step_of(p) for p in list_checkpoints(tmp_path, "step")] == [100, 20, 3]
+    assert [step_of(p) for p in list_checkpoints(tmp_path, "best")] == [40]
+
+
+@pytest.mark.parametrize("part", [i / 20 for i in range(20)])
+def test_truncation_is_seen(saved, part):
+    saved.write_bytes(saved.read_bytes()[: int(part * saved.stat().st_size)])
+    with pytest.raises(CheckpointError, match=saved.name):
+        load_checkpoint(saved)
+
+
+def test_one_flipped_byte_in_a_weight_is_seen(saved):
+    with zipfile.ZipFile(saved) as archive:
+        member = next(m for m in archive.infolist() if m.filename.endswith("/data/0"))
+    data = bytearray(saved.read_bytes())
+    where = data.index(content()["state_dict"]["model.w"].numpy().tobytes()) + 1001
+    assert member.file_size > 1001
+    data[where] ^= 1
+    saved.write_bytes(data)
+    torch.load(saved, weights_only=True)  # torch alone does not notice
+    with pytest.raises(CheckpointError, match=r"step-00000007.ckpt is damaged: checksum"):
+        load_checkpoint(saved)
+
+
+def test_no_flipped_byte_changes_a_weight_unseen(saved):
+    good = saved.read_bytes()
+    expected = content()["state_dict"]["model.w"]
+    generator = random.Random(0)
+    for where in generator.sample(range(len(good)), 60):
+        data = bytearray(good)
+        data[where] ^= 1 << generator.randrange(8)
+        saved.write_bytes(data)
+        try:
+            loaded = load_checkpoint(saved)
+        except CheckpointError:
+            continue
+        assert torch.equal(loaded["state_dict"]["model.w"], expected), f"byte {where}"
+
+
+def test_objects_that_need_code_are_refused(tmp_path):
+    path = tmp_path / "step-00000001.ckpt"
+    save_checkpoint({"state_dict": {}, "factory": random.Random(0)}, path)
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_checkpoint(path)
+
+
+def test_damaged_newest_falls_back_with_a_warning(tmp_path):
+    for step in (1, 2, 3):
+        save_checkpoint(content(step), checkpoint_path(tmp_path, "step", step))
+    checkpoint_path(tmp_path, "step", 3).write_bytes(b"PK")
+    with pytest.warns(UserWarning, match=r"step-00000003.ckpt is damaged.*step-00000002"):
+        assert step_of(newest_good_checkpoint(tmp_path, "step")) == 2
+    for step in (1, 2):
+        checkpoint_path(tmp_path, "step", step).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="no good checkpoint is left"):
+        newest_good_checkpoint(tmp_path, "step")
+    assert newest_good_checkpoint(tmp_path, "best") is None
+
+
+def test_failure_to_write_is_an_error_and_keeps_what_was_there(saved, monkeypatch):
+    def full(value, file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.torch, "save", full)
+    with pytest.raises(CheckpointError, match=r"cannot write .*step-00000007.*No space left"):
+        save_checkpoint(content(8), saved)
+    check_checkpoint(saved)
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot write"):
+        save_checkpoint(content(), tmp_path / "file" / "step-00000001.ckpt")
+
+
+def test_failed_save_stops_training(tmp_path, monkeypatch, capsys):
+    def full(value, file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.torch, "save", full)
+    assert main(arguments("fit", tmp_path)) == 2
+    assert "cannot write checkpoint" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(arguments("fit", folder))
+    return folder
+
+
+def test_two_steps_and_the_best_are_kept(trained):
+    names = sorted(p.name for p in (only_version(trained) / "checkpoints").iterdir())
+    assert [n for n in names if n.startswith("step")] == [
+        "step-00000012.ckpt",
+        "step-00000016.ckpt",
+    ]
+    assert len([n for n in names if n.startswith("best")]) == 1
+    assert len(names) == 3
+
+
+def test_checkpoint_needs_no_code_to_load(trained):
+    """In a process in which unpickling any class but torch's own rebuild functions fails."""
+    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    code = (
+        "import sys, torch; sys.modules['lit_probattn'] = None; sys.modules['lightning'] = None;"
+        f"c = torch.load({str(path)!r}, weights_only=True);"
+        "print(c['hyper_parameters']['attention']['class_path'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "lit_probattn.attention.SoftmaxAttention", done.stderr
+
+
+def test_load_from_checkpoint_builds_the_same_model(trained):
+    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    model = SequenceClassifier.load_from_checkpoint(path, weights_only=True)
+    saved = load_checkpoint(path)["state_dict"]
+    assert saved.keys() == model.state_dict().keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_export_to_safetensors(trained, tmp_path):
+    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    count = export_safetensors(path, tmp_path / "w.safetensors")
+    weights = load_file(tmp_path / "w.safetensors")
+    saved = load_checkpoint(path)["state_dict"]
+    assert count == len(weights) == len([k for k in saved if k.startswith("model.")])
+    assert all(torch.equal(saved[f"model.{name}"], tensor) for name, tensor in weights.items())
+
+
+def test_resume_falls_back_to_the_previous_checkpoint(trained, tmp_path):
+    before = newest_state(only_version(trained))["state_dict"]
+    newest = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="step-00000016.ckpt is damaged"):
+        run(arguments("fit", trained, "--ckpt_path", "last"))
+    after = newest_state(only_version(trained))["state_dict"]
+    assert all(torch.equal(before[name], after[name]) for name in before)

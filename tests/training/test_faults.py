@@ -1,0 +1,163 @@
+"""What clusters do to a run: full disks, folders that cannot be written, devices that are gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_probattn.cli import errors as cli_errors
+from lit_probattn.cli.app import main
+from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, step_of
+from tests.support.runs import (
+    ROOT,
+    arguments,
+    error_of,
+    fingerprint,
+    in_child,
+    in_ranks,
+    newest_state,
+    only_version,
+    run,
+)
+
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(arguments("fit", folder))
+    return folder
+
+
+def the_error(captured: str) -> str:
+    (line,) = [text for text in captured.splitlines() if text.startswith("error")]
+    return line
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_loses_nothing(
+    undisturbed, tmp_path, monkeypatch, capfd
+):
+    """From step 6 on the kernel refuses to write more than a few bytes into any file."""
+    train = SequenceClassifier.training_step
+
+    def step(self, batch, batch_idx):
+        if batch_idx == 6:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+        return train(self, batch, batch_idx)
+
+    with monkeypatch.context() as context:
+        context.setattr(SequenceClassifier, "training_step", step)
+        assert in_child(lambda: main(arguments("fit", tmp_path))) == 2
+    line = the_error(capfd.readouterr().err)
+    assert re.search(r"cannot write checkpoint .*-00000008.ckpt: .*File too large", line), line
+    assert "--run.root" in line
+    folder = only_version(tmp_path) / "checkpoints"
+    assert [step_of(path) for path in list_checkpoints(folder, "step")] == [4]
+    assert load_checkpoint(list_checkpoints(folder, "step")[0])["global_step"] == 4
+    assert not list(folder.glob(".*"))  # no half file is left behind
+    run(arguments("fit", tmp_path, "--ckpt_path", "last"))
+    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(undisturbed))
+
+
+def in_mount(folder: Path, options: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that sees a small file system of its own at `folder`."""
+    script = f'mount -t tmpfs -o {options} tmpfs "{folder}" && exec "$@"; exit 99'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    if done.returncode == 99 or "unshare" in done.stderr[:20]:
+        pytest.skip("mounting is not permitted here")
+    return done
+
+
+CANNOT_MOUNT = sys.platform != "linux" or os.getuid() != 0 or shutil.which("unshare") is None
+
+
+@pytest.mark.skipif(CANNOT_MOUNT, reason="needs the right to mount")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("size=256k", r"[Nn]o space left on device.*--run\.root"),
+        ("size=1m,ro", r"read-only file system: \S*runs.*--run\.root"),
+    ],
+    ids=["full", "read-only"],
+)
+def test_a_real_file_system_that_refuses(tmp_path, options, expected):
+    (tmp_path / "disk").mkdir()
+    command = [sys.executable, "-m", "lit_probattn", *arguments("fit", tmp_path)]
+    place = command.index("--run.root")
+    command[place + 1] = str(tmp_path / "disk" / "runs")
+    done = in_mount(tmp_path / "disk", options, command)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert re.search(expected, the_error(done.stderr)), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("code", sorted(cli_errors._STORAGE), ids=errno.errorcode.get)
+def test_what_the_disk_refuses_is_one_line(code, tmp_path, monkeypatch, capsys):
+    def refuse(*args, **kwargs):
+        raise OSError(code, os.strerror(code), "runs/a/0/metrics.csv")
+
+    monkeypatch.setattr("lit_probattn.cli.app.write_record", refuse)
+    line = error_of(arguments("fit", tmp_path), capsys)
+    assert line.lower().startswith(f"error: {os.strerror(code).lower()}: runs/a/0/metrics.csv; ")
+
+
+def test_a_file_where_the_folder_of_runs_should_be(tmp_path, capsys):
+    (tmp_path / "runs").touch()
+    line = error_of(arguments("fit", tmp_path), capsys)
+    assert "runs" in line
+    assert "--run.root" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--trainer.accelerator", "gpu"], "No supported gpu backend found"),
+        (["--trainer.accelerator", "cuda", "--trainer.devices", "2"], "CUDAAccelerator.*not av"),
+        (["--trainer.devices", "0"], "devices"),
+    ],
+    ids=["no-gpu", "no-cuda", "no-device"],
+)
+def test_a_device_that_is_not_there(tmp_path, capsys, more, expected):
+    line = error_of(arguments("fit", tmp_path, *more), capsys)
+    assert re.search(expected, line), line
+
+
+def test_a_gradient_of_one_rank_stops_all_before_the_update(tmp_path, monkeypatch, capfd):
+    """NaN enters the backward pass of rank 1; both ranks stop with unchanged weights."""
+    loss = SequenceClassifier.batch_loss
+
+    def poisoned(self, batch):
+        value = loss(self, batch)
+        if self.global_rank == 1 and self.trainer.global_step == 5:
+            value.register_hook(lambda gradient: gradient * float("nan"))
+        return value
+
+    monkeypatch.setattr(SequenceClassifier, "batch_loss", poisoned)
+    work = arguments("fit", tmp_path, *TWO, "--run.checkpoint_every", "1")
+    assert in_ranks(lambda: main(work), timeout=100) == [1, 1]
+    told = capfd.readouterr().err
+    for prefix in ("error", "error on rank 1"):
+        assert re.search(rf"{prefix}: a gradient is not finite at step 5: first bad param", told)
+    assert "samples " in told
+    state = newest_state(only_version(tmp_path))
+    assert state["global_step"] == 5
+    assert all(tensor.isfinite().all() for tensor in state["state_dict"].values())

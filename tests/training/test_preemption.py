@@ -1,0 +1,187 @@
+"""SIGTERM and SLURM's SIGUSR1 save the step and end the run, which then goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from lit_probattn.cli.app import main
+from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.checkpoints import list_checkpoints
+from lit_probattn.training.preemption import job_name, requeue
+from tests.support.runs import (
+    arguments,
+    fingerprint,
+    in_child,
+    in_ranks,
+    kill_me,
+    metrics,
+    only_version,
+    run,
+    write_attention,
+)
+
+# Accumulation, dropout, warm-up and M-step priors; validation after steps 8 and 16.
+OPTIONS = (
+    *("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "16"),
+    *("--trainer.log_every_n_steps", "1", "--run.checkpoint_every", "4"),
+)
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+SLURM = {
+    **{"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "listops", "SLURM_NTASKS": "1"},
+    **{"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1"},
+}
+
+
+def command(folder, *more):
+    attention = write_attention(folder, "MGKAttention", dropout=0.2, e_step="soft")
+    return arguments("fit", folder, *OPTIONS, *more, attention=attention)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run(command(folder))
+    return only_version(folder)
+
+
+def signal_in_training(monkeypatch, number, micro_batch, rank=0):
+    train = SequenceClassifier.training_step
+
+    def step(self, batch, batch_idx):
+        if batch_idx == micro_batch and self.global_rank == rank:
+            os.kill(os.getpid(), number)
+        return train(self, batch, batch_idx)
+
+    monkeypatch.setattr(SequenceClassifier, "training_step", step)
+
+
+def signal_in_validation(monkeypatch, rank=0):
+    validate = SequenceClassifier.validation_step
+
+    def step(self, batch, batch_idx):
+        if self.trainer.global_step == 8 and batch_idx == 1 and self.global_rank == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        validate(self, batch, batch_idx)
+
+    monkeypatch.setattr(SequenceClassifier, "validation_step", step)
+
+
+def assert_equal_runs(resumed, expected):
+    assert fingerprint(resumed) == fingerprint(expected)
+    assert metrics(resumed) == metrics(expected)
+    names = [sorted(p.name for p in (v / "checkpoints").iterdir()) for v in (resumed, expected)]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "step"),
+    [
+        pytest.param(lambda m: signal_in_training(m, signal.SIGTERM, 10), 6, id="mid-accumulation"),
+        pytest.param(lambda m: signal_in_training(m, signal.SIGTERM, 14), 8, id="validation-next"),
+        pytest.param(signal_in_validation, 8, id="in-validation"),
+    ],
+)
+def test_sigterm_saves_this_step_and_ends(
+    uninterrupted, tmp_path, monkeypatch, capfd, interrupt, step
+):
+    with monkeypatch.context() as context:
+        interrupt(context)
+        assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGTERM
+    told = capfd.readouterr().out
+    assert f"stopped by SIGTERM after step {step}; saved" in told
+    newest = list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0]
+    assert newest.name == f"step-{step:08d}.ckpt"
+    run(command(tmp_path, "--ckpt_path", "last"))
+    assert_equal_runs(only_version(tmp_path), uninterrupted)
+
+
+@pytest.mark.parametrize("where", ["training", pytest.param("validation", marks=pytest.mark.slow)])
+def test_sigterm_on_one_rank_ends_both_at_the_same_step(tmp_path, monkeypatch, where):
+    quiet, interrupted = tmp_path / "quiet", tmp_path / "interrupted"
+    for folder in (quiet, interrupted):
+        folder.mkdir()
+    assert in_ranks(lambda: main(command(quiet, *TWO))) == [0, 0]
+    with monkeypatch.context() as context:
+        if where == "training":
+            signal_in_training(context, signal.SIGTERM, 10, rank=1)
+        else:
+            signal_in_validation(context, rank=1)
+        codes = in_ranks(lambda: main(command(interrupted, *TWO)), timeout=60)
+    assert codes == [128 + signal.SIGTERM] * 2
+    resume = command(interrupted, *TWO, "--ckpt_path", "auto")
+    assert in_ranks(lambda: main(resume)) == [0, 0]
+    assert_equal_runs(only_version(interrupted), only_version(quiet))
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """A stand-in for SLURM's command, which notes how it was called."""
+    folder, calls = tmp_path / "bin", tmp_path / "calls"
+    folder.mkdir()
+    program = folder / "scontrol"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return calls
+
+
+def test_slurm_requeues_into_the_same_run_folder(
+    uninterrupted, tmp_path, monkeypatch, scontrol, capfd
+):
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as context:
+        signal_in_training(context, signal.SIGUSR1, 11)
+        assert in_child(lambda: main(command(tmp_path))) == 128 + signal.SIGUSR1
+    assert scontrol.read_text().splitlines() == ["requeue 4711"]
+    assert "requeued job 4711" in capfd.readouterr().out
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert in_child(lambda: main(command(tmp_path))) == 0  # the same command, as SLURM runs it
+    version = only_version(tmp_path)
+    assert_equal_runs(version, uninterrupted)
+    first, second = json.loads((version / "versions.json").read_text())["starts"]
+    assert first["job"] == second["job"] == "slurm 4711"
+    assert second["checkpoint"].endswith("step-00000006.ckpt")
+    assert not list(Path.cwd().glob("hpc_ckpt*"))
+
+
+def test_a_job_that_died_before_its_first_checkpoint_begins_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    run(arguments("fit", tmp_path, "--trainer.max_steps", "2"))  # an older run of its own
+    first = only_version(tmp_path)
+    starts = json.loads((first / "versions.json").read_text())
+    starts["starts"][0]["job"] = "torchrun job-6"
+    (first / "versions.json").write_text(json.dumps(starts))
+    short = arguments("fit", tmp_path, "--trainer.max_steps", "2")
+    with monkeypatch.context() as context:
+        context.setattr(SequenceClassifier, "training_step", lambda *_: kill_me())
+        assert in_child(lambda: main(short)) == -signal.SIGKILL
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    run(short)
+    folders = sorted(path.name for path in first.parent.iterdir())
+    assert folders == ["0", "1"]
+    assert fingerprint(first.parent / "1") == fingerprint(first)
+
+
+def test_auto_does_not_take_weights_of_another_configuration(tmp_path):
+    run(arguments("fit", tmp_path, "--trainer.max_steps", "2"))
+    more = ("--ckpt_path", "auto", "--trainer.max_steps", "2", "--seed_everything", "1")
+    run(arguments("fit", tmp_path, *more))
+    starts = json.loads((tmp_path / "runs/lra_text_tiny-variant/1/versions.json").read_text())[
+        "starts"
+    ]
+    assert [start["checkpoint"] for start in starts] == [None]
+
+
+def test_requeue_says_what_failed(monkeypatch, tmp_path):
+    assert requeue() == ""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert job_name() == "slurm 12_3"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "scontrol is not on the PATH; submit it again" in requeue()

@@ -1,0 +1,53 @@
+"""torchrun starts a dead group again, and it goes on from the last good checkpoint."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.runs import arguments, fingerprint, in_ranks, only_version, write_attention
+
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--run.checkpoint_every", "2")
+
+
+def command(folder):
+    attention = write_attention(folder, "MGKAttention", dropout=0.2, e_step="soft")
+    return arguments("fit", folder, *TWO, attention=attention)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    from lit_probattn.cli.app import main
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert in_ranks(lambda: main(command(folder))) == [0, 0]
+    return only_version(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_restart_finds_the_last_good_checkpoint(undisturbed, tmp_path, damage):
+    """The command names no checkpoint; rank 1 dies once and damages the newest one."""
+    environment = {
+        **os.environ,
+        **{"FRAIL_AT": "11", "FRAIL_DAMAGE": damage, "FRAIL_ROOT": str(tmp_path / "runs")},
+        "OMP_NUM_THREADS": "1",
+    }
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    frail = ["--max-restarts", "1", "-m", "tests.killing.frail_fit"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, *frail, *command(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step-00000010.ckpt is damaged" in done.stderr
+    assert "from step-00000008.ckpt" in done.stdout
+    assert fingerprint(only_version(tmp_path)) == fingerprint(undisturbed)
