@@ -78,7 +78,7 @@ def _run(command: str, name: str, options: list[str]) -> int:
 
 
 def _load(data: DataModule) -> dict[str, Split]:
-    from datamodules.core.cached import CachedDataModule
+    from datamodules.core.base import CachedDataModule
 
     if isinstance(data, CachedDataModule):
         return data.splits_of(data.open())

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.core.base import DataModule
-from datamodules.core.cached import CachedDataModule
+from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
 from lit_probattn.attention.backends import Backend, Call, choose_backend
 from lit_probattn.compare.cells import Cell
