@@ -28,7 +28,7 @@ def _import_kernels_for_the_interpreter() -> None:
     given = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     for family, names in (
-        ("dense", ("forward", "backward", "bias")),
+        ("dense", ("forward", "backward")),
         ("fish", ("forward", "backward")),
         ("linear", ("kernels",)),
     ):

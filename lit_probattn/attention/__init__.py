@@ -2,13 +2,12 @@
 
 from lit_probattn.attention.ast import ASTAttention
 from lit_probattn.attention.backends import recorded_choices
-from lit_probattn.attention.cache import Cache, KVCache
+from lit_probattn.attention.cache import Cache, KVCache, LinearState
 from lit_probattn.attention.fish.layer import FiSHAttention
 from lit_probattn.attention.fish.linear_layer import LinearFiSHAttention
 from lit_probattn.attention.layer import Attention, AttentionFactory, Cost
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.linear.mlk import MLKAttention
-from lit_probattn.attention.linear.state import LinearState
 from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.attention.polynomial import PolynomialAttention
 from lit_probattn.attention.softmax import SoftmaxAttention

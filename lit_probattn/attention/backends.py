@@ -10,11 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
+
+from lit_probattn.attention.masks import Masks
+from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
+
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 logger = logging.getLogger("lit_probattn")
@@ -142,3 +147,53 @@ def _automatic(serving: list[str], call: Call, rule: AutoRule) -> str:
     if chosen == "blockwise" and call.num_scores <= rule.store_up_to and "reference" in serving:
         return "reference"
     return chosen
+
+
+def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor) -> dict[str, Any]:
+    """Return masks, bias and dropout as the kernels take them."""
+    from lit_probattn.kernels.runtime import draw_tensor
+
+    draw = None
+    if dropout is not None:
+        samples = dropout.key.samples(query.shape[0], query.device)
+        draw = draw_tensor(dropout.key.philox_key(STREAM_DROPOUT), samples)
+    return {
+        "bias": masks.bias,
+        "key_mask": masks.key_mask,
+        "pair_mask": masks.attn_mask,
+        "is_causal": masks.is_causal,
+        "draw": draw,
+        "threshold": 0 if dropout is None else dropout.threshold,
+    }
+
+
+def kernel_refusal(
+    family: str, call: Call, *head_dims: int, bias_gradient: bool = False
+) -> str | None:
+    """Say why the fused kernel of a family cannot serve a call ("cannot …"), or None if it can.
+
+    Args:
+        family: name of the kernel, `softmax`, `mgk`, …; its self-test runs at the first call on a
+            GPU with this dtype and head size.
+        call: the call.
+        head_dims: sizes of query and value heads.
+        bias_gradient: whether the kernel gives an additive bias its gradient.
+    """
+    if call.recurrent:
+        return "cannot continue from a state"
+    if call.bias_needs_grad and not bias_gradient:
+        return "cannot give a gradient to the additive bias"
+    return _refusal(family, call.device, call.dtype, head_dims)
+
+
+@torch.compiler.assume_constant_result
+def _refusal(
+    family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, ...]
+) -> str | None:
+    from lit_probattn.kernels.runtime import refusal
+    from lit_probattn.kernels.selftest import failure
+
+    reason = refusal(device, dtype, *head_dims)
+    if reason is None and device == "cuda":
+        reason = failure(family, dtype, max(head_dims))
+    return reason

@@ -5,6 +5,7 @@ Projections, heads, masks, dropout, cache and the choice of a backend.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,20 +21,20 @@ from lit_probattn.attention.backends import (
     Backend,
     Call,
     choose_backend,
+    kernel_refusal,
 )
-from lit_probattn.attention.cache import Cache, KVCache
-from lit_probattn.attention.decode import attend_to_cache
+from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
 from lit_probattn.attention.functional import autocast_off, compute_dtype
-from lit_probattn.attention.fused import kernel_refusal
+from lit_probattn.attention.functional import reference_output as reference_output
+from lit_probattn.attention.functional import reference_weights as reference_weights
 from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.attention.reference import reference_output as reference_output
-from lit_probattn.attention.reference import reference_weights as reference_weights
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 # Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
 # arguments, in the dtype of query.
 BackendFunction = Callable[..., Tensor]
+
 # With a cache, calls with at most this many new tokens read it part by part.
 STEP_QUERIES = 16
 
@@ -439,3 +440,34 @@ def _check_input(name: str, tensor: Tensor, width: int) -> None:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)}, expected (batch, positions, {width})"
         )
+
+
+def attend_to_cache(layer: Attention, query: Tensor, cache: KVCache, masks: Masks) -> Tensor:
+    """Attend from a few new queries to everything cached, part by part.
+
+    Args:
+        layer: gives the scores of a part through `cached_scores`.
+        query: (B, H, N, E).
+        cache: what was appended, the new tokens included.
+        masks: over all cached positions.
+
+    Returns:
+        (B, H, N, E_v), in at least float32.
+    """
+    dtype = compute_dtype(query)
+    query, rows = query.to(dtype), masks.all_rows
+    outputs, normalisers = [], []
+    for cols in cache.parts():
+        key, value, offset = cache.part(cols)
+        scores = layer.cached_scores(query, key.to(dtype), offset, cols, cache.length)
+        bias = masks.bias_block(rows, cols)
+        if bias is not None:
+            scores = scores + bias
+        allowed = masks.allowed(rows, cols, query.device)
+        output, normaliser = partial_attention(scores, value.to(dtype), allowed)
+        outputs.append(output)
+        normalisers.append(normaliser)
+    if layer.row_eps:
+        outputs.append(torch.zeros_like(outputs[0]))
+        normalisers.append(torch.full_like(normalisers[0], math.log(layer.row_eps)))
+    return merge_partials(outputs, normalisers)[0]

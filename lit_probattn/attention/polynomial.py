@@ -13,8 +13,13 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.functional import compute_dtype, grouped_scores, repeat_heads
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost, reference_output
+from lit_probattn.attention.functional import (
+    compute_dtype,
+    grouped_scores,
+    reference_output,
+    repeat_heads,
+)
+from lit_probattn.attention.layer import Attention, BackendFunction, Cost
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
 

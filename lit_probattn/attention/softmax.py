@@ -12,16 +12,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, pair_arguments
 from lit_probattn.attention.blockwise import Block, blockwise_attention
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
+    reference_output,
     repeat_heads,
+    split_precision,
     squared_distance,
 )
-from lit_probattn.attention.fused import softmax_triton
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost, reference_output
+from lit_probattn.attention.layer import Attention, BackendFunction, Cost
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.randomness import AttentionDropout
@@ -85,17 +86,6 @@ def gaussian_as_dot(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([low_query, ones], -1), torch.cat([low_key, *parts], -1)
 
 
-def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three."""
-    if tensor.dtype == dtype:
-        return [tensor]
-    parts = []
-    for _ in range(3):
-        parts.append(tensor.to(dtype))
-        tensor = tensor - parts[-1].to(tensor.dtype)
-    return parts
-
-
 def softmax_sdpa(
     query: Tensor,
     key: Tensor,
@@ -141,6 +131,27 @@ def softmax_blockwise(
         dropout=dropout,
     )
     return out
+
+
+def softmax_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    score: Literal["dot", "gaussian"],
+) -> Tensor:
+    """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
+    from lit_probattn.kernels.dense.attention import centred, point_terms, softmax_attention
+
+    scale, key_bias = query.shape[-1] ** -0.5, None
+    if score == "gaussian":
+        query, key = centred(query, key)
+        squares, _ = point_terms(key, None)
+        key_bias = squares * (scale / -2.0)
+    call = pair_arguments(masks, dropout, query)
+    return softmax_attention(query, key, value, scale=scale, key_bias=key_bias, **call)
 
 
 class SoftmaxAttention(Attention):

@@ -1,26 +1,41 @@
-"""One readable line for what a user got wrong; a fault of the program keeps its traceback."""
+"""How a command ends: one readable line and an exit status for what a user got wrong.
+
+A fault of the program keeps its traceback.
+"""
+
+from __future__ import annotations
 
 import difflib
 import errno
 import importlib
 import linecache
+import logging
+import os
 import re
-from collections.abc import Collection, Iterable
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable
 
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_probattn.attention import Attention
+from lit_probattn.configs import nearest
 from lit_probattn.tasks.finite import NonFiniteError
+from lit_probattn.training import peers
 from lit_probattn.training.checkpoints import CheckpointError
 from lit_probattn.training.memory import is_out_of_memory, told_out_of_memory
+from lit_probattn.training.preemption import Preempted, requeue
 
 # What a machine can refuse when files are written, and what to do about it.
 _FULL = (
     "free some space, or put runs (--run.root) and caches (--data.init_args.cache_dir) elsewhere"
 )
+
 _FORBIDDEN = "check the permissions; runs go to --run.root, caches to --data.init_args.cache_dir"
+
 _STORAGE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _FORBIDDEN),
@@ -47,16 +62,6 @@ class ConstructionError(BaseException):
     def __init__(self, key: str, error: Exception) -> None:
         super().__init__(f"{key}: {error}")
         self.key, self.error = key, error
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Text that names the most similar candidate, or lists all of them if they are few."""
-    names = sorted(set(candidates))
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    close = close or [name for name in names if name.startswith(word)]
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; valid: {', '.join(names)}" if 0 < len(names) <= 40 else ""
 
 
 # ---- the parser's messages ------------------------------------------------------------------
@@ -260,3 +265,60 @@ def _field(error: ConstructionError) -> str:
             field = f"{error.key}.init_args"
         traceback = traceback.tb_next
     return field
+
+
+DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
+
+
+def exit_status(run: Callable[[], object]) -> int:
+    """Run a command.
+
+    Returns:
+        0; 2 for what a user got wrong; 1 for a loss that is not finite or another rank that died;
+        128 + signal for a run that was asked to end and saved itself.
+    """
+    try:
+        run()
+    except Preempted as stopped:
+        if is_first_rank():
+            print(stopped, flush=True)
+            if stopped.number == signal.SIGUSR1:
+                print(requeue(), flush=True)
+        return stopped.status
+    except (Exception, ConstructionError) as error:
+        lost = peers.explain_lost_contact(error)
+        explained = (lost, 1) if lost else explain(error)
+        if explained is not None:
+            say_error(explained[0])
+        if explained is None or os.environ.get(DEBUG_VARIABLE):
+            if isinstance(error, ConstructionError):
+                raise error.error from None
+            raise
+        return explained[1]
+    finally:
+        peers.close()
+    return 0
+
+
+def rank() -> str:
+    """Rank of this process, as whoever started it says."""
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "0")
+
+
+def is_first_rank() -> bool:
+    """Whether this is rank 0, or a process alone."""
+    return rank() == "0"
+
+
+def say_error(text: str) -> None:
+    """Write a line to stderr in one piece: ranks share the terminal."""
+    prefix = "error" if is_first_rank() else f"error on rank {rank()}"
+    sys.stderr.write(f"{prefix}: {text}\n")
+
+
+def quieten() -> None:
+    """Leave out Lightning's advertisements, and a deprecation inside Lightning."""
+    warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from lit_probattn.cli.errors import CommandError, nearest
+from lit_probattn.cli.errors import CommandError
+from lit_probattn.configs import nearest
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:

@@ -17,9 +17,9 @@ from typing import Any
 
 from lit_probattn.compare.protocol import Options, cell_config, config_files, deciding, overrides
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
+from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import versions_of
-from lit_probattn.training.run_record import replace_text
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from profiling.builders import ConfigError, read_yaml
+from lit_probattn.configs import ConfigError, read_yaml
 
 FOLDER = Path("configs/paper")
 NOT_TABLES = ("tasks", "other_tables")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, AdaptiveSoftmax, FullSoftmax
-from lit_probattn.models.positions import Positions, Sinusoid
+from lit_probattn.models.embeddings import Positions, Sinusoid
 from lit_probattn.models.transformer import Activation, Transformer
 from lit_probattn.randomness import RandomKey
 

@@ -29,14 +29,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.core.errors import DataError
+from lit_probattn.cli.shards import parse_shard, torchrun_shard
 from lit_probattn.compare.cells import Place, parse_settings, portable
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, kinds, nearest, read_table
-from lit_probattn.reproduce.commands import dry_run, run_table
-from lit_probattn.reproduce.states import list_lines, make_cells, missing_parts, other_lines
-from profiling.builders import ConfigError
-from profiling.sweep.plan import parse_shard
-from profiling.sweep.run import torchrun_shard
+from lit_probattn.configs import ConfigError
+from lit_probattn.reproduce.commands import (
+    dry_run,
+    list_lines,
+    make_cells,
+    missing_parts,
+    other_lines,
+    run_table,
+)
 
 PROGRAM = "python -m lit_probattn.reproduce"
 

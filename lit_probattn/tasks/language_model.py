@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS
 from lit_probattn.models.decoding import Sampling, generate
+from lit_probattn.models.embeddings import Positions
 from lit_probattn.models.language_model import Initialisation, LanguageModel, Output
-from lit_probattn.models.positions import Positions
 from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.base import Batch, Task
 from lit_probattn.tasks.distributed import sum_over_ranks

@@ -1,30 +1,98 @@
-"""`python -m profiling report`: tables, figures and text of one sweep, in a folder."""
+"""`python -m profiling report`: tables, figures and text of one sweep, in a folder or one page."""
 
 from __future__ import annotations
 
+import base64
+import html
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from lit_probattn.records.tables import markdown_lines
 from profiling.cost.explain import explain_row
 from profiling.measure.counters import CONVENTION
 from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
-from profiling.report.dearer import dearer_lines
-from profiling.report.ratios import METRICS, PLACE, crossovers, ratio_table, tidy
-from profiling.report.report_figures import draw_figures
+from profiling.report.figures import draw_figures
+from profiling.report.ratios import METRICS, crossovers, ratio_table, relative_errors
 from profiling.report.tables import (
     crossover_table,
+    dearer_lines,
     extremes_table,
     failures_table,
-    markdown_table,
     published_table,
     quantity_tables,
     trends,
     variants_table,
 )
 from profiling.sweep.config import SweepConfig
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .6rem 0; font-size: .85rem; display: block;
+        overflow-x: auto; }
+td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: left; }
+th { background: #f4f4f4; } tr:nth-child(even) td { background: #fafafa; }
+img { max-width: 100%; border: 1px solid #eee; } code { background: #f4f4f4; padding: 0 .2rem; }
+"""
+
+
+def write_page(folder: Path) -> Path:
+    """Turn report.md and its figures into report.html in the same folder."""
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    body = "\n".join(_blocks(text, folder))
+    title = html.escape(text.splitlines()[0].lstrip("# "))
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _blocks(text: str, folder: Path) -> list[str]:
+    """Turn the Markdown that reports use (headings, lists, tables, images) into HTML."""
+    out: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        heading = re.match(r"(#+) (.*)", lines[0])
+        image = re.match(r"!\[(.*)\]\((.*)\)", lines[0])
+        if heading:
+            level = len(heading[1])
+            out.append(f"<h{level}>{_inline(heading[2])}</h{level}>")
+        elif image:
+            data = base64.b64encode((folder / image[2]).read_bytes()).decode()
+            alt = html.escape(image[1])
+            out.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
+        elif lines[0].startswith("|"):
+            out.append(_table(lines))
+        elif lines[0].startswith("- "):
+            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
+            out.append(f"<ul>{items}</ul>")
+        else:
+            out.append(f"<p>{_inline(' '.join(lines))}</p>")
+    return out
+
+
+def _table(lines: list[str]) -> str:
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if "---" not in line]
+    head = "".join(f"<th>{_inline(c)}</th>" for c in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_inline(c)}</td>" for c in row) + "</tr>" for row in rows[1:]
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _inline(text: str) -> str:
+    escaped = html.escape(text, quote=False)
+    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
+    return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", escaped)
+
 
 _PROVENANCE = ["sweep", "device_name", "versions", "git_revision", "command"]
 
@@ -141,7 +209,7 @@ def write_report(
     written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
     written += [out / "figures" / name for name, _ in figures]
     if html:
-        from profiling.report.html_page import write_page
+        pass
 
         written.append(write_page(out))
     return written
@@ -195,7 +263,6 @@ _READABLE = {
     *("mode", "backend", "dtype", "device", "grid_heads"),
 }
 
-
 _EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
 
 
@@ -218,7 +285,7 @@ def _agreement(frame: pd.DataFrame) -> list[str]:
                 "largest relative difference": f"{group['error'].abs().max():.2e}",
             }
         )
-    parts += [*markdown_table(pd.DataFrame(rows)), ""]
+    parts += [*markdown_lines(pd.DataFrame(rows)), ""]
     notes = sorted(frame["backend_note"].dropna().unique())
     if notes:
         parts += ["What the backends run (operations that the counter saw in one layer):", ""]
@@ -226,17 +293,6 @@ def _agreement(frame: pd.DataFrame) -> list[str]:
         parts += [f"- … and {len(notes) - 12} more in rows.csv"] if len(notes) > 12 else []
         parts += [""]
     return parts
-
-
-def relative_errors(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return expected over measured, minus one, wherever both exist."""
-    long = tidy(frame)
-    keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
-    measured = long[long["source"] == "measured"]
-    expected = long[long["source"] != "measured"]
-    both = expected.merge(measured, on=keys, suffixes=("", "_measured"))
-    both["error"] = both["value"] / both["value_measured"] - 1.0
-    return both
 
 
 def _terms(frame: pd.DataFrame) -> list[str]:
@@ -259,7 +315,7 @@ def _terms(frame: pd.DataFrame) -> list[str]:
             {"term": f"**{t.text}**" if t.is_total else t.text, "operations": f"{t.operations:+,}"}
             for t in terms
         ]
-        parts += [*markdown_table(pd.DataFrame(lines)), ""]
+        parts += [*markdown_lines(pd.DataFrame(lines)), ""]
     if not parts:
         return []
     return [

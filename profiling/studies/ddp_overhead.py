@@ -26,8 +26,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.cli.app import main as train
+from lit_probattn.records.provenance import device_name, git_revision, versions
 from lit_probattn.tasks.distributed import sum_over_ranks
-from profiling.measure.environment import device_name, git_revision, versions
 from profiling.measure.processes import RanksError, run_in_ranks
 from profiling.measure.timing import quantile
 

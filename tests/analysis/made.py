@@ -12,8 +12,8 @@ import yaml
 
 from lit_probattn import tasks
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.configs import instantiate
 from lit_probattn.training.checkpoints import save_checkpoint
-from lit_probattn.training.trained import instantiate
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.pictures.made import write_pictures
 from tests.datamodules.text import made as made_text

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
-from lit_probattn.training.trained import AnalysisError
 from tests.analysis.made import change, checkpoint, layer_call
 
 

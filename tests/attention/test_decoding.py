@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import KVCache
-from lit_probattn.attention.decode import merge_partials, partial_attention
+from lit_probattn.attention.cache import merge_partials, partial_attention
 from lit_probattn.models.decoding import cache_bytes_per_token
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
 from tests.support.helpers import cpu_backends

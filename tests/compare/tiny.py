@@ -11,7 +11,7 @@ import yaml
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import Table, read_table
-from lit_probattn.reproduce.states import make_cells
+from lit_probattn.reproduce.commands import make_cells
 
 ACCURACY = {
     "command": "test",

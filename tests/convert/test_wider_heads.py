@@ -14,10 +14,9 @@ from lit_probattn.analysis.head_size.strictness import (
     theorem_target,
 )
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads
+from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads, same_function
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.reproduce.head_size.__main__ import main
-from lit_probattn.reproduce.head_size.commands import same_function
 from lit_probattn.reproduce.head_size.parameters import (
     Sizes,
     attention_flops,

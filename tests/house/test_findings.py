@@ -12,8 +12,8 @@ import torch
 from lit_probattn.analysis.studies.likelihood import query_nll
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.blockwise import Block
+from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
 from lit_probattn.attention.fish.mixing import MixingValues
-from lit_probattn.attention.fish.scores import ScoreNoise, local_scores
 from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.randomness import RandomKey
 from tests.analysis.made import layer_call

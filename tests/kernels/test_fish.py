@@ -9,10 +9,9 @@ import torch
 
 from lit_probattn.attention import FiSHAttention
 from lit_probattn.kernels.fish import plan as fish_call
-from lit_probattn.kernels.fish.attention import fish_attention
+from lit_probattn.kernels.fish.operators import fish_attention
 from lit_probattn.kernels.fish.selftest import compare
-from lit_probattn.kernels.launch import Launch, forced
-from lit_probattn.kernels.runtime import draw_tensor
+from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows

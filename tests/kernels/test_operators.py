@@ -10,9 +10,9 @@ from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.runtime import interpreted
 from lit_probattn.randomness import RandomKey
+from lit_probattn.training.memory import predicted_bytes
 from profiling.cost.exact import backend_macs
 from profiling.measure.counters import torch_flops
-from profiling.measure.memory import predicted_bytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, L, E, K = 2, 4, 19, 23, 8, 2

@@ -8,7 +8,7 @@ import torch
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from profiling.cost.structure import attention_layers
+from profiling.cost.count import attention_layers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STEPS, BATCH, LENGTH = 5, 4, 21

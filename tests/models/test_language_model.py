@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.decoding import generate
+from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.language_model import IGNORE, LanguageModel
-from lit_probattn.models.positions import Sinusoid
 from lit_probattn.randomness import RandomKey
-from profiling.builders import attention_entry, attention_factory
 from tests.support.paths import ROOT
 
 VOCAB, LENGTH = 47, 11

@@ -12,15 +12,15 @@ import time
 import pytest
 
 from lit_probattn.compare import predict as prediction
-from lit_probattn.compare.built import (
+from lit_probattn.compare.cells import parse_settings
+from lit_probattn.compare.predict import (
     build_data,
     build_task,
     make_inputs,
+    predict,
     set_backends,
     training_step,
 )
-from lit_probattn.compare.cells import parse_settings
-from lit_probattn.compare.predict import predict
 from lit_probattn.reproduce import __main__ as command
 from lit_probattn.reproduce.__main__ import main
 from profiling.measure.memory import cpu_peak_bytes

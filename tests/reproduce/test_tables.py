@@ -11,13 +11,13 @@ import torch
 import yaml
 
 from lit_probattn.cli.app import main
-from lit_probattn.compare.built import build_data, build_task
 from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.predict import build_data, build_task
 from lit_probattn.compare.protocol import Options, attention_file, cell_config, deciding
 from lit_probattn.compare.tables import AVERAGE, kinds, read_published, read_table, read_tasks
+from lit_probattn.configs import ConfigError, attention_entry, attention_factory
 from lit_probattn.reproduce.uea.recipes import Table as Benchmark
 from lit_probattn.training.run_folder import flatten
-from profiling.builders import ConfigError, attention_entry, attention_factory
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("root")

@@ -24,19 +24,14 @@ from torch import Tensor
 from lit_probattn.analysis.approximation.layers import Opened, replaced_cores
 from lit_probattn.analysis.approximation.measure import score
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import in_double
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers, sequences
 from lit_probattn.attention.functional import masked_softmax
 from lit_probattn.records.rows import RowStore
-from lit_probattn.training.trained import (
-    AnalysisError,
-    Trained,
-    add_data_arguments,
-    add_model_arguments,
-    identity,
-    open_trained,
-)
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import Trained, identity, open_trained
 
 STUDY = "logit_ranks"
 

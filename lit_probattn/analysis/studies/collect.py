@@ -14,9 +14,10 @@ from typing import Any
 
 import pandas as pd
 
-from lit_probattn.analysis.results import machine, markdown_table
-from lit_probattn.training.run_record import read_starts, replace_text
-from lit_probattn.training.trained import AnalysisError
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import machine, markdown_table
+from lit_probattn.training.run_record import read_starts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

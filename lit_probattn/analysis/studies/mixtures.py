@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.attention import Attention, MGKAttention, MLKAttention, SoftmaxAttention
 from lit_probattn.attention.functional import masked_softmax, repeat_heads
 from lit_probattn.attention.linear.functions import masked_kernel
 from lit_probattn.attention.mgk.functions import component_scores
-from lit_probattn.training.trained import AnalysisError
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.options import add_model_arguments
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers
 from lit_probattn.attention import ASTAttention, Attention
 from lit_probattn.attention.fish.mixing import HeadMixing
 from lit_probattn.attention.mgk.priors import MixturePrior, MixtureVariance
-from lit_probattn.training.trained import AnalysisError, Trained, add_model_arguments, open_trained
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import Trained, open_trained
 
 _MOST_BARS = 24
 

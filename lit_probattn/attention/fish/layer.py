@@ -13,8 +13,17 @@ from torch import Tensor
 from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.fish.cost import mixing_flops, mixing_macs, score_flops, value_flops
-from lit_probattn.attention.fish.functions import fish_blockwise, fish_reference, fish_sdpa
-from lit_probattn.attention.fish.fused import fish_refusal, fish_triton
+from lit_probattn.attention.fish.functions import (
+    NoisePosition,
+    ScalePosition,
+    ScoreNoise,
+    fish_blockwise,
+    fish_reference,
+    fish_refusal,
+    fish_scores,
+    fish_sdpa,
+    fish_triton,
+)
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
     Mixer,
@@ -27,7 +36,6 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
     check_choice,
 )
-from lit_probattn.attention.fish.scores import NoisePosition, ScalePosition, ScoreNoise, fish_scores
 from lit_probattn.attention.layer import Attention, BackendFunction, Cost
 from lit_probattn.randomness import RandomKey
 

@@ -9,15 +9,20 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import AutoRule, Backend, Call
 from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.fish.cost import linear_fish_flops, linear_fish_macs
+from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import count_global_heads, noise_key
 from lit_probattn.attention.fish.linear import (
     LFiSHMode,
     LinearFiSHForm,
     LinearFiSHState,
+    Normalizer,
+    StateNormalizer,
     linear_fish_blockwise,
     linear_fish_reference,
+    linear_fish_refusal,
+    linear_fish_triton,
 )
-from lit_probattn.attention.fish.linear_cost import linear_fish_flops, linear_fish_macs
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
     MixingConstraint,
@@ -27,11 +32,9 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
     check_choice,
 )
-from lit_probattn.attention.fish.norm import Normalizer, StateNormalizer
-from lit_probattn.attention.fish.scores import ScoreNoise
 from lit_probattn.attention.layer import Attention, BackendFunction, Cost
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.fused import CHUNK_RULES, linear_fish_refusal, linear_fish_triton
+from lit_probattn.attention.linear.functions import CHUNK_RULES
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout, RandomKey
 

@@ -14,15 +14,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, kernel_refusal
+from lit_probattn.attention.cache import LinearState
 from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.state import LinearState
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
+
 Denominator = Literal["sum", "sqrt_len"]
+
 OutputScale = Literal["one", "inv_sqrt_head_dim"]
 
 
@@ -217,3 +220,73 @@ def finish(
     empty = total == 0
     # Positive features: where their sum is zero, so is the numerator.
     return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+
+
+MOST_FEATURES = 128
+
+# The chunkwise forms have no N x N work to save by storing.
+CHUNK_RULES = {
+    kind: AutoRule((*(("triton",) if kind == "cuda" else ()), "blockwise", "reference"))
+    for kind in AUTO_RULES
+}
+
+
+def linear_refusal(family: str, call: Call, num_features: int, value_dim: int) -> str | None:
+    """Say why the fused kernels cannot serve a call ("cannot …"), or None if they can."""
+    if call.attn_mask:
+        return "cannot apply attn_mask, because it forms no pairs"
+    if num_features > MOST_FEATURES:
+        return f"cannot hold states of {num_features} features: at most {MOST_FEATURES}"
+    return kernel_refusal(family, call, num_features, value_dim)
+
+
+def linear_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    form: LinearForm,
+    projection: Tensor | None,
+    prior: Tensor | None,
+) -> Tensor:
+    """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) float32.
+
+    Features and their mixtures are computed in float32 and rounded to the dtype of `query`, in
+    which the products within chunks run; sums and states are float32.
+    """
+    from lit_probattn.kernels.linear.operators import read_sources
+
+    dtype, features, low = compute_dtype(query), form.features, query.dtype
+    query, key = query.to(dtype), key.to(dtype)
+    projection = None if projection is None else projection.to(dtype)
+    if prior is not None and form.mix == "before":
+        key, prior = mix_keys(key, prior), None
+    scale = features.key_scale(key, projection, masks.key_mask)
+    if prior is None:
+        cols = features.key(key, projection, scale)
+    else:
+        cols = features.key(key, projection, None if scale is None else scale[:, :, None])
+        cols = mix_keys(cols, prior)
+    rows = features.query(query, projection)
+    rows, cols, value = _rounded(rows, cols, value, masks, dropout, low)
+    num, den = read_sources(
+        rows, cols, value, has_totals=form.denominator == "sum", is_causal=masks.is_causal
+    )
+    return finish(num, den, query.shape[-1], form, masks)
+
+
+def _rounded(
+    rows: Tensor,
+    cols: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Drop values, zero masked keys, and round to the kernels' dtype."""
+    if masks.key_mask is not None:
+        cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
+    value = drop_values(value, dropout)
+    return rows.to(dtype), cols.to(dtype), value.to(dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import AutoRule, Backend, Call
-from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.functional import autocast_off, compute_dtype
 from lit_probattn.attention.layer import Attention, BackendFunction, Cost
 from lit_probattn.attention.linear.features import (
@@ -21,16 +21,17 @@ from lit_probattn.attention.linear.features import (
     orthogonal_projection,
 )
 from lit_probattn.attention.linear.functions import (
+    CHUNK_RULES,
     Denominator,
     LinearForm,
     OutputScale,
     linear_blockwise,
     linear_kernel,
     linear_reference,
+    linear_refusal,
+    linear_triton,
     masked_kernel,
 )
-from lit_probattn.attention.linear.fused import CHUNK_RULES, linear_refusal, linear_triton
-from lit_probattn.attention.linear.state import LinearState
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import RandomKey
 

@@ -1,6 +1,13 @@
 """Attention whose keys are mixtures of Gaussians: its backends as pure functions.
 
-The layer that owns projections, shifts, priors and variances is in `mgk_layer.py`.
+The layer that owns projections, shifts, priors and variances is in `layer.py`. Cached keys cost one
+product per pair where shifts allow it. With τ = 1/σ²:
+
+    s_ijr = τ_r query[i] · key[j, r] − (τ_r / 2) ‖query[i]‖² + β_jr
+    β_jr = log π_jr − (τ_r / 2) ‖key[j, r]‖² [− (E / 2) log σ²_r]
+
+and for shifted keys query · (key + b_r) = query · key + query · b_r, whatever the number of
+components.
 """
 
 from __future__ import annotations
@@ -10,28 +17,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.backends import pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.functional import (
     compute_dtype,
     first_maximum,
     grouped_scores,
     log_sum_exp,
+    reference_output,
     repeat_heads,
+    repeat_rows,
+    split_precision,
     squared_distance,
 )
-from lit_probattn.attention.layer import reference_output
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.attention.softmax import split_precision
 from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["gaussian", "dot"]
-
-
-def _per_head(parameter: Tensor, num_heads: int) -> Tensor:
-    """Repeat a parameter of key/value heads for grouped query heads: (H_kv, …) -> (H, …)."""
-    groups = num_heads // parameter.shape[0]
-    return parameter if groups == 1 else parameter.repeat_interleave(groups, 0)
 
 
 def component_scores(
@@ -63,13 +66,13 @@ def component_scores(
     """
     heads = query.shape[1]
     key, query = repeat_heads(key, heads), query[:, :, None]
-    sigma2 = _per_head(variance, heads)[None, :, :, None, None]
+    sigma2 = repeat_rows(variance, heads)[None, :, :, None, None]
     if score == "gaussian":
         result = -squared_distance(query, key) / (2.0 * sigma2)
     else:
         result = query @ key.mT / sigma2
     if log_prior is not None:
-        result = result + _per_head(log_prior, heads)[None, :, :, None, :]
+        result = result + repeat_rows(log_prior, heads)[None, :, :, None, :]
     if include_log_det:
         result = result - (query.shape[-1] / 2.0) * sigma2.log()
     return result
@@ -175,14 +178,14 @@ def expand_to_dot(
     heads = max(key.shape[1], variance.shape[0])
     key = repeat_heads(key, heads).to(dtype)
     query = query.to(dtype)
-    precision = _per_head(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
+    precision = repeat_rows(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
     if score == "gaussian":
         centre = key.detach().mean((2, 3), keepdim=True)
         key, query = key - centre, query - repeat_heads(centre[:, :, 0], query.shape[1])
     query, scaled = query.to(low), (key * precision).to(low)
     offset = torch.zeros((), dtype=dtype, device=key.device)
     if log_prior is not None:
-        offset = offset + _per_head(log_prior.to(dtype), heads)[None, ..., None]
+        offset = offset + repeat_rows(log_prior.to(dtype), heads)[None, ..., None]
     if include_log_det:
         offset = offset + (query.shape[-1] / 2.0) * precision.log()
     if score == "gaussian":
@@ -286,3 +289,128 @@ def mgk_blockwise(
         dropout=dropout,
     )
     return out
+
+
+def key_offsets(
+    key: Tensor,
+    *,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    gaussian: bool,
+    include_log_det: bool,
+) -> Tensor:
+    """Return β_jr, (B, H_key, K, L), in at least float32.
+
+    Args:
+        key: every component's keys, (B, H_key, K, L, E), as they are stored (rounded).
+        log_prior: log π of these keys, (H_key, K, 1 or L). None means no prior.
+        variance: σ², (H_key, K).
+        gaussian: whether the score has the norm of the key.
+        include_log_det: whether the determinant counts.
+    """
+    dtype = compute_dtype(key)
+    precision = 1.0 / variance.to(dtype)[:, :, None]
+    beta = torch.zeros(key.shape[:-1], dtype=dtype, device=key.device)
+    if gaussian:
+        beta = beta - key.to(dtype).square().sum(-1) * precision / 2.0
+    if log_prior is not None:
+        beta = beta + log_prior.to(dtype)
+    if include_log_det:
+        beta = beta + (key.shape[-1] / 2.0) * precision.log()
+    return beta
+
+
+def mixture_scores(
+    query: Tensor,
+    key: Tensor,
+    *,
+    shift: Tensor | None,
+    offset: Tensor,
+    variance: Tensor,
+    subtract_query_norm: bool,
+    hard: bool,
+) -> Tensor:
+    """Return logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L).
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E) with shifts, else (B, H_key, K, L, E).
+        shift: b_r, (H_prior, K, E). None means that `key` has all components.
+        offset: β_jr, (B, H_prior, K, L).
+        variance: σ², (H_prior, K).
+        subtract_query_norm: whether −(τ_r / 2) ‖query‖² counts.
+        hard: maximum instead of sum over components.
+    """
+    heads = query.shape[1]
+    precision = 1.0 / repeat_rows(variance.to(query.dtype), heads)  # (H, K)
+    shared = grouped_scores(query, key) if shift is not None else None
+    norms = query.square().sum(-1, keepdim=True) / 2.0
+    total: Tensor | None = None
+    for r in range(precision.shape[1]):
+        if shared is not None and shift is not None:
+            b = repeat_rows(shift[:, r].to(query.dtype), heads)  # (H, E)
+            product = shared + query @ b[None, :, :, None]
+        else:
+            product = grouped_scores(query, key[:, :, r])
+        if subtract_query_norm:
+            product = product - norms
+        beta = repeat_rows(offset[:, :, r].transpose(0, 1), heads).transpose(0, 1)
+        score = product * precision[None, :, r, None, None] + beta[:, :, None]
+        if total is None:
+            total = score
+        else:
+            total = torch.maximum(total, score) if hard else torch.logaddexp(total, score)
+    assert total is not None
+    return total
+
+
+def mgk_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    equal_variance: bool,
+    score: Score,
+    include_log_det: bool,
+    hard: bool,
+    key_shift: Tensor | None = None,
+) -> Tensor:
+    """Return attention to mixtures of Gaussians by the fused kernels.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_key, K, L, E); with `key_shift` unshifted keys (B, H_key, L, E).
+        value: (B, H_kv, L, E_v).
+        masks: what each query may see.
+        dropout: attention dropout.
+        log_prior: see `mgk_reference`, as are the other arguments.
+        key_shift: b_r, (H_prior, K, E): one product per pair serves all components.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    from lit_probattn.kernels.dense.attention import mgk_attention, shifted_mgk_attention
+
+    owners = max(key.shape[1], variance.shape[0])
+    precision = repeat_rows(1.0 / variance.to(compute_dtype(query)), owners)
+    offset = None if log_prior is None else repeat_rows(log_prior, owners)
+    if include_log_det:
+        log_det = (query.shape[-1] / 2.0) * precision.log()[..., None]
+        offset = log_det if offset is None else offset + log_det
+    arguments = {
+        "precision": precision,
+        "offset": offset,
+        "gaussian": score == "gaussian",
+        "equal_precision": equal_variance,
+        "hard": hard,
+        **pair_arguments(masks, dropout, query),
+    }
+    key = repeat_heads(key, owners)
+    if key_shift is None:
+        return mgk_attention(query, key, value, **arguments)
+    shift = repeat_rows(key_shift, owners)
+    return shifted_mgk_attention(query, key, shift, value, **arguments)

@@ -11,20 +11,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend, Call
+from lit_probattn.attention.backends import Backend, Call, kernel_refusal
 from lit_probattn.attention.functional import repeat_heads
-from lit_probattn.attention.fused import kernel_refusal, mgk_triton
 from lit_probattn.attention.layer import Attention, BackendFunction, Cost
-from lit_probattn.attention.mgk.decode import key_offsets, mixture_scores
-from lit_probattn.attention.mgk.em_parity import EMCodeParity
 from lit_probattn.attention.mgk.functions import (
     Score,
+    key_offsets,
     mgk_blockwise,
     mgk_reference,
     mgk_scores,
     mgk_sdpa,
+    mgk_triton,
+    mixture_scores,
 )
-from lit_probattn.attention.mgk.m_step import MStepPriors
+from lit_probattn.attention.mgk.m_step import EMCodeParity, MStepPriors
 from lit_probattn.attention.mgk.priors import (
     PRIOR_FLOOR,
     EStep,

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.launch import Launch, Shape, choose_launch
 from lit_probattn.kernels.runtime import (
+    Launch,
+    Shape,
+    choose_launch,
     is_recording,
     launch,
     padded,

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.core.errors import DataError
+from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.uea.cells import Cell, Place, sizes_of
 from lit_probattn.reproduce.uea.predict import Speed, predict
 from lit_probattn.reproduce.uea.recipes import Table, all_archives
 from lit_probattn.reproduce.uea.report import dry_run_lines, write_results
-from profiling.builders import ConfigError
 
 PROGRAM = "python -m lit_probattn.uea_benchmark"
 

@@ -16,9 +16,8 @@ from datamodules.series.archive import ARCHIVES
 from datamodules.series.uea import UEA
 from lit_probattn.cli.app import main as run_command
 from lit_probattn.compare.cells import flag, read_result
+from lit_probattn.records.provenance import device_name, git_revision, replace_text, versions
 from lit_probattn.reproduce.uea.recipes import Recipe, Table, Variant
-from lit_probattn.training.run_record import replace_text
-from profiling.measure.environment import device_name, git_revision, versions
 
 Selection = Literal["val", "test"]
 

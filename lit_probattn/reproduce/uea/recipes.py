@@ -8,7 +8,7 @@ from typing import Any
 
 from datamodules.series.archive import ARCHIVES, check_name
 from lit_probattn.compare.tables import nearest
-from profiling.builders import ConfigError, attention_entry, read_yaml
+from lit_probattn.configs import ConfigError, attention_entry, read_yaml
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, KVCache, SoftmaxAttention
-from lit_probattn.attention.fish.scores import concatenate_heads
+from lit_probattn.attention.fish.functions import concatenate_heads
 from lit_probattn.randomness import RandomKey
 
 BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5

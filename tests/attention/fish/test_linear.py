@@ -155,7 +155,7 @@ def test_chunks_of_any_size_agree(options, monkeypatch):
     layer.backend = "blockwise"
     for numbers in (1, 3000, 1 << 30):
         budget = {"cpu": numbers, "cuda": numbers}
-        monkeypatch.setattr("lit_probattn.attention.fish.linear_steps.CHUNK_STATES", budget)
+        monkeypatch.setattr("lit_probattn.attention.fish.linear.CHUNK_STATES", budget)
         monkeypatch.setattr("lit_probattn.attention.linear.chunkwise.SPAN_PAIRS", budget)
         out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
         assert out < TOLERANCE

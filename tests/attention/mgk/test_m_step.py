@@ -9,7 +9,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.responsibilities import responsibility_sums
+from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.models.transformer import Transformer
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from profiling.cost.count import attention_layers, require_identical
+from profiling.cost.exact import mgk_parameters, smgk_parameters, softmax_parameters
 from profiling.cost.explain import explain
-from profiling.cost.formulas import mgk_parameters, smgk_parameters, softmax_parameters
 from profiling.cost.models import LanguageModel, PairModel, SequenceModel
-from profiling.cost.structure import attention_layers, require_identical
 from profiling.measure.counters import torch_macs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import make_plan

@@ -10,7 +10,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from profiling.studies import step_ratio
-from profiling.studies.materialised import PlainAttention, materialise
+from profiling.studies.step_ratio import PlainAttention, materialise
 
 
 @pytest.mark.parametrize(
