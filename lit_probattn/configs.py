@@ -57,7 +57,7 @@ def attention_entry(path: str | Path) -> dict[str, Any]:
 
 
 def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> AttentionFactory:
-    """Return `attention(embed_dim, head_dim)` as the command line would make it from a config.
+    """Return the factory that the command line would make from a config.
 
     Raises:
         ConfigError: unknown class or argument, or a value of the wrong type.
@@ -85,7 +85,7 @@ def build_attention(
     """
     factory = attention_factory(class_path, init_args)
     try:
-        return factory(embed_dim, head_dim)
+        return factory(embed_dim, head_dim=head_dim)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"attention {class_path}: {error}") from error
 

@@ -108,11 +108,8 @@ def choose_backend(
     if requested not in BACKENDS:
         raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
     if requested == "auto":
-        serving = _serving(available, unsupported, call)
-        if not serving:
-            reasons = "; ".join(f"{name} {unsupported(name, call)}" for name in available)
-            raise NotImplementedError(f"{variant}: no backend serves this call: {reasons}")
-        chosen = _automatic(serving, call, rules.get(call.device, rules["cuda"]))
+        rule = rules.get(call.device, rules["cuda"])
+        chosen = _automatic(variant, available, unsupported, call, rule)
     elif requested not in available:
         raise NotImplementedError(
             f"{variant} has no backend {requested!r}; use one of: auto, {', '.join(available)}"
@@ -142,11 +139,27 @@ def _serving(
     return [name for name in available if unsupported(name, call) is None]
 
 
-def _automatic(serving: list[str], call: Call, rule: AutoRule) -> str:
-    chosen = next((name for name in rule.order if name in serving), serving[0])
-    if chosen == "blockwise" and call.num_scores <= rule.store_up_to and "reference" in serving:
-        return "reference"
-    return chosen
+def _automatic(
+    variant: str,
+    available: Mapping[str, Callable[..., object]],
+    unsupported: Callable[[str, Call], str | None],
+    call: Call,
+    rule: AutoRule,
+) -> str:
+    """Return the first name in the rule's order that serves the call; others are not asked."""
+    reasons = {}
+    for name in (name for name in rule.order if name in available):
+        reason = unsupported(name, call)
+        if reason is not None:
+            reasons[name] = reason
+        elif name != "blockwise" or call.num_scores > rule.store_up_to:
+            return name
+        elif "reference" in available and unsupported("reference", call) is None:
+            return "reference"
+        else:
+            return name
+    told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+    raise NotImplementedError(f"{variant}: no backend serves this call: {told}")
 
 
 def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
-from lit_probattn.attention.backends import Backend, Call, choose_backend
+from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.compare.cells import Cell
 from lit_probattn.configs import attention_factory, class_of
 from lit_probattn.randomness import RandomKey
@@ -136,21 +136,11 @@ def set_backends(model: nn.Module, batch: int, length: int) -> None:
         call = Call(
             device="cpu",
             dtype=torch.float32,
-            num_scores=batch * layer.num_heads * length**2 * layer.score_maps,
+            num_scores=layer.core.num_scores(batch, length, length),
             dropout=layer.dropout > 0,
             bias_needs_grad=False,
         )
-        layer.backend = cast(
-            Backend,
-            choose_backend(
-                layer.variant,
-                layer.backend,
-                layer.backends,
-                layer.unsupported,
-                call,
-                layer.auto_rules,
-            ),
-        )
+        layer.backend = cast(Backend, layer.core.pick_for(call))
 
 
 def counts(cell: Cell) -> dict[str, int]:

@@ -209,8 +209,8 @@ def convert_layer(
     groups = best_groups(_distances(old, forms, fit), num_components)
     new = MGKAttention(
         old.embed_dim,
-        old.head_dim if head_dim is None else head_dim,
         len(groups),
+        head_dim=old.head_dim if head_dim is None else head_dim,
         num_components=num_components,
         value_head_dim=old.value_head_dim if value_head_dim is None else value_head_dim,
         key_embed_dim=old.key_embed_dim,
@@ -241,11 +241,11 @@ def convert_layer(
 
 
 def _check_layer(old: SoftmaxAttention, num_components: int) -> None:
-    if old.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
+    if old.core.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
         raise ValueError(
             "only softmax layers with score=dot, num_kv_heads=num_heads and no rotary positions "
-            f"can be converted, received score={old.score}, num_kv_heads={old.num_kv_heads} of "
-            f"{old.num_heads}, rotary={old.rotary}"
+            f"can be converted, received score={old.core.score}, "
+            f"num_kv_heads={old.num_kv_heads} of {old.num_heads}, rotary={old.rotary}"
         )
     if num_components < 1 or old.num_heads % num_components:
         raise ValueError(
@@ -262,8 +262,8 @@ def _copy(old: SoftmaxAttention) -> SoftmaxAttention:
     """Return the layer in float64 and evaluation mode, through the reference."""
     copy = SoftmaxAttention(
         old.embed_dim,
-        old.head_dim,
         old.num_heads,
+        head_dim=old.head_dim,
         value_head_dim=old.value_head_dim,
         bias=old.use_bias,
         dropout=old.dropout,
@@ -304,8 +304,8 @@ def _distances(old: SoftmaxAttention, forms: Tensor, fit: LayerInputs | None) ->
 
 def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
     """Give every component the same starting mass: c_r = −mean_i log Z_ir."""
-    assert new.prior is not None
-    new.prior.value.zero_()
+    assert new.core.prior is not None
+    new.core.prior.value.zero_()
     total = torch.zeros(new.num_heads, new.num_components, dtype=torch.float64)
     count = 0
     for sample in range(fit.x.shape[0]):
@@ -320,18 +320,18 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
         total += normalisers.sum(-1).cpu()
         count += len(rows)
     logits = -total / max(1, count)
-    new.prior.value.copy_(logits - logits.mean(1, keepdim=True))
+    new.core.prior.value.copy_(logits - logits.mean(1, keepdim=True))
 
 
 def _component_scores(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of every component without priors, for some queries of one sample."""
-    query, key, _, _ = new._prepare(x, None, None, None, None, False, None, None)
+    call = new.call(x)
     return component_scores(
-        query[:, :, rows],
-        new.expand_keys(key),
+        call.query[:, :, rows],
+        new.core.components(call.key),
         log_prior=None,
-        variance=new.variance(),
-        score=new.score,
+        variance=new.core.variance(),
+        score=new.core.score,
         include_log_det=False,
     )[0]
 

@@ -220,8 +220,8 @@ def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> Softmax
     num_heads = width // head_dim
     layer = SoftmaxAttention(
         embed_dim,
-        head_dim,
         num_heads,
+        head_dim=head_dim,
         value_head_dim=own["value_proj.weight"].shape[0] // num_heads,
         bias="query_proj.bias" in own,
     )

@@ -66,8 +66,8 @@ def embed_into_head_size(
         raise ValueError(f"head_dim must be at least {smallest}, received {head_dim}")
     wide = SoftmaxAttention(
         layer.embed_dim,
-        head_dim,
         layer.num_heads,
+        head_dim=head_dim,
         num_kv_heads=layer.num_kv_heads,
         key_embed_dim=layer.key_embed_dim,
         bias=layer.use_bias,

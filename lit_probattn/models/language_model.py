@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -96,7 +97,7 @@ class LanguageModel(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
         self.encoder = Transformer(
-            lambda width, head: attention(width, head, **options),
+            partial(attention, **options),
             embed_dim,
             head_dim,
             num_layers,

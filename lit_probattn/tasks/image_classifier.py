@@ -33,7 +33,8 @@ class ImageClassifier(LabelTask):
     Departs from the source: nothing.
 
     Args:
-        attention: called once per replaced layer as `attention(embed_dim, head_dim, num_heads=H)`.
+        attention: called once per replaced layer as
+            `attention(embed_dim, head_dim=E, num_heads=H)`.
         num_classes: number of labels.
         model_name: timm's name of the model.
         image_size: side of the pictures in pixels.

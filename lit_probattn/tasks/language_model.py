@@ -31,7 +31,7 @@ class LanguageModeling(Task):
     Source: MGK, ICML 2022, appendix A.1.2 (specification e.3, e.4).
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         vocab_size: number of token ids.
         max_seq_len: longest segment.
         embed_dim: C, width of the residual stream.

@@ -106,7 +106,7 @@ class SequenceClassifier(LabelTask):
     Departs from the source: whole validation and test sets are scored, each sample once.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         vocab_size: number of token ids.
         num_classes: number of labels.
         max_seq_len: N, the padded length.

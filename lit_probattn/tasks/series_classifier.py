@@ -28,7 +28,7 @@ class SeriesClassifier(LabelTask):
     incomplete batches at the end of an epoch are dropped.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         num_features: dimensions of a series.
         num_classes: number of labels.
         max_seq_len: N, the longest series.

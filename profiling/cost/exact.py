@@ -216,8 +216,8 @@ class ExactCost:
 # ---------------------------------------------------------------------- attention layers
 def _projection_parameters(layer: Attention) -> int:
     """Count the four projections from sizes."""
-    inner = layer.num_query_heads * layer.head_dim
-    values = layer.num_value_heads * layer.value_head_dim
+    inner = layer.layout.query * layer.head_dim
+    values = layer.layout.value * layer.value_head_dim
     outer = layer.num_heads * layer.value_head_dim
     weights = layer.embed_dim * (inner + outer) + layer.key_embed_dim * (layer.key_width + values)
     biases = inner + layer.key_width + values + layer.embed_dim if layer.use_bias else 0
@@ -230,15 +230,15 @@ def _softmax_parameters(layer: SoftmaxAttention) -> int:
 
 def _mgk_parameters(layer: MGKAttention) -> int:
     """Projections; per owner K priors (setting A), K·E shifts, K variances (if learned)."""
-    owners = layer.num_kv_heads if layer.mixture_heads == "kv" else layer.num_heads
+    core, owners = layer.core, layer.core.num_mixtures
     total, k = _projection_parameters(layer), layer.num_components
-    if layer.e_step == "learned" and layer.prior is not None:
+    if core.e_step == "learned" and core.prior is not None:
         per_head = {"layer": k, "head": owners * k}
-        share = layer.prior.share
-        total += per_head[share] if share in per_head else owners * k * layer.prior.value.shape[-1]
+        share = core.prior.share
+        total += per_head[share] if share in per_head else owners * k * core.prior.value.shape[-1]
     if layer.shifted_keys:
         total += owners * k * layer.head_dim
-    if layer.variance.log_variance is not None:
+    if core.variance.log_variance is not None:
         total += owners * k
     return total
 
@@ -285,7 +285,7 @@ class PairMacs:
 
 
 def _softmax_pairs(layer: SoftmaxAttention, backend: str, dtype: torch.dtype) -> PairMacs:
-    gaussian = layer.score == "gaussian" and backend not in ("reference", "triton")
+    gaussian = layer.core.score == "gaussian" and backend not in ("reference", "triton")
     parts = _split_count(torch.float32 if backend == "blockwise" else dtype)
     size = layer.head_dim + (parts if gaussian else 0)
     if backend == "sdpa":
@@ -301,13 +301,13 @@ def _mgk_pairs(layer: MGKAttention, backend: str, dtype: torch.dtype) -> PairMac
     """
     k = layer.num_components
     if backend == "triton":
-        products = 1 if layer.shares_product else k
+        products = 1 if layer.core.shares_product else k
         return PairMacs(products * layer.head_dim, layer.value_head_dim)
     if backend == "reference":
         return PairMacs(k * layer.head_dim, layer.value_head_dim)
     parts = _split_count(torch.float32 if backend == "blockwise" else dtype)
     size = layer.head_dim + parts
-    if layer.score == "gaussian" and not layer.variance.is_equal:
+    if layer.core.score == "gaussian" and not layer.core.variance.is_equal:
         size += {1: 1, 3: 6}[parts]
     if backend == "sdpa":
         size = max(size, layer.value_head_dim)
@@ -317,8 +317,8 @@ def _mgk_pairs(layer: MGKAttention, backend: str, dtype: torch.dtype) -> PairMac
 
 def _shift_products(layer: MGKAttention) -> int:
     """Return multiply-adds per position of query · shift and, for Gaussian scores, key · shift."""
-    owners = layer.num_kv_heads if layer.mixture_heads == "kv" else layer.num_heads
-    heads = layer.num_heads + (owners if layer.score == "gaussian" else 0)
+    owners = layer.core.num_mixtures
+    heads = layer.num_heads + (owners if layer.core.score == "gaussian" else 0)
     return heads * layer.num_components * layer.head_dim
 
 
@@ -330,7 +330,7 @@ PAIRS: dict[type[Attention], Callable[[Any, str, torch.dtype], PairMacs]] = {
 
 def m_step_pair_macs(layer: Attention) -> int:
     """Return what setting B adds per pair in training: component scores for the M-step."""
-    if isinstance(layer, MGKAttention) and layer.prior is not None and layer.prior.by_m_step:
+    if isinstance(layer, MGKAttention) and layer.core.by_m_step:
         return layer.num_components * layer.head_dim
     return 0
 
@@ -367,7 +367,7 @@ def backend_macs(
         return None
     reference, run = pairs_of(layer, "reference", dtype), pairs_of(layer, backend, dtype)
     linear = macs - scale * (reference.scores + reference.values)
-    if backend == "triton" and isinstance(layer, MGKAttention) and layer.shares_product:
+    if backend == "triton" and isinstance(layer, MGKAttention) and layer.core.shares_product:
         linear += seq_len * _shift_products(layer)
     forward = run.scores + run.values
     if not train:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.configs import ConfigError
@@ -107,14 +108,14 @@ def make_inputs(
     def coin(*shape: int) -> Tensor:
         return (torch.rand(*shape, generator=generator) < 0.7).to(device)
 
-    def split(width: int, count: int, length: int) -> Tensor:
-        return draw(batch, length, width).unflatten(-1, (count, -1)).transpose(1, 2)
-
-    query = split(layer.num_query_heads * layer.head_dim, layer.num_query_heads, num_queries)
-    key = layer.split_keys(draw(batch, num_keys, layer.key_width))
-    value = split(layer.num_value_heads * layer.value_head_dim, layer.num_value_heads, num_keys)
+    layout = layer.layout
+    width = layout.query * layout.head_dim
+    query = split_heads(draw(batch, num_queries, width), layout.query)
+    key = split_heads(draw(batch, num_keys, layer.key_width), layout.key, layout.keys_per_head)
+    width = layout.value * layout.value_head_dim
+    value = split_heads(draw(batch, num_keys, width), layout.value)
     pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
-    if clear and isinstance(layer, MGKAttention) and layer.e_step == "hard":
+    if clear and isinstance(layer, MGKAttention) and layer.core.e_step == "hard":
         leads = _clear_winners(layer, query, key)
         pairs = leads if pairs is None else leads & pairs
     masks = make_masks(
@@ -137,10 +138,10 @@ def _clear_winners(layer: MGKAttention, query: Tensor, key: Tensor) -> Tensor:
     """Return the pairs whose best component leads by more than rounding in 16 bit, (B, H, N, L)."""
     scores = component_scores(
         query.double(),
-        layer.expand_keys(key).double(),
+        layer.core.components(key).double(),
         log_prior=None,
-        variance=layer.variance().double(),
-        score=layer.score,
+        variance=layer.core.variance().double(),
+        score=layer.core.score,
         include_log_det=False,
     )
     best = scores.topk(2, 2).values
@@ -153,11 +154,9 @@ def heads_and_gradients(
     """Return the heads' output and the gradients of query, keys, value, parameters and bias."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in inputs.tensors]
     names = ["query", "key", "value"]
-    projections = {id(p) for m in layer.children() for p in _linear_parameters(m)}
-    for name, parameter in layer.named_parameters():
-        if id(parameter) not in projections:
-            names.append(name)
-            leaves.append(parameter)
+    for name, parameter in layer.core.named_parameters():
+        names.append(name)
+        leaves.append(parameter)
     query, key, value = leaves[:3]
     bias = inputs.masks.bias
     if bias is not None:
@@ -172,29 +171,20 @@ def heads_and_gradients(
         inputs.masks.is_causal,
         bias,
     )
-    arguments = layer.score_arguments(value.shape[2])
-    arguments.update(layer.random_arguments(RandomKey(3), 0))
-    out = layer.run(
-        *(backend, query, layer.keys_for(backend, key), value),
-        masks=masks,
-        dropout=inputs.dropout,
-        arguments=arguments,
-        cache=None,
-    )
+    call = HeadCall(query, key, value, masks, dropout=inputs.dropout, rng=RandomKey(3))
+    choice = layer.core.choose(call, backend)
+    run = layer.core.backends[backend]
+    out = run(query, choice.key, value, masks, inputs.dropout, choice.arguments)
     grads = torch.autograd.grad(out, leaves, inputs.cotangent.to(out.dtype))
     return {"out": out.detach(), **dict(zip(names, grads, strict=True))}
-
-
-def _linear_parameters(module: torch.nn.Module) -> list[Tensor]:
-    return list(module.parameters()) if isinstance(module, torch.nn.Linear) else []
 
 
 def make_layer(case: Case, head_dim: int, device: torch.device) -> Attention:
     """Return the layer of a case in float32, with priors that differ."""
     torch.manual_seed(0)
-    layer = case.layer(head_dim, head_dim, **{"num_heads": 2, **case.options})
+    layer = case.layer(head_dim, head_dim=head_dim, **{"num_heads": 2, **case.options})
     with torch.no_grad():
-        for name, parameter in layer.named_parameters():
+        for name, parameter in layer.core.named_parameters():
             if name.startswith("prior"):
                 parameter.uniform_(0.2, 0.8)
     return layer.to(device)

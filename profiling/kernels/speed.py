@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import ConfigError, build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
@@ -34,12 +35,15 @@ def heads_of(
 ) -> list[Tensor]:
     """Return random query, stored keys and value of a layer, as its projections would give."""
 
-    def split(width: int, num_heads: int) -> Tensor:
-        return make(batch, seq_len, width).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    heads = layer.layout
 
-    query = split(layer.num_query_heads * layer.head_dim, layer.num_query_heads)
-    key = layer.split_keys(make(batch, seq_len, layer.key_width))
-    value = split(layer.num_value_heads * layer.value_head_dim, layer.num_value_heads)
+    def draw(head_dim: int, num_heads: int, keys_per_head: int = 1) -> Tensor:
+        width = num_heads * keys_per_head * head_dim
+        return split_heads(make(batch, seq_len, width), num_heads, keys_per_head)
+
+    query = draw(heads.head_dim, heads.query)
+    key = draw(heads.head_dim, heads.key, heads.keys_per_head)
+    value = draw(heads.value_head_dim, heads.value)
     return [x.contiguous().requires_grad_() for x in (query, key, value)]
 
 
@@ -71,10 +75,7 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
         layer = build_attention(class_path, init_args, config.head_dim, config.head_dim)
         layer.to(device=device, dtype=dtype).train(train)
         inputs = heads_of(layer, config.batch_size, config.seq_len, make)
-        projections = {
-            id(p) for m in layer.children() if "Linear" in type(m).__name__ for p in m.parameters()
-        }
-        parameters = [p for p in layer.parameters() if id(p) not in projections]
+        parameters = list(layer.core.parameters())
         forward = _attention_call(layer, side.backend, inputs, config)
     with torch.no_grad():
         grad_out = make(*forward().shape)
@@ -115,29 +116,23 @@ def _attention_call(
 ) -> Callable[[], Tensor]:
     if backend == "flex":
         return _flex_call(layer, inputs, config)
-    if backend not in layer.backends:
+    core = layer.core
+    if backend not in core.backends:
         raise ConfigError(
-            f"{layer.variant} has no backend {backend!r}; expected one of "
-            f"{', '.join(layer.backends)}"
+            f"{core.variant} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
         )
     dropout = None
     if layer.dropout and config.mode == "train":
         dropout = AttentionDropout(layer.dropout, RandomKey(config.seed))
     query, key, value = inputs
-    batch, heads, length = query.shape[:3]
-    masks = make_masks(batch, heads, length, value.shape[2], is_causal=config.is_causal)
+    sizes = (query.shape[0], layer.num_heads, query.shape[2], value.shape[2])
+    masks = make_masks(*sizes, is_causal=config.is_causal)
+    call = HeadCall(query, key, value, masks, dropout=dropout, rng=RandomKey(config.seed))
 
     def forward() -> Tensor:
-        arguments = layer.score_arguments(length)
-        arguments.update(layer.random_arguments(RandomKey(config.seed), 0))
-        keys = layer.keys_for(backend, key)
-        return layer.run(
-            *(backend, query, keys, value),
-            masks=masks,
-            dropout=dropout,
-            arguments=arguments,
-            cache=None,
-        )
+        choice = core.choose(call, backend)
+        run = core.backends[backend]
+        return run(query, choice.key, value, masks, dropout, choice.arguments)
 
     return forward
 
@@ -148,18 +143,18 @@ def _flex_call(
     """FlexAttention over the expanded keys; for comparison only, layers have no such backend."""
     from profiling.kernels.flex import mgk_flex
 
-    if not isinstance(layer, MGKAttention) or layer.e_step == "hard":
-        raise ConfigError(f"flex serves soft MGK only, received {layer.variant}")
+    if not isinstance(layer, MGKAttention) or layer.core.e_step == "hard":
+        raise ConfigError(f"flex serves soft MGK only, received {layer.core.variant}")
     query, key, value = inputs
 
     def forward() -> Tensor:
-        arguments = layer.score_arguments(key.shape[-2])
+        core = layer.core
         return mgk_flex(
-            *(query, layer.expand_keys(key), value),
-            precision=1.0 / layer.variance(),
-            offset=arguments["log_prior"],
-            gaussian=layer.score == "gaussian",
-            equal_precision=layer.variance.is_equal,
+            *(query, core.components(key), value),
+            precision=1.0 / core.variance(),
+            offset=None if core.prior is None else core.prior(key.shape[-2]),
+            gaussian=core.score == "gaussian",
+            equal_precision=core.variance.is_equal,
             is_causal=config.is_causal,
         )
 

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention, recorded_choices
+from lit_probattn.attention.layer import split_heads
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
@@ -48,9 +49,9 @@ class PlainAttention(nn.Module):
 
     def __init__(self, layer: Attention) -> None:
         super().__init__()
-        served = type(layer) is SoftmaxAttention and layer.score == "dot"
+        served = type(layer) is SoftmaxAttention and layer.core.score == "dot"
         if isinstance(layer, MGKAttention):
-            served = layer.score == "gaussian" and layer.e_step != "hard"
+            served = layer.core.score == "gaussian" and layer.core.e_step != "hard"
         if not served or layer.num_kv_heads != layer.num_heads or layer.rotary is not None:
             raise NotImplementedError(
                 f"no plain form of {type(layer).__name__} with these options: use its reference"
@@ -65,7 +66,7 @@ class PlainAttention(nn.Module):
             proj(inputs).unflatten(-1, sizes).transpose(1, 2)
             for proj in (layer.query_proj, layer.value_proj)
         )  # (B, H, N, E)
-        key = layer.split_keys(layer.key_proj(inputs))
+        key = split_heads(layer.key_proj(inputs), layer.layout.key, layer.layout.keys_per_head)
         maps = self._mixture if isinstance(layer, MGKAttention) else self._softmax
         weights = F.dropout(maps(query, key, key_mask), layer.dropout, self.training)
         out: Tensor = layer.out_proj((weights @ value).transpose(1, 2).flatten(2))
@@ -82,10 +83,11 @@ class PlainAttention(nn.Module):
         """Σ_r π_r exp(−‖q − k_r‖² / 2σ_r²) over its row sum, (B, H, N, N)."""
         layer = self.layer
         assert isinstance(layer, MGKAttention)
-        assert layer.prior is not None
-        if layer.key_shift is not None:
-            key = key[:, :, None] + layer.key_shift[None, :, :, None]  # (B, H, K, N, E)
-        prior, variance = layer.prior.value.clamp(0.0, 1.0), layer.variance()
+        core = layer.core
+        assert core.prior is not None
+        if core.key_shift is not None:
+            key = key[:, :, None] + core.key_shift[None, :, :, None]  # (B, H, K, N, E)
+        prior, variance = core.prior.value.clamp(0.0, 1.0), core.variance()
         density: Tensor | None = None
         for r in range(layer.num_components):
             one = key[:, :, r]

@@ -31,15 +31,15 @@ STAGES = (2, 3)
 PUBLISHED = {"softmax": ("28.3M", 4.51), "Hard GFiSH 6/12": ("26.2M", 4.27)}
 
 
-def hard_gfish(*sizes: int, **options: Any) -> FiSHAttention:
+def hard_gfish(embed_dim: int, **options: Any) -> FiSHAttention:
     """Two-layer mixing, as in the released configuration."""
     preset = {"mixer": "mlp", "mixing_bias": "all", "noise": "none", "scale_position": "before"}
-    return FiSHAttention(*sizes, **{**preset, **options})
+    return FiSHAttention(embed_dim, **{**preset, **options})
 
 
-def hard_fish(*sizes: int, **options: Any) -> FiSHAttention:
+def hard_fish(embed_dim: int, **options: Any) -> FiSHAttention:
     """One linear layer without bias."""
-    return FiSHAttention(*sizes, **{"noise": "none", "scale_position": "before", **options})
+    return FiSHAttention(embed_dim, **{"noise": "none", "scale_position": "before", **options})
 
 
 VARIANTS: dict[str, Callable[..., Any] | None] = {

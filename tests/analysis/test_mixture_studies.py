@@ -26,7 +26,9 @@ MASK = torch.arange(7) < LENGTHS[:, None]
 
 
 def mgk(**options) -> MGKAttention:
-    layer = MGKAttention(10, 3, 2, **{"variance": [1.0, 2.5], "shifted_keys": True, **options})
+    layer = MGKAttention(
+        10, 2, head_dim=3, **{"variance": [1.0, 2.5], "shifted_keys": True, **options}
+    )
     if layer.prior is not None:
         torch.nn.init.uniform_(layer.prior.value, 0.2, 0.9)
     return layer
@@ -87,8 +89,8 @@ def test_density_integrates_to_one():
 
 
 def test_softmax_attention_is_one_gaussian_per_key():
-    soft = SoftmaxAttention(10, 3, 2, score="gaussian")
-    one = MGKAttention(10, 3, 2, num_components=1)
+    soft = SoftmaxAttention(10, 2, head_dim=3, score="gaussian")
+    one = MGKAttention(10, 2, head_dim=3, num_components=1)
     one.load_state_dict(soft.state_dict() | {"prior.value": torch.full((2, 1), 0.4)})
     found = likelihood.query_nll(layer_call(soft, length=7, key_mask=MASK))
     expected = likelihood.query_nll(layer_call(one, length=7, key_mask=MASK))
@@ -140,7 +142,7 @@ def test_responsibilities_are_the_formula_and_sum_to_one(e_step):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_responsibilities_of_linear_mixtures(causal):
-    layer = MLKAttention(10, 3, 2)
+    layer = MLKAttention(10, 2, head_dim=3)
     torch.nn.init.uniform_(layer.prior.value, 0.2, 0.9)
     call = layer_call(layer, length=7, key_mask=MASK, is_causal=causal)
     weights, shares = mixtures.posterior(call)
@@ -177,7 +179,7 @@ def test_token_shares_split_the_attention():
 
 def test_one_component_answers_everything():
     found = responsibilities.token_shares(
-        layer_call(MGKAttention(10, 3, 2, num_components=1)).one(0)
+        layer_call(MGKAttention(10, 2, head_dim=3, num_components=1)).one(0)
     )
     torch.testing.assert_close(found["query_share"], torch.ones(2, 1, 11).double())
     torch.testing.assert_close(found["mutual_information"], torch.zeros(2, 11).double())
@@ -203,24 +205,24 @@ def test_other_learned_quantities():
     learned = priors.layer_values(mgk(learn_variance=True))
     assert set(learned) == {"prior", "variance"}
     np.testing.assert_allclose(learned["variance"][0], [3**0.5, 2.5 * 3**0.5], rtol=1e-6)
-    fish = FiSHAttention(10, 3, 4, num_global_heads=2)
+    fish = FiSHAttention(10, 4, head_dim=3, num_global_heads=2)
     found = priors.layer_values(fish)
     torch.testing.assert_close(
         found["mixing"].float(), fish.mixing.values(None).weights[0].detach()
     )
     torch.testing.assert_close(found["noise_scale"], torch.full((1, 2), 0.01).double())
-    assert set(priors.layer_values(MLKAttention(10, 3, 2))) == {"prior"}
-    assert priors.layer_values(SoftmaxAttention(10, 3, 2)) == {}
+    assert set(priors.layer_values(MLKAttention(10, 2, head_dim=3))) == {"prior"}
+    assert priors.layer_values(SoftmaxAttention(10, 2, head_dim=3)) == {}
 
 
 def test_learned_alphas():
     pytest.importorskip("entmax")
-    layer = ASTAttention(10, 3, 2)
+    layer = ASTAttention(10, 2, head_dim=3)
     torch.nn.init.zeros_(layer.pre_alpha)
     torch.testing.assert_close(
         priors.layer_values(layer)["alpha"], torch.full((2, 1), 1.5).double()
     )
-    assert priors.layer_values(ASTAttention(10, 3, 2, alpha=1.5)) == {}
+    assert priors.layer_values(ASTAttention(10, 2, head_dim=3, alpha=1.5)) == {}
 
 
 def test_position_priors_are_averaged():
@@ -232,10 +234,10 @@ def test_position_priors_are_averaged():
 # ---- keys ------------------------------------------------------------------------------------
 
 LAYERS = {
-    "softmax": SoftmaxAttention(10, 3, 4),
-    "grouped": SoftmaxAttention(10, 3, 4, num_kv_heads=2),
-    "mgk": MGKAttention(10, 3, 4),
-    "fish": FiSHAttention(10, 3, 4, num_global_heads=2),
+    "softmax": SoftmaxAttention(10, 4, head_dim=3),
+    "grouped": SoftmaxAttention(10, 4, head_dim=3, num_kv_heads=2),
+    "mgk": MGKAttention(10, 4, head_dim=3),
+    "fish": FiSHAttention(10, 4, head_dim=3, num_global_heads=2),
 }
 
 

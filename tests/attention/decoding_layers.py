@@ -71,7 +71,7 @@ CACHED = [name for name, (cls, _) in LAYERS.items() if cls in (SoftmaxAttention,
 
 def make(name, **options):
     cls, kind = LAYERS[name]
-    layer = cls(C, E, **{**kind, **options}).double().eval()
+    layer = cls(C, head_dim=E, **{**kind, **options}).double().eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.1 * torch.rand_like(parameter)

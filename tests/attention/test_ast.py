@@ -148,7 +148,7 @@ def test_small_alpha_tends_to_the_softmax():
 
 
 def test_layer_at_small_alpha_is_close_to_softmax_attention():
-    sparse, dense = ASTAttention(11, 5, 3, alpha=1.01), SoftmaxAttention(11, 5, 3)
+    sparse, dense = ASTAttention(11, 3, head_dim=5, alpha=1.01), SoftmaxAttention(11, 3, head_dim=5)
     sparse.load_state_dict(dense.state_dict())
     x = torch.randn(2, 13, 11)
     torch.testing.assert_close(
@@ -185,7 +185,7 @@ def test_decoding_with_the_cache_equals_the_full_pass(step):
 
 def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
     for function in (ast_reference, ast_blockwise):
-        layer = ASTAttention(11, 5, 3)
+        layer = ASTAttention(11, 3, head_dim=5)
         layer.backend, layer.backends = "reference", {"reference": function}
         mask = torch.ones(2, 13, dtype=torch.bool)
         mask[1] = False
@@ -199,7 +199,7 @@ def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
 
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 def test_fused_backends_are_refused(backend):
-    layer = ASTAttention(11, 5, 3, backend=backend)
+    layer = ASTAttention(11, 3, head_dim=5, backend=backend)
     with pytest.raises(NotImplementedError, match="use one of: auto, reference, blockwise"):
         layer(torch.zeros(1, 3, 11))
 
@@ -226,11 +226,11 @@ def test_blocks_need_less_memory_for_the_backward_pass():
 @pytest.mark.parametrize("alpha", [1.0, 2.5, "fixed"])
 def test_alpha_out_of_range(alpha):
     with pytest.raises(ValueError, match=r"learned or a number from 1\.01 to 2"):
-        ASTAttention(11, 5, 3, alpha=alpha)
+        ASTAttention(11, 3, head_dim=5, alpha=alpha)
 
 
 def test_learned_alpha_moves_and_stays_in_range():
-    layer = ASTAttention(11, 5, 3)
+    layer = ASTAttention(11, 3, head_dim=5)
     with torch.no_grad():
         layer.pre_alpha.copy_(torch.tensor([-50.0, 0.0, 50.0]))
     torch.testing.assert_close(layer.alphas(), torch.tensor([1.01, 1.5, 2.0]))
@@ -241,13 +241,13 @@ def test_learned_alpha_moves_and_stays_in_range():
 
 
 def test_cost_is_what_is_counted():
-    layer = ASTAttention(11, 5, 3, backend="reference").eval()
+    layer = ASTAttention(11, 3, head_dim=5, backend="reference").eval()
     x = torch.randn(1, 17, 11)
     cost = layer.cost(17)
     with torch.no_grad():
         assert torch_flops(lambda: layer(x)) == 2 * cost.macs
-    assert cost.num_parameters == SoftmaxAttention(11, 5, 3).cost(17).num_parameters + 3
-    assert cost.macs == SoftmaxAttention(11, 5, 3).cost(17).macs
+    assert cost.num_parameters == SoftmaxAttention(11, 3, head_dim=5).cost(17).num_parameters + 3
+    assert cost.macs == SoftmaxAttention(11, 3, head_dim=5).cost(17).macs
 
 
 def test_without_the_package_the_layer_says_what_to_install():

@@ -11,13 +11,15 @@ from tests.support.helpers import cpu_backends
 
 B, N, C, E, H = 2, 13, 11, 5, 3
 LAYERS = {
-    "softmax": lambda **o: SoftmaxAttention(C, E, H, **o),
-    "gaussian": lambda **o: SoftmaxAttention(C, E, H, score="gaussian", **o),
-    "multi-query": lambda **o: SoftmaxAttention(C, E, H, num_kv_heads=1, **o),
-    "mgk": lambda **o: MGKAttention(C, E, H, **o),
-    "mgk-hard": lambda **o: MGKAttention(C, E, H, e_step="hard", **o),
-    "smgk": lambda **o: MGKAttention(C, E, H, shifted_keys=True, variance="paper_main", **o),
-    "mgk-multi-query": lambda **o: MGKAttention(C, E, H, num_kv_heads=1, **o),
+    "softmax": lambda **o: SoftmaxAttention(C, H, head_dim=E, **o),
+    "gaussian": lambda **o: SoftmaxAttention(C, H, head_dim=E, score="gaussian", **o),
+    "multi-query": lambda **o: SoftmaxAttention(C, H, head_dim=E, num_kv_heads=1, **o),
+    "mgk": lambda **o: MGKAttention(C, H, head_dim=E, **o),
+    "mgk-hard": lambda **o: MGKAttention(C, H, head_dim=E, e_step="hard", **o),
+    "smgk": lambda **o: MGKAttention(
+        C, H, head_dim=E, shifted_keys=True, variance="paper_main", **o
+    ),
+    "mgk-multi-query": lambda **o: MGKAttention(C, H, head_dim=E, num_kv_heads=1, **o),
 }
 EVERY = pytest.mark.parametrize("name", LAYERS)
 
@@ -133,9 +135,9 @@ def test_autocast_keeps_scores_in_single_precision(name):
 
 
 def test_softmax_equals_torch_multihead_attention():
-    ours = SoftmaxAttention(C, E, H, bias=True).double()
+    ours = SoftmaxAttention(C, H, head_dim=E, bias=True).double()
     theirs = torch.nn.MultiheadAttention(H * E, H, batch_first=True).double()
-    wide = SoftmaxAttention(H * E, E, H).double()
+    wide = SoftmaxAttention(H * E, H, head_dim=E).double()
     with torch.no_grad():
         weights = theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3)
         for proj, w, b in zip(
@@ -176,7 +178,7 @@ def test_auto_takes_what_serves_the_call():
     from lit_probattn.attention import recorded_choices
 
     big = int(AUTO_RULES["cpu"].store_up_to ** 0.5) + 1
-    layer = SoftmaxAttention(C, E, 1, dropout=0.5)
+    layer = SoftmaxAttention(C, 1, head_dim=E, dropout=0.5)
     layer.variant = "softmax under test"
     layer(torch.randn(1, 3, C))
     assert recorded_choices()["softmax under test (cpu, float32, dropout)"] == "reference"

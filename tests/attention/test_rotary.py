@@ -54,7 +54,12 @@ def test_far_positions_keep_their_angles_in_single_precision():
 @pytest.mark.parametrize("shifted", [False, True])
 def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
     layer = MGKAttention(
-        *(C, E, H), rotary_dim=4, variance="paper_main", shifted_keys=shifted, backend=backend
+        *(C, H),
+        head_dim=E,
+        rotary_dim=4,
+        variance="paper_main",
+        shifted_keys=shifted,
+        backend=backend,
     ).double()
     with torch.no_grad():
         layer.prior.value.copy_(torch.rand(H, 2))
@@ -90,7 +95,7 @@ def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
     ids=str,
 )
 def test_scores_see_relative_positions_only(options, is_relative):
-    layer = MGKAttention(C, E, H, rotary_dim=4, variance="paper_main", **options).double()
+    layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, variance="paper_main", **options).double()
     query = draw(B, H, N, E)
     key = draw(B, H, N, E) if layer.shifted_keys else draw(B, H, 2, N, E)
     change = scores_at(layer, query, key, 37) - scores_at(layer, query, key, 0)
@@ -103,7 +108,13 @@ def test_scores_see_relative_positions_only(options, is_relative):
 def test_unrotated_shifts_cost_one_product():
     """query · R_j k_j + query · b_r reproduces the scores of the shifted, rotated keys."""
     layer = MGKAttention(
-        C, E, H, rotary_dim=4, shifted_keys=True, rotary_shift="unrotated", variance="code_lm"
+        C,
+        H,
+        head_dim=E,
+        rotary_dim=4,
+        shifted_keys=True,
+        rotary_shift="unrotated",
+        variance="code_lm",
     ).double()
     assert layer.key_shift.shape == (H, 2, E - 4)
     query, key = draw(B, H, N, E), draw(B, H, N, E)
@@ -115,7 +126,7 @@ def test_unrotated_shifts_cost_one_product():
 def test_key_norms_do_not_change():
     for shift in ("before", "unrotated"):
         options = {"shifted_keys": True, "rotary_shift": shift}
-        layer = MGKAttention(C, E, H, rotary_dim=4, **options).double()
+        layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, **options).double()
         key = draw(B, H, N, E)
         there, here = (layer.key_offset(layer.rotary(key, i), i) for i in (50, 0))
         torch.testing.assert_close(there, here, atol=1e-13, rtol=0)
@@ -124,7 +135,7 @@ def test_key_norms_do_not_change():
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
 def test_centring_comes_after_rotation(backend):
     """A large common vector turns with the position, so only rotated vectors may be centred."""
-    layer = MGKAttention(C, E, H, rotary_dim=4, variance="paper_main").double()
+    layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, variance="paper_main").double()
     with torch.no_grad():
         layer.query_proj.bias += 30.0
         layer.key_proj.bias += 30.0
@@ -139,7 +150,7 @@ def test_centring_comes_after_rotation(backend):
 
 
 def test_cache_holds_rotated_keys_at_their_places():
-    layer = SoftmaxAttention(C, E, H, rotary_dim=E).double().eval()
+    layer = SoftmaxAttention(C, H, head_dim=E, rotary_dim=E).double().eval()
     x = draw(B, N, C)
     cache = layer.new_cache()
     for part in x.split(3, 1):
@@ -159,9 +170,9 @@ def test_cache_holds_rotated_keys_at_their_places():
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        MGKAttention(C, E, H, shifted_keys=True, **options)
+        MGKAttention(C, H, head_dim=E, shifted_keys=True, **options)
 
 
 def test_shifts_need_unrotated_dimensions():
     with pytest.raises(ValueError, match="rotary_dim=6 leaves no dimension"):
-        MGKAttention(C, E, H, shifted_keys=True, rotary_dim=E, rotary_shift="unrotated")
+        MGKAttention(C, H, head_dim=E, shifted_keys=True, rotary_dim=E, rotary_shift="unrotated")

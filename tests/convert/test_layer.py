@@ -24,7 +24,7 @@ C, E, H, K = 11, 3, 4, 2
 
 
 def softmax_layer(heads=H, **options):
-    layer = SoftmaxAttention(C, E, heads, **options).double().eval()
+    layer = SoftmaxAttention(C, heads, head_dim=E, **options).double().eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter *= 2

@@ -22,7 +22,7 @@ def make_run(folder, attention="SoftmaxAttention", **arguments):
     kind = {"SoftmaxAttention": SoftmaxAttention, "MGKAttention": MGKAttention}[attention]
     arguments = {"num_heads": H, **arguments}
     task = SequenceClassifier(
-        lambda c, e: kind(c, e, **arguments),
+        lambda c, head_dim: kind(c, head_dim=head_dim, **arguments),
         vocab_size=23,
         num_classes=4,
         max_seq_len=19,
@@ -63,7 +63,7 @@ def load_converted(path):
     with open(path.with_suffix(".yaml"), encoding="utf-8") as file:
         attention = yaml.safe_load(file)["model"]["init_args"]["attention"]
     task = SequenceClassifier(
-        lambda c, e: MGKAttention(c, e, **attention["init_args"]),
+        lambda c, head_dim: MGKAttention(c, head_dim=head_dim, **attention["init_args"]),
         vocab_size=23,
         num_classes=4,
         max_seq_len=19,

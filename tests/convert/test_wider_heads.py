@@ -38,7 +38,7 @@ B, N, C, E, H = 2, 11, 15, 5, 3
 
 def layer(**options):
     torch.manual_seed(1)
-    made = SoftmaxAttention(C, E, H, **options).double()
+    made = SoftmaxAttention(C, H, head_dim=E, **options).double()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return made
@@ -240,10 +240,10 @@ def test_printed_totals(width, heads, size, mlp, millions):
 
 def test_counts_of_a_real_model():
     sizes = Sizes(embed_dim=12, num_heads=3, head_dim=7, mlp_dim=10, num_layers=2, vocab_size=41)
-    made = SoftmaxAttention(12, 7, 3)
+    made = SoftmaxAttention(12, 3, head_dim=7)
     assert made.cost(9).macs * 2 == attention_flops(sizes, 9)
     model = LanguageModel(
-        lambda c, e, **o: SoftmaxAttention(c, e, 3, **o),
+        lambda c, head_dim, **o: SoftmaxAttention(c, 3, head_dim=head_dim, **o),
         vocab_size=41,
         max_seq_len=9,
         embed_dim=12,

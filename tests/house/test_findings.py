@@ -51,7 +51,7 @@ def test_every_proof_that_the_page_names_exists():
 
 def test_density_of_queries_cannot_be_as_small_as_printed():
     """−log of a mixture density is at least (E/2) log(2π σ²) of its narrowest component."""
-    layer = MGKAttention(64, 32, 2, shifted_keys=True)
+    layer = MGKAttention(64, 2, head_dim=32, shifted_keys=True)
     call = layer_call(layer, length=40)
     with torch.no_grad():  # queries on top of their keys: the best that a mixture can do
         layer.query_proj.weight.copy_(layer.key_proj.weight)
@@ -67,7 +67,7 @@ def test_density_of_queries_cannot_be_as_small_as_printed():
 def test_unequal_variances_need_the_determinant():
     """Eq. (3) without σ^{−E}: for E = 32 and σ²_2 = 3 σ²_1 the odds are off by 17.6 nats."""
     plain, exact = (
-        MGKAttention(64, 32, 2, variance="paper_main", include_log_det=flag)
+        MGKAttention(64, 2, head_dim=32, variance="paper_main", include_log_det=flag)
         for flag in (False, True)
     )
     exact.load_state_dict(plain.state_dict())
@@ -90,7 +90,7 @@ def test_unequal_variances_need_the_determinant():
 
 def test_gradient_of_clamped_priors_cannot_change_their_scale():
     """Σ_r p_r ∂/∂p_r = 0: so two priors that start at 1/2 keep a sum near 1, as table 8 prints."""
-    layer = MGKAttention(10, 4, 3).double()
+    layer = MGKAttention(10, 3, head_dim=4).double()
     with torch.no_grad():
         layer.prior.value.uniform_(0.2, 0.9)
     x = torch.randn(2, 11, 10, dtype=torch.float64)

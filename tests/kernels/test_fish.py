@@ -86,7 +86,7 @@ LAYERS = {
 
 def make_layer(options, dtype=torch.float32):
     torch.manual_seed(1)
-    layer = FiSHAttention(11, 7, **{**SIZES, **options}).to(DEVICE, dtype)
+    layer = FiSHAttention(11, head_dim=7, **{**SIZES, **options}).to(DEVICE, dtype)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if name.startswith("mixing.weights"):

@@ -19,19 +19,25 @@ VOCAB, LENGTH = 47, 11
 
 
 def softmax(heads=3, **more):
-    return lambda c, e, **options: SoftmaxAttention(c, e, heads, **{**more, **options})
+    return lambda c, head_dim, **options: SoftmaxAttention(
+        c, heads, head_dim=head_dim, **{**more, **options}
+    )
 
 
 def mgk(heads=2, **more):
-    return lambda c, e, **options: MGKAttention(c, e, heads, **{**more, **options})
+    return lambda c, head_dim, **options: MGKAttention(
+        c, heads, head_dim=head_dim, **{**more, **options}
+    )
 
 
 def fish(**more):
-    return lambda c, e, **options: FiSHAttention(c, e, 8, **{**more, **options})
+    return lambda c, head_dim, **options: FiSHAttention(
+        c, 8, head_dim=head_dim, **{**more, **options}
+    )
 
 
-def linear(c, e, **options):
-    return LinearAttention(c, e, 2, **options)
+def linear(c, head_dim, **options):
+    return LinearAttention(c, 2, head_dim=head_dim, **options)
 
 
 def small(attention=None, **options) -> LanguageModel:

@@ -31,8 +31,8 @@ def root(tmp_path_factory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("imagenet"), 3, 3, CLASSES)
 
 
-def fish(*sizes, **options):
-    return FiSHAttention(*sizes, mixer="mlp", noise="none", **options)
+def fish(embed_dim, **options):
+    return FiSHAttention(embed_dim, mixer="mlp", noise="none", **options)
 
 
 def task(attention=fish, **options) -> ImageClassifier:

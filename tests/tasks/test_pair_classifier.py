@@ -18,14 +18,14 @@ SMALL = {"embed_dim": 12, "head_dim": 6, "num_layers": 2, "mlp_dim": 20}
 
 def softmax(num_heads: int = 2, **options):
     def make(embed_dim: int, head_dim: int) -> Attention:
-        return SoftmaxAttention(embed_dim, head_dim, num_heads=num_heads, **options)
+        return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=num_heads, **options)
 
     return make
 
 
 def mgk(num_heads: int = 2, **options):
     def make(embed_dim: int, head_dim: int) -> Attention:
-        return MGKAttention(embed_dim, head_dim, num_heads=num_heads, **options)
+        return MGKAttention(embed_dim, head_dim=head_dim, num_heads=num_heads, **options)
 
     return make
 

@@ -30,15 +30,15 @@ LENGTHS = (13, 4, 1, 7)
 
 
 def softmax(embed_dim, head_dim):
-    return SoftmaxAttention(embed_dim, head_dim, num_heads=2)
+    return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2)
 
 
 def gfish(embed_dim, head_dim):
-    return FiSHAttention(embed_dim, head_dim, num_heads=4, num_global_heads=2, mixer="mlp")
+    return FiSHAttention(embed_dim, head_dim=head_dim, num_heads=4, num_global_heads=2, mixer="mlp")
 
 
 def soft_mgk(embed_dim, head_dim):
-    return MGKAttention(embed_dim, head_dim, num_heads=2, e_step="soft")
+    return MGKAttention(embed_dim, head_dim=head_dim, num_heads=2, e_step="soft")
 
 
 def model(attention=softmax, **options) -> SeriesTransformer:

@@ -86,9 +86,8 @@ def rank_rows(trained: Trained, options: argparse.Namespace) -> list[dict[str, A
     for batch in sequences(trained, options, min_len=2):
         for one in batch:
             call = one.call.double(layers[one.layer])
-            query, key, masks = call.project()
-            arguments = call.layer.score_arguments(masks.num_keys)
-            logits = call.layer.reference_scores(query, key, **arguments)[0].detach()
+            heads = call.call()
+            masks, logits = heads.masks, call.layer.core.scores(heads)[0].detach()
             weights = call.weights()[0]
             _require_softmax(logits, weights, masks, one.layer)
             found: dict[str, Tensor] = diagnose(logits) | {"map_rank": map_rank(weights)}
@@ -148,8 +147,7 @@ def demand_rows(trained: Trained, options: argparse.Namespace, results: Results)
 
 def truncated_output(opened: Opened, rank: int) -> Tensor:
     """Return heads' outputs with logits of rank `rank`, (B, H, N, E_v)."""
-    arguments = opened.layer.score_arguments(opened.key.shape[-2])
-    logits = opened.layer.reference_scores(opened.query, opened.key, **arguments)
+    logits = opened.layer.core.scores(opened.call)
     weights = masked_softmax(truncate(logits.float(), rank), opened.allowed)
     return weights.to(opened.value.dtype) @ opened.value
 

@@ -54,6 +54,34 @@ class ScoreNoise:
         )
 
 
+@dataclass(frozen=True)
+class FiSHArguments:
+    """What FiSH needs besides heads and masks.
+
+    Args:
+        mixing: weights and noise scales.
+        num_heads: H.
+        scale_position: where 1/√E enters, before or after the mixing.
+        noise_position: `raw`: s_k on the scale of Q·K; `scaled`: on that of Q·K/√E.
+        noise: the draw, or None.
+        scale_ratio: factor on the products, in units of 1/√E.
+    """
+
+    mixing: MixingValues
+    num_heads: int
+    scale_position: ScalePosition
+    noise_position: NoisePosition
+    noise: ScoreNoise | None = None
+    scale_ratio: float = 1.0
+
+    def factors(self, head_dim: int) -> tuple[float, float, float]:
+        """Return the factors on global scores, on local scores and on the noise."""
+        scale = head_dim**-0.5 * self.scale_ratio
+        if self.scale_position == "after":
+            return 1.0, scale, 1.0
+        return scale, 1.0, 1.0 if self.noise_position == "scaled" else scale
+
+
 def local_scores(
     global_scores: Tensor, mixing: MixingValues, noise: ScoreNoise | None, block: Block
 ) -> Tensor:
@@ -128,26 +156,7 @@ def _relu_sum(
     return (weight.abs()[:, None] @ signed.flatten(3)).view(batch, units, rows, cols)
 
 
-def scale_factors(
-    head_dim: int, scale_position: ScalePosition, noise_position: NoisePosition
-) -> tuple[float, float, float]:
-    """Return the factors on global scores, on local scores and on the noise."""
-    scale = head_dim**-0.5
-    if scale_position == "after":
-        return 1.0, scale, 1.0
-    return scale, 1.0, 1.0 if noise_position == "scaled" else scale
-
-
-def fish_scores(
-    query: Tensor,
-    key: Tensor,
-    *,
-    mixing: MixingValues,
-    num_heads: int,
-    scale_position: ScalePosition,
-    noise_position: NoisePosition,
-    noise: ScoreNoise | None = None,
-) -> Tensor:
+def fish_scores(query: Tensor, key: Tensor, arguments: FiSHArguments) -> Tensor:
     """Return the scores of all local heads, (B, H, N, L).
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10): G_k = Q_k K_kᵀ, local mixing, 1/√E.
@@ -157,17 +166,14 @@ def fish_scores(
     Args:
         query: (B, G, N, E).
         key: (B, G, L, E).
-        mixing: weights and noise scales.
-        num_heads: H.
-        scale_position: where 1/√E enters.
-        noise_position: `raw`: s_k on the scale of Q·K; `scaled`: on that of Q·K/√E.
-        noise: the draw, or None.
+        arguments: mixing, noise, and where 1/√E enters.
     """
-    on_global, on_local, on_noise = scale_factors(query.shape[-1], scale_position, noise_position)
+    on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     block = Block(range(query.shape[2]), range(key.shape[2]))
     global_scores = query @ key.mT * on_global
-    local = local_scores(global_scores, mixing.scaled(1.0, on_noise), noise, block) * on_local
-    return local.expand(-1, num_heads, -1, -1)
+    mixing = arguments.mixing.scaled(1.0, on_noise)
+    local = local_scores(global_scores, mixing, arguments.noise, block) * on_local
+    return local.expand(-1, arguments.num_heads, -1, -1)
 
 
 def concatenate_heads(query: Tensor, key: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,29 +203,17 @@ def fish_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    mixing: MixingValues,
-    num_heads: int,
-    scale_position: ScalePosition,
-    noise_position: NoisePosition,
-    noise: ScoreNoise | None = None,
+    arguments: FiSHArguments,
 ) -> Tensor:
     """Return softmax(local scores) @ value, (B, H, N, E_v), in at least float32.
 
     `value` is (B, H, L, E_v); the other arguments are those of `fish_scores`.
     """
     dtype = compute_dtype(query)
-    scores = fish_scores(
-        query.to(dtype),
-        key.to(dtype),
-        mixing=mixing.to(dtype),
-        num_heads=num_heads,
-        scale_position=scale_position,
-        noise_position=noise_position,
-        noise=noise,
-    )
+    arguments = replace(arguments, mixing=arguments.mixing.to(dtype))
+    scores = fish_scores(query.to(dtype), key.to(dtype), arguments)
     return reference_output(scores, value, masks, dropout)
 
 
@@ -227,24 +221,19 @@ def fish_sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    mixing: MixingValues,
-    num_heads: int,
-    scale_position: ScalePosition,
-    noise_position: NoisePosition,
-    noise: ScoreNoise | None = None,
+    arguments: FiSHArguments,
 ) -> Tensor:
     """Return Hard FiSH or Hard MiSH through PyTorch's fused attention, O(N) memory.
 
     Exact by `concatenate_heads`. Hard MiSH has one map for all heads: one softmax serves the
     values of all of them, side by side.
     """
-    scale = query.shape[-1] ** -0.5
-    weight = mixing.weights[0].to(compute_dtype(query))
-    wide = wide_heads(value, mixing, noise, masks, dropout)
-    heads = num_heads // wide
+    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
+    weight = arguments.mixing.weights[0].to(compute_dtype(query))
+    wide = wide_heads(value, arguments.mixing, arguments.noise, masks, dropout)
+    heads = arguments.num_heads // wide
     value = merge_values(value, wide)
     query, key = concatenate_heads(query, key, weight)
     width = max(query.shape[-1], value.shape[-1])
@@ -258,14 +247,9 @@ def fish_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    mixing: MixingValues,
-    num_heads: int,
-    scale_position: ScalePosition,
-    noise_position: NoisePosition,
-    noise: ScoreNoise | None = None,
+    arguments: FiSHArguments,
 ) -> Tensor:
     """Return every variant block by block, O(N · block) memory; noise is drawn again in backward.
 
@@ -273,12 +257,12 @@ def fish_blockwise(
     or into the last mixing weight.
     """
     dtype = compute_dtype(query)
-    on_global, on_local, on_noise = scale_factors(query.shape[-1], scale_position, noise_position)
-    mixing = mixing.to(dtype).scaled(on_local, on_noise)
+    on_global, on_local, on_noise = arguments.factors(query.shape[-1])
+    mixing, noise = arguments.mixing.to(dtype).scaled(on_local, on_noise), arguments.noise
     if noise is None:
         mixing = MixingValues(mixing.mixer, mixing.weights, mixing.biases, None)
     wide = wide_heads(value, mixing, noise, masks, dropout)
-    heads = num_heads // wide
+    heads = arguments.num_heads // wide
     value = merge_values(value.to(dtype), wide)
     tensors = mixing.tensors()
 
@@ -378,14 +362,9 @@ def fish_triton(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    mixing: MixingValues,
-    num_heads: int,
-    scale_position: ScalePosition,
-    noise_position: NoisePosition,
-    noise: ScoreNoise | None = None,
+    arguments: FiSHArguments,
 ) -> Tensor:
     """Return FiSH attention by fused kernels, (B, H, N, E_v); O(N) memory, forward and backward.
 
@@ -398,10 +377,11 @@ def fish_triton(
     from lit_probattn.kernels.fish.operators import fish_attention
 
     _check_bias(masks)
-    on_global, on_local, on_noise = scale_factors(query.shape[-1], scale_position, noise_position)
-    mixing = mixing.to(compute_dtype(query)).scaled(on_local, on_noise)
+    on_global, on_local, on_noise = arguments.factors(query.shape[-1])
+    mixing = arguments.mixing.to(compute_dtype(query)).scaled(on_local, on_noise)
+    noise = arguments.noise
     wide = wide_heads(value, mixing, noise, masks, dropout, _WIDEST_IN_KERNEL)
-    heads = num_heads // wide
+    heads = arguments.num_heads // wide
     first, *rest = mixing.weights
     scale = None
     if noise is not None:

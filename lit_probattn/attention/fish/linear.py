@@ -1,31 +1,29 @@
 """FiSH on linear attention (LFiSH, GLFiSH): normaliser weights, mixing of states, its backends.
 
 With ψ(x) = elu(x) + 1 linear attention reads states S = Σ_n ψ(key_n) value_nᵀ. The layer that owns
-projections, mixing and normaliser weights is in `linear_fish_layer.py`.
+projections, mixing and normaliser weights is in `linear_layer.py`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Call
 from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.cache import LinearState
 from lit_probattn.attention.fish.functions import ScoreNoise, concatenate_heads
-from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, check_choice, map_heads
-from lit_probattn.attention.functional import compute_dtype
+from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_heads
+from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import (
-    _rounded,
     drop_values,
-    linear_refusal,
+    rounded,
 )
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
@@ -267,19 +265,35 @@ class LinearFiSHState(LinearState):
         return super().num_bytes + (0 if z is None else z.numel() * z.element_size())
 
 
+@dataclass(frozen=True)
+class LinearFiSHArguments:
+    """What linear FiSH needs besides heads and masks.
+
+    Args:
+        form: the switches.
+        mixing: P, or the two layers.
+        last_bias: bias of the last layer, (H,), or None.
+        norm_mix: R, (H, G).
+        noise: the draw, or None.
+        state: sums over earlier positions; the new ones are added to it.
+    """
+
+    form: LinearFiSHForm
+    mixing: MixingValues
+    last_bias: Tensor | None
+    norm_mix: Tensor
+    noise: ScoreNoise | None = None
+    state: LinearFiSHState | None = None
+
+
 def _linear_fish(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearFiSHForm,
-    mixing: MixingValues,
-    last_bias: Tensor | None,
-    norm_mix: Tensor,
-    noise: ScoreNoise | None = None,
-    state: LinearFiSHState | None = None,
+    arguments: LinearFiSHArguments,
+    *,
     materialise: bool,
 ) -> Tensor:
     """Return linear FiSH attention, (B, H, N, E_v).
@@ -295,21 +309,17 @@ def _linear_fish(
         value: (B, G, L, E_v) for kv_global, else (B, H, L, E_v).
         masks: key mask and causality.
         dropout: drops whole values.
-        form: the switches.
-        mixing: P, or the two layers.
-        last_bias: bias of the last layer, (H,).
-        norm_mix: R, (H, G).
-        noise: the draw, or None.
-        state: sums over earlier positions; the new ones are added to it.
+        arguments: switches, mixing, normaliser weights, noise and state.
         materialise: make causal states of all positions, or pairs, at once.
     """
-    dtype = compute_dtype(query)
+    dtype, form = compute_dtype(query), arguments.form
+    noise, state, last_bias = arguments.noise, arguments.state, arguments.last_bias
     rows = form.features.query(query.to(dtype), None)
     cols = form.features.key(key.to(dtype), None, None)
     if masks.key_mask is not None:
         cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
     value = drop_values(value.to(dtype), dropout)
-    mixing, norm_mix = mixing.to(dtype), norm_mix.to(dtype)
+    mixing, norm_mix = arguments.mixing.to(dtype), arguments.norm_mix.to(dtype)
     last_bias = None if last_bias is None else last_bias.to(dtype)
     before = None if state is None else state.sums
     z_before = None if state is None else state.key_sums
@@ -346,17 +356,27 @@ def _linear_fish(
 
 
 def linear_fish_reference(
-    query: Tensor, key: Tensor, value: Tensor, *, masks: Masks, **arguments: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: LinearFiSHArguments,
 ) -> Tensor:
     """Return `_linear_fish` by the equation: causal states of all positions at once."""
-    return _linear_fish(query, key, value, masks=masks, materialise=True, **arguments)
+    return _linear_fish(query, key, value, masks, dropout, arguments, materialise=True)
 
 
 def linear_fish_blockwise(
-    query: Tensor, key: Tensor, value: Tensor, *, masks: Masks, **arguments: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: LinearFiSHArguments,
 ) -> Tensor:
     """Return the same with O(N) memory; causal over chunks."""
-    return _linear_fish(query, key, value, masks=masks, materialise=False, **arguments)
+    return _linear_fish(query, key, value, masks, dropout, arguments, materialise=False)
 
 
 def _dot(rows: Tensor, z: Tensor) -> Tensor:
@@ -374,27 +394,13 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
     return out.masked_fill(empty, 0.0) * form.output_factor
 
 
-def linear_fish_refusal(layer: Any, call: Call) -> str | None:
-    """Say why no kernel can serve a call of a linear FiSH layer ("cannot …"), or None."""
-    if layer.lfish_mode != "kv_global":
-        return f"cannot read lfish_mode={layer.lfish_mode}: it has kernels for kv_global"
-    if len(layer.mixing.widths) > 2:
-        return "cannot mix states through a ReLU (mixer=mlp), which every position needs anew"
-    return linear_refusal("linear_fish", call, layer.head_dim, layer.value_head_dim)
-
-
 def linear_fish_triton(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearFiSHForm,
-    mixing: MixingValues,
-    norm_mix: Tensor,
-    noise: ScoreNoise | None = None,
-    **_: Any,
+    arguments: LinearFiSHArguments,
 ) -> Tensor:
     """Return `linear_fish_blockwise` for global keys and values and a linear mixing, float32.
 
@@ -404,15 +410,16 @@ def linear_fish_triton(
     from lit_probattn.kernels.linear.operators import read_sources
 
     dtype, low = compute_dtype(query), query.dtype
+    form, noise = arguments.form, arguments.noise
     rows = form.features.query(query.to(dtype), None)
     cols = form.features.key(key.to(dtype), None, None)
-    mixing = mixing.to(dtype)
+    mixing = arguments.mixing.to(dtype)
     first = mixing.weights[0]
-    features, cols, value = _rounded(rows, cols, value, masks, dropout, low)
+    features, cols, value = rounded(rows, cols, value, masks, dropout, low)
     num, den = read_sources(
         *(features, cols, value),
         weight=first,
-        norm_weight=norm_mix.to(dtype),
+        norm_weight=arguments.norm_mix.to(dtype),
         is_causal=masks.is_causal,
     )
     assert den is not None

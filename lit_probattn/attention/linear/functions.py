@@ -8,7 +8,7 @@ decision per (sample, key/value head, key) for all queries, so that they agree a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -61,6 +61,23 @@ class LinearForm:
         return float((masks.num_queries * masks.num_keys) ** 0.25)
 
 
+@dataclass(frozen=True)
+class LinearArguments:
+    """What linear attention needs besides heads and masks.
+
+    Args:
+        form: the switches.
+        projection: random features, (F, E). None for features that need none.
+        prior: π of the keys, (H_kv, K, 1 or L). None means no mixture.
+        state: sums over earlier positions; the new keys are added to it.
+    """
+
+    form: LinearForm
+    projection: Tensor | None = None
+    prior: Tensor | None = None
+    state: LinearState | None = None
+
+
 def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
     """Return Σ_r π_jr k_jr: (B, H, K, L, F) and (H, K, 1 or L) -> (B, H, L, F)."""
     total: Tensor | None = None
@@ -71,9 +88,7 @@ def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
     return total
 
 
-def linear_kernel(
-    query: Tensor, key: Tensor, *, form: LinearForm, projection: Tensor | None, prior: Tensor | None
-) -> Tensor:
+def linear_kernel(query: Tensor, key: Tensor, arguments: LinearArguments) -> Tensor:
     """Return the unnormalised maps of linear attention and its mixtures.
 
     Source: Katharopoulos et al., 2020, Eq. (4); MGK, ICML 2022, section 2.5 (MLK):
@@ -85,14 +100,13 @@ def linear_kernel(
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with a prior.
-        form: the switches.
-        projection: random features, (F, E).
-        prior: π, (H_kv, K, 1 or L). None means no mixture.
+        arguments: switches, random features, priors.
 
     Returns:
         (B, H, N, L).
     """
-    heads, features = query.shape[1], form.features
+    heads, form = query.shape[1], arguments.form
+    features, projection, prior = form.features, arguments.projection, arguments.prior
     if prior is not None and form.mix == "before":
         key, prior = mix_keys(key, prior), None
     scale = features.key_scale(key, projection, None)
@@ -110,12 +124,9 @@ def linear_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearForm,
-    projection: Tensor | None,
-    prior: Tensor | None,
+    arguments: LinearArguments,
 ) -> Tensor:
     """Return linear attention by the equation, materialising the maps.
 
@@ -125,14 +136,13 @@ def linear_reference(
     The sums run over what the masks allow. Rows whose sum is zero give zeros.
     """
     dtype = compute_dtype(query)
-    kernel = linear_kernel(
-        query.to(dtype),
-        key.to(dtype),
-        form=form,
+    projection, prior, form = arguments.projection, arguments.prior, arguments.form
+    arguments = replace(
+        arguments,
         projection=None if projection is None else projection.to(dtype),
         prior=None if prior is None else prior.to(dtype),
     )
-    kernel = masked_kernel(kernel, masks)
+    kernel = masked_kernel(linear_kernel(query.to(dtype), key.to(dtype), arguments), masks)
     value = drop_values(value.to(dtype), dropout)
     numerator = kernel @ repeat_heads(value, kernel.shape[1])
     return finish(numerator, kernel.sum(-1, keepdim=True), query.shape[-1], form, masks)
@@ -148,23 +158,17 @@ def linear_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearForm,
-    projection: Tensor | None,
-    prior: Tensor | None,
-    state: LinearState | None = None,
+    arguments: LinearArguments,
 ) -> Tensor:
     """Return the same with O(N) work and memory; causal over chunks.
 
     A mixture is single-key linear attention with key features Σ_r π_jr φ(k_jr) (exact: the sum over
     components commutes with the sum over keys). Sums and states are at least float32.
-
-    Args:
-        state: sums over earlier positions; the new keys are added to it.
     """
-    dtype, features = compute_dtype(query), form.features
+    dtype, form, state = compute_dtype(query), arguments.form, arguments.state
+    features, projection, prior = form.features, arguments.projection, arguments.prior
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     projection = None if projection is None else projection.to(dtype)
     if prior is not None and form.mix == "before":
@@ -244,12 +248,9 @@ def linear_triton(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearForm,
-    projection: Tensor | None,
-    prior: Tensor | None,
+    arguments: LinearArguments,
 ) -> Tensor:
     """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) float32.
 
@@ -258,7 +259,8 @@ def linear_triton(
     """
     from lit_probattn.kernels.linear.operators import read_sources
 
-    dtype, features, low = compute_dtype(query), form.features, query.dtype
+    dtype, form, low = compute_dtype(query), arguments.form, query.dtype
+    features, projection, prior = form.features, arguments.projection, arguments.prior
     query, key = query.to(dtype), key.to(dtype)
     projection = None if projection is None else projection.to(dtype)
     if prior is not None and form.mix == "before":
@@ -270,14 +272,14 @@ def linear_triton(
         cols = features.key(key, projection, None if scale is None else scale[:, :, None])
         cols = mix_keys(cols, prior)
     rows = features.query(query, projection)
-    rows, cols, value = _rounded(rows, cols, value, masks, dropout, low)
+    rows, cols, value = rounded(rows, cols, value, masks, dropout, low)
     num, den = read_sources(
         rows, cols, value, has_totals=form.denominator == "sum", is_causal=masks.is_causal
     )
     return finish(num, den, query.shape[-1], form, masks)
 
 
-def _rounded(
+def rounded(
     rows: Tensor,
     cols: Tensor,
     value: Tensor,

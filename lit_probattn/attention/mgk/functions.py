@@ -12,6 +12,7 @@ components.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -35,6 +36,33 @@ from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["gaussian", "dot"]
+
+
+@dataclass(frozen=True)
+class MGKArguments:
+    """What attention to mixtures of Gaussians needs besides heads and masks.
+
+    Args:
+        log_prior: log π, (H_prior, K, 1 or L). None means no prior.
+        variance: σ², (H_prior, K).
+        equal_variance: known to be the same for all components of a head, which lets faster forms
+            drop the query's norm.
+        score: kind of score.
+        include_log_det: whether to add the determinant; see `component_scores`.
+        hard: maximum instead of sum over components.
+        key_shift: b_r, (H_prior, K, E), where the backend takes keys before shifting.
+        row_eps: added to the sum over keys (released language-modelling code: 1e-6), by the
+            reference only.
+    """
+
+    log_prior: Tensor | None
+    variance: Tensor
+    equal_variance: bool
+    score: Score
+    include_log_det: bool = False
+    hard: bool = False
+    key_shift: Tensor | None = None
+    row_eps: float = 0.0
 
 
 def component_scores(
@@ -78,43 +106,26 @@ def component_scores(
     return result
 
 
-def mgk_scores(
-    query: Tensor,
-    key: Tensor,
-    *,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
-) -> Tensor:
+def mgk_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
     """Return l_ij = logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L)."""
     components = component_scores(
         query,
         key,
-        log_prior=log_prior,
-        variance=variance,
-        score=score,
-        include_log_det=include_log_det,
+        log_prior=arguments.log_prior,
+        variance=arguments.variance,
+        score=arguments.score,
+        include_log_det=arguments.include_log_det,
     )
-    return first_maximum(components.unbind(2)) if hard else components.logsumexp(2)
+    return first_maximum(components.unbind(2)) if arguments.hard else components.logsumexp(2)
 
 
 def mgk_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
-    row_eps: float = 0.0,
+    arguments: MGKArguments,
 ) -> Tensor:
     """Attend to keys that are Gaussian mixtures, by the equation.
 
@@ -128,42 +139,18 @@ def mgk_reference(
         value: (B, H_kv, L, E_v).
         masks: what each query may see.
         dropout: attention dropout, one decision per (i, j).
-        log_prior: (H_prior, K, 1 or L), or None.
-        variance: σ², (H_prior, K).
-        equal_variance: known to be the same for all components of a head (lets faster forms drop
-            the query's norm; unused here).
-        score: kind of score.
-        include_log_det: see `component_scores`.
-        hard: maximum instead of sum over components.
-        row_eps: added to the sum over keys (released language-modelling code: 1e-6).
+        arguments: mixture and kind of score.
 
     Returns:
         (B, H, N, E_v), in at least float32.
     """
     dtype = compute_dtype(query)
-    scores = mgk_scores(
-        query.to(dtype),
-        key.to(dtype),
-        log_prior=log_prior,
-        variance=variance.to(dtype),
-        equal_variance=equal_variance,
-        score=score,
-        include_log_det=include_log_det,
-        hard=hard,
-    )
-    return reference_output(scores, value, masks, dropout, row_eps)
+    arguments = replace(arguments, variance=arguments.variance.to(dtype))
+    scores = mgk_scores(query.to(dtype), key.to(dtype), arguments)
+    return reference_output(scores, value, masks, dropout, arguments.row_eps)
 
 
-def expand_to_dot(
-    query: Tensor,
-    key: Tensor,
-    *,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-) -> tuple[Tensor, Tensor]:
+def expand_to_dot(query: Tensor, key: Tensor, arguments: MGKArguments) -> tuple[Tensor, Tensor]:
     """Return vectors whose plain dot product is s_ijr up to a constant of the row.
 
     With τ = 1/σ² the query becomes [q, 1, ‖q‖²] and the key [τ k, β, −(τ − τ_ref)/2], where
@@ -175,26 +162,27 @@ def expand_to_dot(
         query (B, H, N, E') and key (B, H_key or H, K, L, E').
     """
     dtype, low = compute_dtype(query), query.dtype
+    log_prior, variance = arguments.log_prior, arguments.variance
     heads = max(key.shape[1], variance.shape[0])
     key = repeat_heads(key, heads).to(dtype)
     query = query.to(dtype)
     precision = repeat_rows(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
-    if score == "gaussian":
+    if arguments.score == "gaussian":
         centre = key.detach().mean((2, 3), keepdim=True)
         key, query = key - centre, query - repeat_heads(centre[:, :, 0], query.shape[1])
     query, scaled = query.to(low), (key * precision).to(low)
     offset = torch.zeros((), dtype=dtype, device=key.device)
     if log_prior is not None:
         offset = offset + repeat_rows(log_prior.to(dtype), heads)[None, ..., None]
-    if include_log_det:
+    if arguments.include_log_det:
         offset = offset + (query.shape[-1] / 2.0) * precision.log()
-    if score == "gaussian":
+    if arguments.score == "gaussian":
         norm = scaled.to(dtype).square().sum(-1, keepdim=True)
         offset = offset - norm / (2.0 * precision)
     offset = offset.expand(*scaled.shape[:-1], 1)
     key_parts = split_precision(offset, low)
     query_parts = [torch.ones_like(query[..., :1])] * len(key_parts)
-    if score == "gaussian" and not equal_variance:
+    if arguments.score == "gaussian" and not arguments.equal_variance:
         difference = (precision - precision[:, :, :1].detach()) * -0.5
         squares = query.to(dtype).square().sum(-1, keepdim=True)
         for a, b in _product_parts(squares, difference, low):
@@ -214,30 +202,16 @@ def mgk_sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
+    arguments: MGKArguments,
 ) -> Tensor:
     """Return the same as softmax attention over K·L keys, through PyTorch's fused attention.
 
     Exact for the soft E-step: Σ_r exp(s_ijr) v_j is a sum over the pairs (j, r), each with its own
     key and the value of its position.
     """
-    query, key = expand_to_dot(
-        query,
-        key,
-        log_prior=log_prior,
-        variance=variance,
-        equal_variance=equal_variance,
-        score=score,
-        include_log_det=include_log_det,
-    )
+    query, key = expand_to_dot(query, key, arguments)
     components = key.shape[2]
     flat_key = key.transpose(2, 3).flatten(2, 3)
     flat_value = repeat_heads(value, key.shape[1]).repeat_interleave(components, 2)
@@ -250,32 +224,18 @@ def mgk_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
+    arguments: MGKArguments,
 ) -> Tensor:
     """Return the same block by block: hard and soft, with dropout, O(N · block) memory."""
     dtype, heads = compute_dtype(query), query.shape[1]
     # Hard inference compares components, so it too may drop what all components of a row share.
-    query, key = expand_to_dot(
-        query.to(dtype),
-        key.to(dtype),
-        log_prior=log_prior,
-        variance=variance,
-        equal_variance=equal_variance,
-        score=score,
-        include_log_det=include_log_det,
-    )
+    query, key = expand_to_dot(query.to(dtype), key.to(dtype), arguments)
 
     def scores(_: Block, rows: Tensor, *cols: Tensor) -> Tensor:
         components = [grouped_scores(rows, component) for component in cols]
-        return first_maximum(components) if hard else log_sum_exp(components)
+        return first_maximum(components) if arguments.hard else log_sum_exp(components)
 
     keys = key.unbind(2)
     per_key: list[Axis] = ["col" for _ in keys]
@@ -368,49 +328,43 @@ def mgk_triton(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
-    key_shift: Tensor | None = None,
+    arguments: MGKArguments,
 ) -> Tensor:
     """Return attention to mixtures of Gaussians by the fused kernels.
 
     Args:
         query: (B, H, N, E).
-        key: (B, H_key, K, L, E); with `key_shift` unshifted keys (B, H_key, L, E).
+        key: (B, H_key, K, L, E); unshifted keys (B, H_key, L, E) where the arguments have shifts:
+            then one product per pair serves all components.
         value: (B, H_kv, L, E_v).
         masks: what each query may see.
         dropout: attention dropout.
-        log_prior: see `mgk_reference`, as are the other arguments.
-        key_shift: b_r, (H_prior, K, E): one product per pair serves all components.
+        arguments: mixture and kind of score.
 
     Returns:
         (B, H, N, E_v).
     """
     from lit_probattn.kernels.dense.attention import mgk_attention, shifted_mgk_attention
 
-    owners = max(key.shape[1], variance.shape[0])
-    precision = repeat_rows(1.0 / variance.to(compute_dtype(query)), owners)
+    owners = max(key.shape[1], arguments.variance.shape[0])
+    precision = repeat_rows(1.0 / arguments.variance.to(compute_dtype(query)), owners)
+    log_prior = arguments.log_prior
     offset = None if log_prior is None else repeat_rows(log_prior, owners)
-    if include_log_det:
+    if arguments.include_log_det:
         log_det = (query.shape[-1] / 2.0) * precision.log()[..., None]
         offset = log_det if offset is None else offset + log_det
-    arguments = {
+    terms = {
         "precision": precision,
         "offset": offset,
-        "gaussian": score == "gaussian",
-        "equal_precision": equal_variance,
-        "hard": hard,
+        "gaussian": arguments.score == "gaussian",
+        "equal_precision": arguments.equal_variance,
+        "hard": arguments.hard,
         **pair_arguments(masks, dropout, query),
     }
     key = repeat_heads(key, owners)
-    if key_shift is None:
-        return mgk_attention(query, key, value, **arguments)
-    shift = repeat_rows(key_shift, owners)
-    return shifted_mgk_attention(query, key, shift, value, **arguments)
+    if arguments.key_shift is None:
+        return mgk_attention(query, key, value, **terms)
+    shift = repeat_rows(arguments.key_shift, owners)
+    return shifted_mgk_attention(query, key, shift, value, **terms)

@@ -1,17 +1,15 @@
-"""Setting B of the mixtures of keys: sums of responsibilities, and when a layer gathers them."""
+"""Setting B of the mixtures of keys: sums of responsibilities over blocks of queries."""
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.functional import autocast_off, compute_dtype, masked_softmax
+from lit_probattn.attention.functional import compute_dtype, masked_softmax
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import Score, component_scores
-from lit_probattn.attention.mgk.priors import EStep, MixturePrior, MixtureVariance
 
 
 @torch.no_grad()
@@ -86,135 +84,6 @@ def responsibility_sums(
         numerator += weighted.unflatten(0, grouped).sum(1)
         denominator += counts.unflatten(0, grouped).sum(1)
     return numerator, denominator
-
-
-EMCodeParity = Literal["none", "lra", "lm"]
-
-_DENSITY_EPS = 1e-6
-
-_COUNT_EPS = 1e-6
-
-
-@torch.no_grad()
-def code_parity_sums(
-    query: Tensor,
-    key: Tensor,
-    *,
-    masks: Masks,
-    query_mask: Tensor | None,
-    log_prior: Tensor,
-    variance: Tensor,
-    code: EMCodeParity,
-) -> tuple[Tensor, Tensor]:
-    """Return numerator and denominator of the released code's priors, both (H, 2, L) float64.
-
-    Source: released code of MGK, ICML 2022, two components, priors per head and key position:
-        γ_ij = π_j1 e^{g_ij1} / (π_j1 e^{g_ij1} + π_j2 e^{g_ij2} + 1e-6)
-        lra:  π_j1 = Σ_i γ_ij / (Σ_i 1 + 1e-6)   over real queries and keys
-        lm:   π_j1 = Σ_i γ_ij / Σ_i 1            over all pairs, hidden ones included
-        π_j2 = 1 − π_j1
-    The 1e-6 is added to a density that is not normalised, so far queries move mass to component 2.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H, 2, L, E).
-        masks: of the call; `lra` reads the key mask.
-        query_mask: real queries, (B, N). None means all.
-        log_prior: (H, 2, 1 or L).
-        variance: σ², (H, 2).
-        code: which of the two.
-    """
-    dtype = compute_dtype(query)
-    heads, num_keys = query.shape[1], key.shape[3]
-    first = torch.zeros(heads, num_keys, dtype=torch.float64, device=query.device)
-    count = torch.zeros_like(first)
-    for sample in range(query.shape[0]):
-        scores = component_scores(
-            query[sample : sample + 1].to(dtype),
-            key[sample : sample + 1].to(dtype),
-            log_prior=log_prior.to(dtype),
-            variance=variance.to(dtype),
-            score="gaussian",
-            include_log_det=False,
-        )[0]  # (H, 2, N, L)
-        eps = scores.new_full((), math.log(_DENSITY_EPS))
-        total = torch.logaddexp(scores.logsumexp(1), eps)
-        share = torch.exp(scores[:, 0] - total).to(torch.float64)  # (H, N, L)
-        pairs = torch.ones_like(share[0])
-        if code == "lra":
-            if query_mask is not None:
-                pairs = pairs * query_mask[sample, :, None]
-            if masks.key_mask is not None:
-                pairs = pairs * masks.key_mask[sample, None]
-        first += (share * pairs).sum(1)
-        count += pairs.sum(0)
-    if code == "lra":
-        count = torch.where(count > 0, count + _COUNT_EPS, 0.0)
-    return torch.stack([first, count - first], 1), count[:, None].expand(-1, 2, -1)
-
-
-class MStepPriors:
-    """The part of a mixture layer that follows the M-step; mixed into its class.
-
-    A training forward adds responsibilities; the task sums them over ranks and applies them once
-    per optimiser step, so micro-batches and ranks together make one M-step.
-    """
-
-    prior: MixturePrior | None
-    variance: MixtureVariance
-    e_step: EStep
-    score: Score
-    include_log_det: bool
-    em_weighting: Literal["uniform", "posterior"]
-    em_code_parity: EMCodeParity
-
-    @property
-    def observes(self) -> bool:
-        """Whether training calls are to be seen: setting B only."""
-        return self.prior is not None and self.prior.by_m_step
-
-    def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
-        """Add this pass's responsibilities; a recomputation inside backward adds nothing."""
-        if self.prior is None or not self.prior.by_m_step or in_backward():
-            return
-        if self.em_code_parity != "none":
-            with autocast_off(query):
-                sums = code_parity_sums(
-                    query.detach(),
-                    key.detach(),
-                    masks=masks,
-                    query_mask=query_mask,
-                    log_prior=self.prior(key.shape[3]),
-                    variance=self.variance(),
-                    code=self.em_code_parity,
-                )
-            self.prior.accumulate(*sums)
-            return
-        with autocast_off(query):
-            numerator, denominator = responsibility_sums(
-                query.detach(),
-                key.detach(),
-                masks=masks,
-                query_mask=query_mask,
-                log_prior=self.prior(key.shape[3]),
-                variance=self.variance(),
-                score=self.score,
-                include_log_det=self.include_log_det,
-                weighting=self.em_weighting,
-            )
-        self.prior.accumulate(numerator, denominator)
-
-    def prior_statistics(self) -> Tensor | None:
-        """Return numerator and denominator since the last update, (2, *prior shape), or None."""
-        if self.prior is None or not self.prior.by_m_step or self.em_code_parity != "none":
-            return None
-        return self.prior.statistics()
-
-    def apply_prior_update(self, statistics: Tensor) -> None:
-        """Replace the priors by an M-step over `statistics` (summed over ranks by the caller)."""
-        if self.prior is None or not self.prior.by_m_step:
-            raise ValueError(f"e_step={self.e_step} has no M-step; only e_step=soft updates priors")
-        self.prior.apply_statistics(statistics)
 
 
 def in_backward() -> bool:

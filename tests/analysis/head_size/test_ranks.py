@@ -87,9 +87,12 @@ def test_other_variants_leave_the_bound():
         scores = layer.reference_scores(q, layer.expand_keys(k), **layer.score_arguments(24))
         return int(diagnose(scores)["centred_rank"].max())
 
-    assert rank(SoftmaxAttention(16, 4, 2).double()) == 4
-    assert rank(SoftmaxAttention(16, 4, 2, score="gaussian").double()) == 5
-    assert rank(MGKAttention(16, 4, 2, shifted_keys=True, variance="paper_main").double()) > 10
+    assert rank(SoftmaxAttention(16, 2, head_dim=4).double()) == 4
+    assert rank(SoftmaxAttention(16, 2, head_dim=4, score="gaussian").double()) == 5
+    assert (
+        rank(MGKAttention(16, 2, head_dim=4, shifted_keys=True, variance="paper_main").double())
+        > 10
+    )
 
 
 # ---- the study ---------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_swin_follows_the_code_and_its_parameter_count():
     torch.testing.assert_close(found, finish(layer, scores, v), rtol=0, atol=1e-12)
     saved = 0
     for embed_dim, heads, blocks in ((384, 12, 6), (768, 24, 2)):
-        plain = SoftmaxAttention(embed_dim, 32, num_heads=heads)
+        plain = SoftmaxAttention(embed_dim, head_dim=32, num_heads=heads)
         fish = make("swin_hard_gfish", embed_dim=embed_dim, head_dim=32, num_heads=heads)
         assert fish.num_global_heads == heads // 2
         saved += blocks * (plain.cost(1).num_parameters - fish.cost(1).num_parameters)

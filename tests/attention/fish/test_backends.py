@@ -47,7 +47,9 @@ NAMES = {id(options): name for name, options in VARIANTS.items()}
 
 
 def make_layer(options, **extra):
-    layer = FiSHAttention(EMBED, HEAD, **{**SIZES, "noise_scale": 0.3, **options, **extra}).double()
+    layer = FiSHAttention(
+        EMBED, head_dim=HEAD, **{**SIZES, "noise_scale": 0.3, **options, **extra}
+    ).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith("mixing.weights"):

@@ -14,15 +14,21 @@ from lit_probattn.randomness import RandomKey
 B, N, C, E = 2, 13, 11, 5
 SIZES = {"num_heads": 7, "num_global_heads": 3, "noise_scale": 0.3}
 LAYERS = {
-    "fish": lambda **o: FiSHAttention(C, E, **SIZES, **o),
-    "fish-local": lambda **o: FiSHAttention(C, E, **SIZES, noise="local", **o),
-    "gfish": lambda **o: FiSHAttention(C, E, **SIZES, mixer="mlp", mixing_bias="all", **o),
-    "gfish-written": lambda **o: FiSHAttention(C, E, **SIZES, mixer="relu_sum", **o),
-    "mish": lambda **o: FiSHAttention(C, E, **SIZES, mixer="shared", noise="local_global", **o),
-    "lfish": lambda **o: LinearFiSHAttention(C, E, **SIZES, **o),
-    "lfish-keys": lambda **o: LinearFiSHAttention(C, E, **SIZES, lfish_mode="key_global", **o),
-    "lfish-scores": lambda **o: LinearFiSHAttention(C, E, **SIZES, lfish_mode="score_global", **o),
-    "glfish": lambda **o: LinearFiSHAttention(C, E, **SIZES, mixer="mlp", **o),
+    "fish": lambda **o: FiSHAttention(C, head_dim=E, **SIZES, **o),
+    "fish-local": lambda **o: FiSHAttention(C, head_dim=E, **SIZES, noise="local", **o),
+    "gfish": lambda **o: FiSHAttention(C, head_dim=E, **SIZES, mixer="mlp", mixing_bias="all", **o),
+    "gfish-written": lambda **o: FiSHAttention(C, head_dim=E, **SIZES, mixer="relu_sum", **o),
+    "mish": lambda **o: FiSHAttention(
+        C, head_dim=E, **SIZES, mixer="shared", noise="local_global", **o
+    ),
+    "lfish": lambda **o: LinearFiSHAttention(C, head_dim=E, **SIZES, **o),
+    "lfish-keys": lambda **o: LinearFiSHAttention(
+        C, head_dim=E, **SIZES, lfish_mode="key_global", **o
+    ),
+    "lfish-scores": lambda **o: LinearFiSHAttention(
+        C, head_dim=E, **SIZES, lfish_mode="score_global", **o
+    ),
+    "glfish": lambda **o: LinearFiSHAttention(C, head_dim=E, **SIZES, mixer="mlp", **o),
 }
 EVERY = pytest.mark.parametrize("name", LAYERS)
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "blockwise"])

@@ -17,7 +17,7 @@ CLOSE = {"rtol": 0.0, "atol": 1e-12}
 
 def layer_of(**options):
     options = {"num_heads": H, "num_global_heads": G, "noise": "none", **options}
-    layer = FiSHAttention(EMBED, HEAD, **options).double()
+    layer = FiSHAttention(EMBED, head_dim=HEAD, **options).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith("mixing.weights") and options.get("mixing_init") != "copy":
@@ -57,7 +57,9 @@ def test_2_local_forms_lie_in_the_span_of_the_global_ones():
     forms = torch.einsum("jk,kdc,kde->jce", layer.mixing.weights[0], wq, wk)
     expected = (torch.einsum("bnc,jce,bme->bjnm", x, forms, x) / HEAD**0.5).softmax(-1)
     torch.testing.assert_close(layer.weights(x), expected, **CLOSE)
-    narrow = FiSHAttention(EMBED, 2, H, num_global_heads=G, noise="none", bias=False).double()
+    narrow = FiSHAttention(
+        EMBED, H, head_dim=2, num_global_heads=G, noise="none", bias=False
+    ).double()
     query = narrow.query_proj(x).unflatten(-1, (G, 2)).transpose(1, 2)
     key = narrow.split_keys(narrow.key_proj(x))
     local = narrow.reference_scores(query, key, **narrow.score_arguments(29))
@@ -68,7 +70,7 @@ def test_2_local_forms_lie_in_the_span_of_the_global_ones():
 
 def test_3_identity_mixing_is_multi_head_attention():
     x = inputs()
-    softmax = SoftmaxAttention(EMBED, HEAD, H).double()
+    softmax = SoftmaxAttention(EMBED, H, head_dim=HEAD).double()
     expected = softmax(x, is_causal=True)
     eye = torch.eye(H, dtype=torch.float64)
     fish = layer_of(num_global_heads=H)
@@ -224,7 +226,7 @@ def test_9_two_layers_contain_the_linear_mixing():
 def test_copies_start_as_the_global_heads(options):
     layer = layer_of(**options, mixing_init="copy")
     source = [j * G // H for j in range(H)]
-    softmax = SoftmaxAttention(EMBED, HEAD, H).double()
+    softmax = SoftmaxAttention(EMBED, H, head_dim=HEAD).double()
     changed = {}
     for part in ("query", "key"):
         for kind in ("weight", "bias"):

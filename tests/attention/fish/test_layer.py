@@ -20,7 +20,7 @@ PRESETS = ["fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish"]
 
 def fish(num_heads=7, num_global_heads=3, **options):
     return FiSHAttention(
-        EMBED, HEAD, num_heads=num_heads, num_global_heads=num_global_heads, **options
+        EMBED, head_dim=HEAD, num_heads=num_heads, num_global_heads=num_global_heads, **options
     )
 
 
@@ -117,7 +117,7 @@ def test_gradient_of_the_noise_scale():
 def test_starting_distributions(mixer):
     sizes = {"num_heads": 211, "num_global_heads": 101, "mixer": mixer, "mixing_bias": "all"}
     for init, std in (("normal_0.02", 0.02), ("trunc_normal_0.02", 0.02), ("torch_linear", None)):
-        mixing = FiSHAttention(3, 2, **sizes, mixing_init=init).mixing
+        mixing = FiSHAttention(3, head_dim=2, **sizes, mixing_init=init).mixing
         for weight in mixing.weights:
             bound = weight.shape[1] ** -0.5
             expected = bound / 3**0.5 if std is None else std
@@ -130,8 +130,10 @@ def test_starting_distributions(mixer):
 
 
 def test_heads_follow_the_ratio():
-    assert FiSHAttention(EMBED, HEAD, num_heads=7).num_global_heads == 4
-    layer = FiSHAttention(EMBED, HEAD, num_heads=12, head_ratio=4, mixer="mlp", mixer_ratios=[5])
+    assert FiSHAttention(EMBED, head_dim=HEAD, num_heads=7).num_global_heads == 4
+    layer = FiSHAttention(
+        EMBED, head_dim=HEAD, num_heads=12, head_ratio=4, mixer="mlp", mixer_ratios=[5]
+    )
     assert layer.mixing.widths == [3, 3, 12]
 
 

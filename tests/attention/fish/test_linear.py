@@ -37,7 +37,7 @@ CASES = [
 
 def make_layer(options, **extra):
     sizes = {"num_heads": H, "num_global_heads": G, "value_head_dim": VALUE, "noise_scale": 0.3}
-    layer = LinearFiSHAttention(EMBED, HEAD, **{**sizes, **options, **extra}).double()
+    layer = LinearFiSHAttention(EMBED, head_dim=HEAD, **{**sizes, **options, **extra}).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith(("mixing", "normalizer")):

@@ -276,7 +276,7 @@ def test_refusals_name_what_works():
 )
 def test_contradicting_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        LinearAttention(EMBED, HEAD, 3, **options)
+        LinearAttention(EMBED, 3, head_dim=HEAD, **options)
 
 
 @pytest.mark.parametrize("name", ["linear", "linear_relu", "dpfp", "favor", "mlk", "smlk"])

@@ -22,10 +22,10 @@ def draw_priors(layer):
 def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted, is_causal):
     """T5: φ(Σ_r π_r k_r) is the baseline with W_K = Σ_r π_r W_r (shifts: an affine change)."""
     mixed = MLKAttention(
-        C, E, H, mix="before", shifted_keys=shifted, denominator="sqrt_len", padded_len=17
+        C, H, head_dim=E, mix="before", shifted_keys=shifted, denominator="sqrt_len", padded_len=17
     ).double()
     draw_priors(mixed)
-    plain = LinearAttention(C, E, H, denominator="sqrt_len", padded_len=17).double()
+    plain = LinearAttention(C, H, head_dim=E, denominator="sqrt_len", padded_len=17).double()
     prior = mixed.prior.value  # (H, K)
     with torch.no_grad():
         for name in ("query_proj", "value_proj", "out_proj"):
@@ -44,7 +44,9 @@ def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted
     expected = plain(x, is_causal=is_causal)
     torch.testing.assert_close(mixed(x, is_causal=is_causal), expected, atol=1e-12, rtol=0)
     # After the map it is something else.
-    mixed.form = MLKAttention(C, E, H, mix="after", denominator="sqrt_len", padded_len=17).form
+    mixed.form = MLKAttention(
+        C, H, head_dim=E, mix="after", denominator="sqrt_len", padded_len=17
+    ).form
     assert (mixed(x, is_causal=is_causal) - expected).abs().max() > 1e-3
 
 
@@ -52,7 +54,7 @@ def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
     """T6: MLK = linear attention with L·K keys whose features are π_jr φ(k_jr), by direct sums."""
-    layer = MLKAttention(C, E, H)
+    layer = MLKAttention(C, H, head_dim=E)
     q = torch.randn(B, H, N, E, dtype=torch.float64)
     key = torch.randn(B, H, K, N, E, dtype=torch.float64)
     v = torch.randn(B, H, N, E, dtype=torch.float64)
@@ -81,15 +83,15 @@ def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
 
 
 def test_one_component_is_the_baseline():
-    mixed = MLKAttention(C, E, H, num_components=1).double()
-    plain = LinearAttention(C, E, H).double()
+    mixed = MLKAttention(C, H, head_dim=E, num_components=1).double()
+    plain = LinearAttention(C, H, head_dim=E).double()
     plain.load_state_dict({k: v for k, v in mixed.state_dict().items() if "prior" not in k})
     x = torch.randn(B, N, C, dtype=torch.float64)
     torch.testing.assert_close(mixed(x), plain(x), atol=1e-14, rtol=0)
 
 
 def test_common_factor_of_the_priors_cancels_and_their_gradient_is_orthogonal():
-    layer = MLKAttention(C, E, H).double()
+    layer = MLKAttention(C, H, head_dim=E).double()
     draw_priors(layer)
     x = torch.randn(B, N, C, dtype=torch.float64)
     out = layer(x)
@@ -103,15 +105,15 @@ def test_common_factor_of_the_priors_cancels_and_their_gradient_is_orthogonal():
 
 
 def test_costs_of_the_specification():
-    assert MLKAttention(64, 32, 4).cost(4096).paper_flops == 403_419_008
-    assert MLKAttention(64, 32, 4, shifted_keys=True).cost(4096).paper_flops == 337_883_008
+    assert MLKAttention(64, 4, head_dim=32).cost(4096).paper_flops == 403_419_008
+    assert MLKAttention(64, 4, head_dim=32, shifted_keys=True).cost(4096).paper_flops == 337_883_008
 
 
 def test_macs_equal_the_counter_on_the_fast_form():
     from torch.utils.flop_counter import FlopCounterMode
 
     for options in ({}, {"shifted_keys": True}, {"num_kv_heads": 1}, {"denominator": "sqrt_len"}):
-        layer = MLKAttention(C, E, H, backend="blockwise", value_head_dim=7, **options)
+        layer = MLKAttention(C, H, head_dim=E, backend="blockwise", value_head_dim=7, **options)
         with FlopCounterMode(display=False) as counter:
             layer(torch.randn(1, N, C))
         assert counter.get_total_flops() == 2 * layer.cost(N).macs, options
@@ -119,27 +121,27 @@ def test_macs_equal_the_counter_on_the_fast_form():
 
 def test_parameters():
     """Per layer: K key maps, or one with K shifts; K priors per head."""
-    plain = sum(p.numel() for p in LinearAttention(C, E, H).parameters())
+    plain = sum(p.numel() for p in LinearAttention(C, H, head_dim=E).parameters())
     key_map = H * E * (C + 1)
-    assert MLKAttention(C, E, H).cost(N).num_parameters == plain + key_map + H * K
-    shifted = MLKAttention(C, E, H, shifted_keys=True)
+    assert MLKAttention(C, H, head_dim=E).cost(N).num_parameters == plain + key_map + H * K
+    shifted = MLKAttention(C, H, head_dim=E, shifted_keys=True)
     assert shifted.cost(N).num_parameters == plain + H * K * E + H * K
-    assert MLKAttention(C, E, H, prior_share="layer").prior.value.shape == (K,)
+    assert MLKAttention(C, H, head_dim=E, prior_share="layer").prior.value.shape == (K,)
 
 
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="num_components must be at least 1, received 0"):
-        MLKAttention(C, E, H, num_components=0)
+        MLKAttention(C, H, head_dim=E, num_components=0)
     with pytest.raises(ValueError, match="mix must be after or before, received 'inside'"):
-        MLKAttention(C, E, H, mix="inside")
-    layer = MLKAttention(C, E, H, prior_share="head_position", max_positions=7)
+        MLKAttention(C, H, head_dim=E, mix="inside")
+    layer = MLKAttention(C, H, head_dim=E, prior_share="head_position", max_positions=7)
     with pytest.raises(ValueError, match="13 keys, but priors exist for max_positions=7 only"):
         layer(torch.randn(B, N, C))
 
 
 def test_floor_of_clamped_priors_is_zero():
     """A prior below zero switches its component off exactly, unlike the floor of log space."""
-    layer = MLKAttention(C, E, H).double()
+    layer = MLKAttention(C, H, head_dim=E).double()
     x = torch.randn(B, N, C, dtype=torch.float64)
     with torch.no_grad():
         layer.prior.value[:, 1] = -0.1

@@ -31,7 +31,7 @@ def load(name):
 def make(name, **options):
     """Build a config's layer on small sizes, with priors inside, at and outside [0, 1]."""
     cls, arguments = load(name)
-    layer = cls(C, E, **{**arguments, **options}).double()
+    layer = cls(C, head_dim=E, **{**arguments, **options}).double()
     with torch.no_grad():
         for key, parameter in layer.named_parameters():
             if key == "prior.value":
@@ -277,7 +277,7 @@ def test_code_lm_linear_family(name, backend):
 def test_released_starts(name):
     """Priors 1/2; shifts 0 for the first component and N(0, 1/4) for the second."""
     cls, arguments = load(name)
-    layer = cls(C, 64, **arguments)
+    layer = cls(C, head_dim=64, **arguments)
     if cls is LinearAttention:
         return
     if layer.prior is not None:

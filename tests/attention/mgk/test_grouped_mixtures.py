@@ -12,11 +12,11 @@ B, N, C, E = 2, 13, 11, 6
 def test_grouped_mixtures_equal_repeated_heads():
     """extensions.md 7: sharing keys, priors and variances equals repeating them over the group."""
     options = {"num_components": 2, "variance": "paper_main", "learn_variance": True}
-    grouped = MGKAttention(C, E, 6, num_kv_heads=3, **options).double().eval()
+    grouped = MGKAttention(C, 6, head_dim=E, num_kv_heads=3, **options).double().eval()
     with torch.no_grad():
         grouped.prior.value += 0.3 * torch.rand_like(grouped.prior.value)
         grouped.variance.log_variance += 0.3 * torch.rand(3, 2)
-    full = MGKAttention(C, E, 6, **options).double().eval()
+    full = MGKAttention(C, 6, head_dim=E, **options).double().eval()
     with torch.no_grad():
         full.query_proj.load_state_dict(grouped.query_proj.state_dict())
         full.out_proj.load_state_dict(grouped.out_proj.state_dict())
@@ -39,8 +39,12 @@ def test_grouped_mixtures_equal_repeated_heads():
 
 
 def test_one_component_without_norms_is_grouped_query_attention():
-    mixture = MGKAttention(C, E, 6, num_kv_heads=2, num_components=1, score="dot").double().eval()
-    plain = SoftmaxAttention(C, E, 6, num_kv_heads=2).double().eval()
+    mixture = (
+        MGKAttention(C, 6, head_dim=E, num_kv_heads=2, num_components=1, score="dot")
+        .double()
+        .eval()
+    )
+    plain = SoftmaxAttention(C, 6, head_dim=E, num_kv_heads=2).double().eval()
     plain.load_state_dict({k: v for k, v in mixture.state_dict().items() if "prior" not in k})
     x = torch.randn(B, N, C, dtype=torch.float64)
     torch.testing.assert_close(mixture(x), plain(x), atol=1e-13, rtol=0)

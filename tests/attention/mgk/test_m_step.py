@@ -71,7 +71,7 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
 @pytest.mark.parametrize("share", ["layer", "head", "head_position"])
 def test_m_step_over_micro_batches_equals_one_batch(share):
     layer = MGKAttention(
-        C, E, H, num_components=K, e_step="soft", prior_share=share, max_positions=L + 2
+        C, H, head_dim=E, num_components=K, e_step="soft", prior_share=share, max_positions=L + 2
     ).double()
     whole, parts = layer, copy.deepcopy(layer)
     x, key_mask = draw(4, L, C), torch.rand(4, L) < 0.8
@@ -96,7 +96,7 @@ def test_m_step_ignores_evaluation_and_recomputation():
     def make(checkpointing):
         torch.manual_seed(1)
         return Transformer(
-            lambda c, e: MGKAttention(c, e, H, e_step="soft"),
+            lambda c, head_dim: MGKAttention(c, H, head_dim=head_dim, e_step="soft"),
             *(C, E, 2, 7),
             activation_checkpointing=checkpointing,
         ).double()
@@ -114,7 +114,10 @@ def test_m_step_ignores_evaluation_and_recomputation():
 
 
 def test_setting_b_has_no_gradient_and_setting_c_no_prior():
-    soft, hard = MGKAttention(C, E, H, e_step="soft"), MGKAttention(C, E, H, e_step="hard")
+    soft, hard = (
+        MGKAttention(C, H, head_dim=E, e_step="soft"),
+        MGKAttention(C, H, head_dim=E, e_step="hard"),
+    )
     assert "prior.value" not in dict(soft.named_parameters())
     assert "prior.value" in soft.state_dict()
     assert hard.prior is None

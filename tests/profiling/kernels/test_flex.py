@@ -18,7 +18,7 @@ B, H, N, L, E, K = 2, 3, 19, 29, 16, 2
 @pytest.mark.parametrize("score", ["gaussian", "dot"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_three_routes_agree(variance, score, masked):
-    layer = MGKAttention(8, E, H, variance=variance, score=score).to(DEVICE)
+    layer = MGKAttention(8, H, head_dim=E, variance=variance, score=score).to(DEVICE)
     with torch.no_grad():
         layer.prior.value.uniform_(0.2, 0.8)
     query = torch.randn(B, H, N, E, device=DEVICE)
