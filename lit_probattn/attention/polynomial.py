@@ -7,6 +7,7 @@ those of every other variant.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,17 @@ from lit_probattn.randomness import AttentionDropout
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
+
+
+@dataclass(frozen=True)
+class PolynomialArguments:
+    """What polynomial attention needs besides heads and masks.
+
+    Args:
+        degree: the even power.
+    """
+
+    degree: int
 
 
 def log_power(products: Tensor, degree: int) -> Tensor:
@@ -59,11 +71,11 @@ def polynomial_reference(
     value: Tensor,
     masks: Masks,
     dropout: AttentionDropout | None,
-    degree: int,
+    arguments: PolynomialArguments,
 ) -> Tensor:
     """Return Σ_j kernel[i, j] value[j] / Σ_j kernel[i, j], (B, H, N, E_v), in at least float32."""
     dtype = compute_dtype(query)
-    scores = polynomial_scores(query.to(dtype), key.to(dtype), degree=degree)
+    scores = polynomial_scores(query.to(dtype), key.to(dtype), degree=arguments.degree)
     return reference_output(scores, value, masks, dropout)
 
 
@@ -73,13 +85,13 @@ def polynomial_blockwise(
     value: Tensor,
     masks: Masks,
     dropout: AttentionDropout | None,
-    degree: int,
+    arguments: PolynomialArguments,
 ) -> Tensor:
     """Return the same block by block, O(N · block) memory."""
     dtype = compute_dtype(query)
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
-        return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, degree)
+        return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, arguments.degree)
 
     out, _ = blockwise_attention(
         scores,
@@ -123,7 +135,7 @@ class PolynomialCore(Core):
 
     def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
         """Return backend and power; keys as they are."""
-        return Choice(backend or self.pick(call), call.key, self.degree)
+        return Choice(backend or self.pick(call), call.key, PolynomialArguments(self.degree))
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return `polynomial_scores`."""

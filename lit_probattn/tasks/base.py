@@ -27,6 +27,7 @@ from lit_probattn.tasks.finite import (
     first_bad_module,
     largest_gradient,
 )
+from lit_probattn.tasks.renaming import rename_checkpoint
 from lit_probattn.tasks.schedules import (
     OPEN_ENDED,
     ScheduleName,
@@ -330,12 +331,13 @@ class Task(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore it.
+        """Restore it, from checkpoints with old names too.
 
         Raises:
             ValueError: training goes on with another number of micro-batches per step, so that
                 the position in the data, counted in micro-batches, would not mean the same.
         """
+        rename_checkpoint(checkpoint, self, self.configure_optimizers)
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
         if self._trainer is None or not self.trainer.training:

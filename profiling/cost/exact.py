@@ -15,10 +15,10 @@ what a backend runs beyond the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from lit_probattn.attention import Attention, LinearAttention, MGKAttention, Sof
 
 # Integers, fractions or sympy expressions.
 Number = Any
+
+T = TypeVar("T")
 
 
 def _whole(value: Number) -> Number:
@@ -249,6 +251,11 @@ PARAMETERS: dict[type[Attention], Callable[[Any], int]] = {
 }
 
 
+def _of_class(table: Mapping[type[Attention], T], layer: Attention) -> T | None:
+    """Return the entry of a layer's class, or of the nearest class that it is derived from."""
+    return next((table[cls] for cls in type(layer).__mro__ if cls in table), None)
+
+
 def attention_cost(layer: Attention, seq_len: int) -> ExactCost:
     """Return the closed forms of one layer over one sequence.
 
@@ -261,7 +268,7 @@ def attention_cost(layer: Attention, seq_len: int) -> ExactCost:
         raise NoFormulaError(
             f"{type(layer).__name__} gives no cost formula: implement cost(seq_len)"
         ) from error
-    known = PARAMETERS.get(type(layer))
+    known = _of_class(PARAMETERS, layer)
     return ExactCost(cost.macs, 0, cost.num_parameters if known is None else known(layer))
 
 
@@ -359,7 +366,7 @@ def backend_macs(
     attention repeats them too (five products in backward for two in forward).
     """
     macs = attention_cost(layer, seq_len).macs
-    pairs_of = PAIRS.get(type(layer))
+    pairs_of = _of_class(PAIRS, layer)
     scale = layer.num_heads * seq_len * seq_len
     if pairs_of is None:
         return macs * (3 if train else 1) if backend == stated_backend(layer) else None

@@ -65,7 +65,7 @@ def test_one_sequence_alone_has_its_part_of_the_maps(causal):
     mask = torch.arange(11) < lengths[:, None]
     bias = torch.randn(2, 3, 11, 11, dtype=torch.float64)
     layer = MGKAttention(10, 3, head_dim=4, prior_share="head_position", max_positions=13)
-    torch.nn.init.uniform_(layer.prior.value, 0.1, 0.9)
+    torch.nn.init.uniform_(layer.core.prior.value, 0.1, 0.9)
     call = layer_call(layer, key_mask=mask, is_causal=causal, bias=bias)
     both = call.weights()
     for index, length in enumerate(lengths.tolist()):

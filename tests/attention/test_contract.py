@@ -179,7 +179,7 @@ def test_auto_takes_what_serves_the_call():
 
     big = int(AUTO_RULES["cpu"].store_up_to ** 0.5) + 1
     layer = SoftmaxAttention(C, 1, head_dim=E, dropout=0.5)
-    layer.variant = "softmax under test"
+    layer.core.variant = "softmax under test"
     layer(torch.randn(1, 3, C))
     assert recorded_choices()["softmax under test (cpu, float32, dropout)"] == "reference"
     layer(torch.randn(1, big, C))

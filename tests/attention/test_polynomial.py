@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_probattn.attention import KVCache, PolynomialAttention
 from lit_probattn.attention.polynomial import polynomial_scores
 from tests.attention.mgk.oracles import combine
-from tests.support.helpers import largest_difference, run_with_gradients
+from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 
 B, N, C, E, H = 2, 13, 11, 5, 3
 
@@ -34,8 +34,7 @@ def test_layer_equals_the_sums(backend, masks, degree):
 
     ours, theirs = layer(), layer()
     ours.backend = backend
-    theirs.backends = {"reference": oracle}
-    theirs.backend = "reference"
+    use_oracle(theirs, oracle)
     x = torch.randn(B, N, C, dtype=torch.float64)
     call = {"is_causal": masks == "causal"}
     if masks == "key":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import HeadCall, MGKAttention, SoftmaxAttention
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.mgk.functions import mgk_scores
 from lit_probattn.attention.rotary import Rotary
 
 B, N, C, E, H = 2, 13, 11, 6, 3
@@ -28,10 +30,9 @@ def draw(*shape):
 
 def scores_at(layer, query, key, first):
     """Component-reduced scores when positions start at `first`."""
-    rotated = layer.expand_keys(layer.rotary(key, first), first)
-    return layer.reference_scores(
-        layer.rotary(query, first), rotated, **layer.score_arguments(key.shape[-2])
-    )
+    rotated = layer.core.components(layer.rotary(key, first), first)
+    query, masks = layer.rotary(query, first), Masks(query.shape[-2], key.shape[-2])
+    return mgk_scores(query, rotated, layer.core.arguments(HeadCall(query, rotated, key, masks)))
 
 
 @pytest.mark.parametrize("size", [2, 4, 6])
@@ -62,12 +63,12 @@ def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
         backend=backend,
     ).double()
     with torch.no_grad():
-        layer.prior.value.copy_(torch.rand(H, 2))
+        layer.core.prior.value.copy_(torch.rand(H, 2))
     x = draw(B, N, C)
     q = rotate(layer.query_proj(x).unflatten(-1, (H, E)).transpose(1, 2), 0, 4)
     if shifted:
         keys = layer.key_proj(x).unflatten(-1, (H, E)).transpose(1, 2)
-        components = [keys + layer.key_shift[:, r, None] for r in range(2)]
+        components = [keys + layer.core.key_shift[:, r, None] for r in range(2)]
     else:
         keys = layer.key_proj(x).unflatten(-1, (H, 2, E))
         components = [keys[:, :, :, r].transpose(1, 2) for r in range(2)]
@@ -75,7 +76,7 @@ def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
     for r, k in enumerate(components):
         distance = (q[:, :, :, None] - rotate(k, 0, 4)[:, :, None]).square().sum(-1)
         sigma2 = (1.0, 3.0)[r] * E**0.5
-        density = density + layer.prior.value[:, r, None, None] * torch.exp(
+        density = density + layer.core.prior.value[:, r, None, None] * torch.exp(
             -distance / (2 * sigma2)
         )
     v = layer.value_proj(x).unflatten(-1, (H, E)).transpose(1, 2)
@@ -116,10 +117,10 @@ def test_unrotated_shifts_cost_one_product():
         rotary_shift="unrotated",
         variance="code_lm",
     ).double()
-    assert layer.key_shift.shape == (H, 2, E - 4)
+    assert layer.core.key_shift.shape == (H, 2, E - 4)
     query, key = draw(B, H, N, E), draw(B, H, N, E)
     q, k = layer.rotary(query, 0), layer.rotary(key, 0)
-    found = layer.cached_scores(q, k, None, range(N), N)
+    found = layer.core.cached_scores(q, k, None, range(N), HeadCall(q, k, k, Masks(N, N)))
     torch.testing.assert_close(found, scores_at(layer, query, key, 0), atol=1e-13, rtol=0)
 
 
@@ -128,7 +129,7 @@ def test_key_norms_do_not_change():
         options = {"shifted_keys": True, "rotary_shift": shift}
         layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, **options).double()
         key = draw(B, H, N, E)
-        there, here = (layer.key_offset(layer.rotary(key, i), i) for i in (50, 0))
+        there, here = (layer.core.key_offset(layer.rotary(key, i), i) for i in (50, 0))
         torch.testing.assert_close(there, here, atol=1e-13, rtol=0)
 
 

@@ -50,7 +50,7 @@ def test_joint_softmax_is_a_query_gated_mixture_of_the_old_maps(bias):
     maps = old.weights(x)  # (B, H, N, N)
     q, k = (p(x).unflatten(-1, (H, E)).transpose(1, 2) for p in (old.query_proj, old.key_proj))
     normaliser = (q @ k.mT / E**0.5).logsumexp(-1)  # (B, H, N)
-    logits = new.prior.value  # (H/K, K)
+    logits = new.core.prior.value  # (H/K, K)
     for index, group in enumerate(errors.groups):
         gate = (normaliser[:, group] + logits[index][None, :, None]).softmax(1)
         mixture = (gate[..., None] * maps[:, group]).sum(1)
@@ -67,7 +67,7 @@ def test_every_component_starts_with_the_same_mass():
         later = torch.arange(17) > rows[:, None]
         hidden = later | ~inputs.real[sample]
         log_z = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)  # (H/K, K, n)
-        masses.append(log_z + new.prior.value[..., None])
+        masses.append(log_z + new.core.prior.value[..., None])
     mean = torch.cat(masses, -1).mean(-1)
     torch.testing.assert_close(mean[:, 0], mean[:, 1], atol=1e-10, rtol=0)
 

@@ -8,12 +8,12 @@ import re
 import pandas as pd
 import pytest
 import torch
+from lit_probattn.attention.fish.core.mixing import MixingValues
 
 from lit_probattn.analysis.studies.likelihood import query_nll
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
-from lit_probattn.attention.fish.mixing import MixingValues
 from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.randomness import RandomKey
 from tests.analysis.made import layer_call
@@ -55,7 +55,7 @@ def test_density_of_queries_cannot_be_as_small_as_printed():
     call = layer_call(layer, length=40)
     with torch.no_grad():  # queries on top of their keys: the best that a mixture can do
         layer.query_proj.weight.copy_(layer.key_proj.weight)
-        layer.query_proj.bias.copy_(layer.key_proj.bias + layer.key_shift[:, 0].flatten())
+        layer.query_proj.bias.copy_(layer.key_proj.bias + layer.core.key_shift[:, 0].flatten())
     found = query_nll(call)
     bound = 16 * math.log(2 * math.pi * 32**0.5)
     assert bound == pytest.approx(57.1, abs=0.05)
@@ -78,8 +78,8 @@ def test_unequal_variances_need_the_determinant():
         scores = component_scores(
             query,
             key,
-            log_prior=layer.prior(1),
-            variance=layer.variance(),
+            log_prior=layer.core.prior(1),
+            variance=layer.core.variance(),
             score="gaussian",
             include_log_det=layer.include_log_det,
         )
@@ -92,11 +92,11 @@ def test_gradient_of_clamped_priors_cannot_change_their_scale():
     """Σ_r p_r ∂/∂p_r = 0: so two priors that start at 1/2 keep a sum near 1, as table 8 prints."""
     layer = MGKAttention(10, 3, head_dim=4).double()
     with torch.no_grad():
-        layer.prior.value.uniform_(0.2, 0.9)
+        layer.core.prior.value.uniform_(0.2, 0.9)
     x = torch.randn(2, 11, 10, dtype=torch.float64)
     layer(x).square().sum().backward()
-    inner = (layer.prior.value * layer.prior.value.grad).sum(1)
-    assert layer.prior.value.grad.abs().max() > 1e-3
+    inner = (layer.core.prior.value * layer.core.prior.value.grad).sum(1)
+    assert layer.core.prior.value.grad.abs().max() > 1e-3
     torch.testing.assert_close(inner, torch.zeros_like(inner), rtol=0, atol=1e-13)
     rows = PUBLISHED[PUBLISHED["table"] == "mgk_table8"]
     pairs = rows.groupby(["method", rows["metric"].str[-1]])["value"].sum()

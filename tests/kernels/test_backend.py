@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import Call, choose_backend
+from lit_probattn.attention import MGKAttention, ReleasedMGKAttention, SoftmaxAttention
+from lit_probattn.attention.backends import Call
 from lit_probattn.kernels import selftest
 from lit_probattn.kernels.runtime import launch
 from lit_probattn.randomness import RandomKey
@@ -51,10 +51,10 @@ def test_layers_give_the_same_through_the_kernel(name):
         out = layer(x, key_mask=mask, is_causal=True, rng=rng)
         out.square().sum().backward()
         grads = {n: p.grad.clone() for n, p in layer.named_parameters()}
-        statistics = layer.prior_statistics() if isinstance(layer, MGKAttention) else None
+        statistics = layer.core.prior_statistics() if isinstance(layer, MGKAttention) else None
         if statistics is not None:
             grads["statistics"] = statistics.clone()
-            layer.apply_prior_update(torch.zeros_like(statistics))
+            layer.core.apply_prior_update(torch.zeros_like(statistics))
         found[backend] = (out.detach(), grads)
     torch.testing.assert_close(found["triton"][0], found["reference"][0], atol=1e-5, rtol=1e-5)
     for key, expected in found["reference"][1].items():
@@ -77,7 +77,7 @@ def test_decoding_through_the_kernel_equals_the_whole_sequence(name):
     [
         (lambda: SoftmaxAttention(C, 2, head_dim=E).double(), "float64"),
         (lambda: SoftmaxAttention(C, 2, head_dim=160), "at most 128"),
-        (lambda: MGKAttention(C, 2, head_dim=E, row_eps=1e-6), "row_eps"),
+        (lambda: ReleasedMGKAttention(C, 2, head_dim=E, row_eps=1e-6), "row_eps"),
     ],
 )
 def test_what_a_kernel_cannot_do_is_refused_with_what_would_work(make, words):
@@ -150,7 +150,8 @@ def pretend_gpu(monkeypatch):
 
 
 def choice(layer, backend):
-    return choose_backend(layer.variant, backend, layer.backends, layer.unsupported, ON_CUDA)
+    layer.backend = backend
+    return layer.core.pick_for(ON_CUDA)
 
 
 def test_auto_takes_a_kernel_that_passes_its_self_test_once_per_kind(pretend_gpu):
@@ -165,8 +166,7 @@ def test_auto_leaves_plain_softmax_to_pytorch_and_takes_the_kernel_for_dropout(p
     layer = SoftmaxAttention(C, 2, head_dim=E)
     assert choice(layer, "auto") == "triton"
     plain = replace(ON_CUDA, dropout=False)
-    assert choose_backend("softmax", "auto", layer.backends, layer.unsupported, plain,
-                          layer.auto_rules) == "sdpa"  # fmt: skip
+    assert layer.core.pick_for(plain) == "sdpa"
     assert choice(MGKAttention(C, 2, head_dim=E, e_step="hard"), "auto") == "triton"
 
 

@@ -17,7 +17,7 @@ from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows
 from tests.attention.fish.oracle import fish_oracle
 from tests.kernels.budget import check_budget
-from tests.support.helpers import largest_difference, run_with_gradients
+from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
@@ -32,7 +32,7 @@ SHAPES = [(11 + 2 * i, 14 + 7 * i % 18) for i in range(10)]
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
     shapes = SHAPES if dtype == torch.float32 else SHAPES[::2]
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
-    assert {row.tensor for row in rows} >= {"out", "query", "key", "value", "mixing.weights.0"}
+    assert {row.tensor for row in rows} >= {"out", "query", "key", "value", "core.mixing.weights.0"}
     check_budget(rows)
 
 
@@ -89,7 +89,7 @@ def make_layer(options, dtype=torch.float32):
     layer = FiSHAttention(11, head_dim=7, **{**SIZES, **options}).to(DEVICE, dtype)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
-            if name.startswith("mixing.weights"):
+            if name.startswith("core.mixing.weights"):
                 parameter.copy_(torch.randn(parameter.shape))
     return layer
 
@@ -120,7 +120,7 @@ def test_layer_equals_independent_sums(name):
         return run
 
     layer.backend = "triton"
-    exact.backend, exact.backends = "reference", {"reference": fish_oracle}
+    use_oracle(exact, fish_oracle)
     found = run_with_gradients(layer, [x.to(DEVICE) for x in inputs], call(layer))
     truth = run_with_gradients(exact, [x.to(DEVICE).double() for x in inputs], call(exact))
     out, grad = largest_difference(found, truth)

@@ -66,8 +66,10 @@ LAYERS = {
 
 
 def fish_scores_macs(layer, length):
-    widths, mixer = layer.mixing.widths, layer.mixing.mixer
-    pair = layer.num_global_heads * layer.head_dim + mixing_macs(widths, mixer, layer.noise_kind)
+    widths, mixer = layer.core.mixing.widths, layer.core.mixing.mixer
+    pair = layer.num_global_heads * layer.head_dim + mixing_macs(
+        widths, mixer, layer.core.noise_kind
+    )
     return length * length * pair
 
 

@@ -82,7 +82,7 @@ def test_weight_decay_leaves_out_vectors_and_positions():
     spared = {names[id(p)] for p in spared["params"]}
     kept = set(names.values()) - spared
     assert "net.layers.1.blocks.0.attn.relative_position_bias_table" in spared
-    assert "net.layers.1.blocks.0.attn.attention.mixing.weights.0" in kept
+    assert "net.layers.1.blocks.0.attn.attention.core.mixing.weights.0" in kept
     assert {n for n in names.values() if n.endswith("bias") or ".norm" in n} <= spared
     assert all(module.model.get_parameter(name).ndim >= 2 for name in kept)
 

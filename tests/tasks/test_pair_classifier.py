@@ -152,9 +152,9 @@ def test_m_step_statistics_are_those_of_both_texts() -> None:
         x = apart.embedding(data["inputs"][:, side])
         apart.encoder(x, key_mask=data["key_mask"][:, side])
     for one, two in zip(together.encoder.blocks, apart.encoder.blocks, strict=True):
-        statistics = one.attention.prior_statistics()
+        statistics = one.attention.core.prior_statistics()
         assert statistics is not None
-        torch.testing.assert_close(statistics, two.attention.prior_statistics())
+        torch.testing.assert_close(statistics, two.attention.core.prior_statistics())
 
 
 def test_other_shapes_are_refused() -> None:

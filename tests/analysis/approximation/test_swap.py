@@ -36,6 +36,7 @@ from lit_probattn.attention import (
     LinearFiSHAttention,
     MGKAttention,
     PolynomialAttention,
+    ReleasedLinearAttention,
     SoftmaxAttention,
 )
 from lit_probattn.tasks import LanguageModeling, MaskedLanguageModeling, SequenceClassifier
@@ -237,7 +238,7 @@ def test_signed_weights_and_other_outputs_are_refused():
     signed.weights = lambda query, *_, **__: torch.full((2, 3, 7, 7), -0.1)  # type: ignore
     with pytest.raises(NotApplicableError, match="negative weights"):
         open_call("layer", signed, torch.randn(2, 7, C))
-    scaled = LinearAttention(C, 3, head_dim=E, output_scale="inv_sqrt_head_dim").eval()
+    scaled = ReleasedLinearAttention(C, 3, head_dim=E, output_scale="inv_sqrt_head_dim").eval()
     with pytest.raises(NotApplicableError, match="something else than the mean"):  # noqa: SIM117
         with torch.no_grad(), checked_layers({"layer": scaled}):
             scaled(torch.randn(2, 7, C))

@@ -83,8 +83,7 @@ def test_other_variants_leave_the_bound():
     def rank(layer):
         for parameter in layer.parameters():
             torch.nn.init.normal_(parameter, std=0.7)
-        q, k, *_ = layer._prepare(x, None, None, None, None, False, None, None)
-        scores = layer.reference_scores(q, layer.expand_keys(k), **layer.score_arguments(24))
+        scores = layer.core.scores(layer.call(x))
         return int(diagnose(scores)["centred_rank"].max())
 
     assert rank(SoftmaxAttention(16, 2, head_dim=4).double()) == 4

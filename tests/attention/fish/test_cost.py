@@ -38,7 +38,7 @@ N, D, DX, HEADS, M = sympy.symbols("N D D_x H M", positive=True)
 )  # fmt: skip
 def test_closed_forms_of_the_scores(noise, options, pairs, once):
     layer = fish(noise=noise, **options)
-    mixer, widths = layer.mixing.mixer, layer.mixing.widths
+    mixer, widths = layer.core.mixing.mixer, layer.core.mixing.widths
     bias = options.get("mixing_bias", "none")
     found = score_flops(17, EMBED, HEAD, 3, *mixing_flops(widths, mixer, bias, noise, 7))
     total = pairs * N**2 + 2 * N * M * D * (2 * DX - 1) + once

@@ -45,12 +45,12 @@ def test_cost_and_parameters_of_the_specification():
 
 @pytest.mark.parametrize("name", ["lfish", "hard_lfish", "glfish", "hard_glfish"])
 def test_configs_name_working_presets(name):
-    node = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text())
     spec = node["model"]["init_args"]["attention"]
     cls = getattr(attention, spec["class_path"].rsplit(".", 1)[1])
     layer = cls(embed_dim=EMBED, head_dim=HEAD, **spec["init_args"])
-    assert (layer.noise_scale is None) == ("hard" in name)
-    assert (layer.mixing.mixer == "mlp") == ("gl" in name)
+    assert (layer.core.noise_scale is None) == ("hard" in name)
+    assert (layer.core.mixing.mixer == "mlp") == ("gl" in name)
     assert layer(torch.randn(2, 3, EMBED)).shape == (2, 3, EMBED)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import KVCache, LinearAttention, MLKAttention
+from lit_probattn.attention import KVCache, LinearAttention, MLKAttention, ReleasedLinearAttention
 from lit_probattn.attention.linear.chunkwise import causal_product, chunk_length
 
 B, F, E = 2, 5, 7
@@ -109,10 +109,12 @@ def test_state_of_another_kind_or_batch_is_refused():
     layer(torch.randn(2, 3, 11), cache=state)
     with pytest.raises(ValueError, match="holds a batch of 2, received 3"):
         layer(torch.randn(3, 1, 11), cache=state)
-    code = LinearAttention(11, 3, head_dim=5, denominator="sqrt_len").eval()
+    code = ReleasedLinearAttention(11, 3, head_dim=5, denominator="sqrt_len").eval()
     with pytest.raises(ValueError, match="needs padded_len, received None"):
         code(torch.randn(2, 3, 11), cache=code.new_cache())
-    code.form = LinearAttention(11, 3, head_dim=5, denominator="sqrt_len", padded_len=3).form
+    code.core.form = ReleasedLinearAttention(
+        11, 3, head_dim=5, denominator="sqrt_len", padded_len=3
+    ).core.form
     assert code(torch.randn(2, 3, 11), is_causal=True, cache=code.new_cache()).shape == (2, 3, 11)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.functional import masked_softmax
-from lit_probattn.attention.mgk.functions import component_scores, mgk_scores
+from lit_probattn.attention.mgk.functions import MGKArguments, component_scores, mgk_scores
 from tests.support.helpers import cpu_backends
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
@@ -25,13 +25,8 @@ def scores_of(query, key, prior, sigma2, **options):
         "include_log_det": False,
         "hard": False,
     }
-    return mgk_scores(
-        query,
-        key,
-        log_prior=None if prior is None else prior.log(),
-        variance=sigma2,
-        **{**defaults, **options},
-    )
+    log_prior = None if prior is None else prior.log()
+    return mgk_scores(query, key, MGKArguments(log_prior, sigma2, **{**defaults, **options}))
 
 
 @pytest.fixture
@@ -227,7 +222,7 @@ def test_extreme_scores_stay_finite(hard):
     )
     if not hard:
         with torch.no_grad():
-            layer.prior.value[:, 0] = 0.0
+            layer.core.prior.value[:, 0] = 0.0
     for x in (torch.randn(B, N, C) * 1e4, torch.ones(B, N, C), torch.randn(B, 1, C)):
         for backend in cpu_backends(layer):
             if hard and backend == "sdpa":

@@ -27,7 +27,7 @@ def test_plain_formula_is_the_reference(cls, options):
     torch.manual_seed(0)
     layer = cls(7, 3, head_dim=5, backend="reference", **options).double()
     for name, parameter in layer.named_parameters():
-        if name.startswith("prior"):
+        if name.startswith("core.prior"):
             parameter.data.uniform_(0.2, 0.9)
     plain = PlainAttention(copy.deepcopy(layer))
     inputs = torch.randn(2, 11, 7, dtype=torch.float64)
