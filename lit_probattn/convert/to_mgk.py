@@ -63,7 +63,7 @@ class Run:
     Args:
         task: the task, in evaluation mode, with the checkpoint's weights.
         data: the DataModule, set up.
-        head_dim: E, if the configuration says it.
+        head_dim: E, if all layers have the same.
         attention_dropout: dropout of the attention layers.
     """
 
@@ -79,11 +79,21 @@ class Run:
 
     @torch.no_grad()
     def layer_inputs(self, names: list[str], num_batches: int) -> dict[str, LayerInputs]:
-        """Return what the named layers see on validation batches."""
+        """Return what the named layers see on validation batches.
+
+        Raises:
+            ConversionError: a layer adds a bias of its own to the scores of each head.
+        """
         seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
 
         def watch(name: str) -> Any:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                bias = kwargs.get("bias")
+                if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
+                    raise ConversionError(
+                        f"{name}: every head has a bias of its own (relative positions), which "
+                        "fewer heads cannot take: train MGK on pictures from the beginning"
+                    )
                 inputs = LayerInputs(
                     args[0], kwargs.get("key_mask"), kwargs.get("is_causal", False)
                 )
@@ -306,9 +316,10 @@ def _open_run(options: argparse.Namespace) -> Run:
         trained = open_trained(wanted)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConversionError(f"cannot build the run of {path}: {error}") from error
-    arguments = trained.config["model"]["init_args"]
-    attention = arguments.get("attention", {}).get("init_args", {})
-    return Run(trained.task, trained.data, arguments.get("head_dim"), attention.get("dropout", 0.0))
+    layers = list(trained.layers.values())
+    sizes = {layer.head_dim for layer in layers}
+    dropout = max((layer.dropout for layer in layers), default=0.0)
+    return Run(trained.task, trained.data, sizes.pop() if len(sizes) == 1 else None, dropout)
 
 
 def main(arguments: list[str] | None = None) -> int:
