@@ -22,8 +22,15 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
-from lit_probattn.cli.files import config_files, read_config_files, run_folder_of, run_name
+from lit_probattn.cli.files import (
+    config_files,
+    found_config_files,
+    read_config_files,
+    run_folder_of,
+    run_name,
+)
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_nulls
+from lit_probattn.configs import SIZES_OF_DATA
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,
@@ -57,10 +64,6 @@ TRAINER_DEFAULTS = {
 }
 
 
-# What the DataModule tells the model once it is constructed.
-SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
-
-
 class RunCLI(LightningCLI):
     """LightningCLI with run folders, checked checkpoints and readable errors.
 
@@ -81,7 +84,7 @@ class RunCLI(LightningCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             trainer_defaults=TRAINER_DEFAULTS,
-            args=self.arguments,
+            args=found_config_files(self.arguments),
         )
 
     # ---- the command line ----------------------------------------------------------------------

@@ -22,7 +22,8 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_probattn.attention import Attention
-from lit_probattn.configs import nearest
+from lit_probattn.configs import ConfigError, class_of, nearest
+from lit_probattn.records.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.training import peers
 from lit_probattn.training.checkpoints import CheckpointError
@@ -108,10 +109,9 @@ def _nearest_option(key: str, options: list[str]) -> str:
 
 def _argument_names(class_path: str) -> list[str]:
     """Names of a class's constructor arguments, as the parser sees them."""
-    module, _, name = class_path.rpartition(".")
+    parser = ArgumentParser(exit_on_error=False)
     try:
-        cls = getattr(importlib.import_module(module), name)
-        added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+        added = parser.add_class_arguments(class_of(class_path), fail_untyped=False)
     except Exception:  # only the hint is lost
         return []
     return list(added)
@@ -206,7 +206,7 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     text = " ".join(str(error).split())
     if isinstance(error, NonFiniteError):
         return text, 1
-    if isinstance(error, CommandError | CheckpointError | MisconfigurationException):
+    if isinstance(error, CommandError | ConfigError | CheckpointError | MisconfigurationException):
         return text + _NO_GPU * text.startswith("No supported gpu backend found"), 2
     if isinstance(error, OSError) and error.errno in _STORAGE:
         place = "" if error.filename is None else f": {error.filename}"
@@ -298,17 +298,6 @@ def exit_status(run: Callable[[], object]) -> int:
     finally:
         peers.close()
     return 0
-
-
-def rank() -> str:
-    """Rank of this process, as whoever started it says."""
-    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "0")
-
-
-def is_first_rank() -> bool:
-    """Whether this is rank 0, or a process alone."""
-    return rank() == "0"
 
 
 def say_error(text: str) -> None:

@@ -12,10 +12,12 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter
+import yaml
+from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser, _InstantiatorFn
 
 from lit_probattn.cli.errors import CommandError, ConstructionError, readable
+from lit_probattn.configs import ConfigError, class_of, upgrade
 
 
 def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -> None:
@@ -60,10 +62,9 @@ def _classes(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _import(class_path: str) -> type | None:
-    module, _, name = class_path.rpartition(".")
     try:
-        found = getattr(__import__(module, fromlist=[name]), name)
-    except (ImportError, AttributeError, ValueError):
+        found = class_of(class_path)
+    except ConfigError:
         return None
     return found if isinstance(found, type) else None
 
@@ -91,6 +92,18 @@ def _allows_none(kind: Any) -> bool:
     if origin is typing.Literal:
         return None in typing.get_args(kind)
     return kind in (None, type(None), Any, object) or isinstance(kind, typing.TypeVar)
+
+
+_load_yaml = get_loader("yaml")
+
+
+def _load_upgraded(text: str) -> Any:
+    """Read YAML as the parser does; configurations of earlier versions in today's terms."""
+    content = _load_yaml(text)
+    return upgrade(content) if isinstance(content, dict) else content
+
+
+set_loader("yaml", _load_upgraded, exceptions=(yaml.YAMLError,))
 
 
 class HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):

@@ -10,7 +10,6 @@ An evaluated sample counts as a third of a trained one.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,7 +22,7 @@ from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.compare.cells import Cell
-from lit_probattn.configs import attention_factory, class_of
+from lit_probattn.configs import attention_factory, class_of, link_sizes
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import ImageClassifier, LanguageModeling, PairClassifier
 from lit_probattn.tasks.base import Task
@@ -32,8 +31,6 @@ from profiling.cost.exact import stated_backend
 from profiling.measure.counters import torch_flops
 from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
-
-SIZES = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 
 
 def build_data(cell: Cell) -> DataModule:
@@ -85,17 +82,11 @@ def split_sizes(data: DataModule) -> dict[str, int]:
 def build_task(cell: Cell, data: DataModule) -> Task:
     """Make the LightningModule of a cell on the current default device."""
     entry = cell.config["model"]
-    cls, arguments = class_of(entry["class_path"]), dict(entry["init_args"])
-    chosen = arguments.pop("attention")
-    accepted = {
-        name for part in cls.__mro__ for name in inspect.signature(part.__init__).parameters
-    }
-    for name in SIZES:
-        if name in accepted and name not in arguments:
-            known = cell.task.sizes.get(name)
-            arguments[name] = getattr(data, name) if known is None else known
+    model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
+    link_sizes(model, cell.task.sizes, data)
+    chosen = model["init_args"].pop("attention")
     factory = attention_factory(chosen["class_path"], chosen.get("init_args") or {})
-    task: Task = cls(factory, seed=cell.seed, **arguments)
+    task: Task = class_of(model["class_path"])(factory, seed=cell.seed, **model["init_args"])
     return task
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_probattn.compare.tables import Row, TaskEntry
-from lit_probattn.configs import ConfigError, class_of, compose
+from lit_probattn.configs import ConfigError, class_of, compose, parameters_of
 from lit_probattn.training.run_folder import FREE_KEYS, flatten
 
 ATTENTION = "model.init_args.attention.init_args"
@@ -160,8 +160,6 @@ def default_of(config: Mapping[str, Any], key: str) -> Any:
     for part in parent.split("."):
         place = place.get(part) if isinstance(place, Mapping) else None
     path = place.get("class_path") if isinstance(place, Mapping) else None
-    for cls in class_of(path).__mro__ if path else ():
-        parameter = inspect.signature(cls.__init__).parameters.get(name)
-        if parameter is not None and parameter.default is not inspect.Parameter.empty:
-            return parameter.default
-    return None
+    parameter = parameters_of(class_of(path)).get(name) if path else None
+    has_default = parameter is not None and parameter.default is not inspect.Parameter.empty
+    return parameter.default if parameter is not None and has_default else None

@@ -25,15 +25,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import yaml
-from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.configs import find
 from lit_probattn.convert.layer import LayerErrors, LayerInputs, convert_layer
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
-
-# Sizes that the command line links from the data to the model.
-_LINKED = ("vocab_size", "num_classes", "max_seq_len")
+from lit_probattn.training.trained import open_trained
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ class Run:
 
     Args:
         task: the task, in evaluation mode, with the checkpoint's weights.
-        data: the DataModule, set up for validation.
-        head_dim: E, if the configuration says it.
+        data: the DataModule, set up.
+        head_dim: E, if all layers have the same.
         attention_dropout: dropout of the attention layers.
     """
 
@@ -81,11 +79,21 @@ class Run:
 
     @torch.no_grad()
     def layer_inputs(self, names: list[str], num_batches: int) -> dict[str, LayerInputs]:
-        """Return what the named layers see on validation batches."""
+        """Return what the named layers see on validation batches.
+
+        Raises:
+            ConversionError: a layer adds a bias of its own to the scores of each head.
+        """
         seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
 
         def watch(name: str) -> Any:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                bias = kwargs.get("bias")
+                if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
+                    raise ConversionError(
+                        f"{name}: every head has a bias of its own (relative positions), which "
+                        "fewer heads cannot take: train MGK on pictures from the beginning"
+                    )
                 inputs = LayerInputs(
                     args[0], kwargs.get("key_mask"), kwargs.get("is_causal", False)
                 )
@@ -118,48 +126,6 @@ class Run:
             same += int((before.argmax(-1) == after.argmax(-1)).sum())
             rows += before[..., 0].numel()
         return ModelErrors((difference / size) ** 0.5, same / max(1, rows), rows)
-
-
-def build_run(config: dict[str, Any], state: dict[str, Tensor]) -> Run:
-    """Build task and data of a resolved configuration and load the weights.
-
-    Raises:
-        KeyError: the configuration has no model or data.
-        ValueError: a class cannot be built, or the data is not there.
-        RuntimeError: the weights do not fit the model.
-    """
-    for part in ("model", "data"):
-        if not isinstance(config.get(part), dict):
-            raise KeyError(f"the configuration has no {part}")
-    seed = config.get("seed_everything", 0)
-    data_config = copy.deepcopy(config["data"])
-    data_config.setdefault("init_args", {}).setdefault("seed", seed)
-    data = _instantiate(pl.LightningDataModule, data_config)
-    data.prepare_data()
-    data.setup("validate")
-    model_config = copy.deepcopy(config["model"])
-    arguments = model_config.setdefault("init_args", {})
-    for name in _LINKED:
-        arguments.setdefault(name, getattr(data, name))
-    arguments.setdefault("seed", seed)
-    task = _instantiate(pl.LightningModule, model_config)
-    task.load_state_dict(state)
-    attention = arguments.get("attention", {}).get("init_args", {})
-    return Run(task.eval(), data, arguments.get("head_dim"), attention.get("dropout", 0.0))
-
-
-def _instantiate(base: type, config: dict[str, Any]) -> Any:
-    """Build a class from {class_path, init_args}."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(base, "it")
-    try:
-        parsed = parser.parse_object({"it": config})
-        # Renamed in jsonargparse 4.49; older releases have the old name only.
-        make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-        return make(parsed).it
-    except Exception as error:
-        name = config.get("class_path", "without a class_path")
-        raise ValueError(f"{name}: {str(error).strip().splitlines()[-1]}") from error
 
 
 def _join(parts: list[LayerInputs]) -> LayerInputs:
@@ -291,7 +257,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
             raise ConversionError(f"{path} exists: choose another name or remove it")
     checkpoint = load_checkpoint(options.checkpoint)
     state = checkpoint.get("state_dict", {})
-    run = None if options.weights_only else _find_run(options, state)
+    run = None if options.weights_only else _open_run(options)
     head_dim = options.head_dim or (run.head_dim if run is not None else None)
     head_dim = head_dim or checkpoint.get("hyper_parameters", {}).get("head_dim")
     if head_dim is None:
@@ -334,22 +300,26 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     return [*lines, f"wrote {options.output} and {config_file}"]
 
 
-def _find_run(options: argparse.Namespace, state: dict[str, Tensor]) -> Run:
-    """Build the run from its config file."""
-    path = options.config
-    if path is None:
-        path = options.checkpoint.resolve().parent.parent / "config.yaml"
-    if not path.is_file():
+def _open_run(options: argparse.Namespace) -> Run:
+    """Open the run that the checkpoint belongs to.
+
+    Raises:
+        ConversionError: there is no configuration, or it does not fit checkpoint or data.
+    """
+    path = options.config or options.checkpoint.resolve().parent.parent / "config.yaml"
+    if not find(path).is_file():
         raise ConversionError(
             f"no config at {path}: give the run's --config, or --weights_only with --head_dim"
         )
-    config = yaml.safe_load(path.read_text())
-    if not isinstance(config, dict):
-        raise ConversionError(f"{path} is not a configuration: expected a mapping")
+    wanted = argparse.Namespace(checkpoint=options.checkpoint, config=[path], data=[], device="cpu")
     try:
-        return build_run(config, state)
+        trained = open_trained(wanted)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConversionError(f"cannot build the run of {path}: {error}") from error
+    layers = list(trained.layers.values())
+    sizes = {layer.head_dim for layer in layers}
+    dropout = max((layer.dropout for layer in layers), default=0.0)
+    return Run(trained.task, trained.data, sizes.pop() if len(sizes) == 1 else None, dropout)
 
 
 def main(arguments: list[str] | None = None) -> int:

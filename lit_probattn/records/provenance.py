@@ -174,3 +174,14 @@ def _gpus() -> list[dict[str, Any]]:
     ]
     pynvml.nvmlShutdown()
     return gpus
+
+
+def rank() -> str:
+    """Rank of this process, as whoever started it says."""
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "0")
+
+
+def is_first_rank() -> bool:
+    """Whether this is rank 0, or a process alone."""
+    return rank() == "0"

@@ -32,8 +32,8 @@ from datamodules.core.errors import DataError
 from lit_probattn.cli.shards import parse_shard, torchrun_shard
 from lit_probattn.compare.cells import Place, parse_settings, portable
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.tables import FOLDER, kinds, nearest, read_table
-from lit_probattn.configs import ConfigError
+from lit_probattn.compare.tables import FOLDER, kinds, read_table
+from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce.commands import (
     dry_run,
     list_lines,

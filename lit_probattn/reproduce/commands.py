@@ -16,7 +16,7 @@ from lit_probattn.compare.predict import Prediction, build_data, counts, missing
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
-from lit_probattn.configs import ConfigError
+from lit_probattn.configs import ConfigError, find
 from lit_probattn.records.provenance import device_name
 
 
@@ -24,7 +24,7 @@ def missing_parts(table: Table) -> list[str]:
     """Return the files that a table needs and this package does not have."""
     needed = [task.config for task in table.tasks.values()]
     needed += [row.attention for row in table.rows.values()]
-    return sorted({name for name in needed if not Path(name).is_file()})
+    return sorted({name for name in needed if not find(name).is_file()})
 
 
 def make_cells(
@@ -35,8 +35,8 @@ def make_cells(
     Raises:
         ConfigError: `only` names nothing that the table has.
     """
-    there = [p for p in table.select(only) if Path(p[1].attention).is_file()]
-    there = [p for p in there if Path(p[0].config).is_file()]
+    there = [p for p in table.select(only) if find(p[1].attention).is_file()]
+    there = [p for p in there if find(p[0].config).is_file()]
     return [Cell(task, row, seed, options, place) for seed in seeds for task, row in there]
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-import yaml
 
+from lit_probattn.configs import read_yaml
 from lit_probattn.training.checkpoints import (
     CheckpointError,
     check_checkpoint,
@@ -307,9 +307,12 @@ def folder_of_checkpoint(checkpoint: Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Resolved configuration of a run folder."""
-    loaded = yaml.safe_load((folder / "config.yaml").read_text())
-    return loaded if isinstance(loaded, dict) else {}
+    """Resolved configuration of a run folder, in today's terms.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return read_yaml(folder / "config.yaml")
 
 
 def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

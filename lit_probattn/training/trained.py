@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_probattn.attention import Attention
-from lit_probattn.configs import LINKED, instantiate, linked_sizes, read_config
+from lit_probattn.configs import instantiate, link_sizes, read_config
 from lit_probattn.training.checkpoints import load_checkpoint
 
 
@@ -129,13 +129,8 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
         data = instantiate(pl.LightningDataModule, config["data"])
         data.prepare_data()
         data.setup("test")
-    arguments = config["model"].setdefault("init_args", {})
-    known = loaded.get("hyper_parameters", {})
-    for name in linked_sizes(config["model"]["class_path"], LINKED):
-        size = known.get(name, getattr(data, name, None))
-        if size is not None:
-            arguments.setdefault(name, size)
-    arguments.setdefault("seed", seed)
+    link_sizes(config["model"], loaded.get("hyper_parameters", {}), data)
+    config["model"]["init_args"].setdefault("seed", seed)
     task = instantiate(pl.LightningModule, config["model"])
     _load_weights(task, loaded.get("state_dict", {}), options.checkpoint)
     if getattr(task, "ema", None) is not None:

@@ -233,7 +233,7 @@ def _finite(value: Tensor) -> float:
     return float(value) if bool(torch.isfinite(value)) else float("inf")
 
 
-TASK = "configs/tasks/lra_listops_tiny.yaml"
+TASK = "configs/tasks/tiny/lra_listops.yaml"
 
 ATTENTION = tuple(f"configs/attention/{name}.yaml" for name in ("mgk", "smgk", "fish", "mlk"))
 

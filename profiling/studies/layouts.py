@@ -82,7 +82,7 @@ def fit_arguments(
 ) -> list[str]:
     """Command line of one training of tiny ListOps, with a global batch of 8."""
     configs = ROOT / "configs"
-    files = [configs / "tasks/lra_listops_tiny.yaml", configs / f"attention/{variant}.yaml"]
+    files = [configs / "tasks/tiny/lra_listops.yaml", configs / f"attention/{variant}.yaml"]
     strategy = ["--trainer.strategy", "ddp"] if layout.processes > 1 else []
     callback = "profiling.studies.layouts.StepLosses"
     return [

@@ -139,7 +139,9 @@ def loader(data_dir: str | None, workers: int, batch: int, repeats: int) -> None
 
 def main() -> None:
     """Run a command."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m profiling.swin_step", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("command", choices=("sizes", "step", "loader"))
     parser.add_argument("--batch", type=int, default=8, help="pictures per step")
     parser.add_argument("--repeats", type=int, default=5, help="timed steps of each side")

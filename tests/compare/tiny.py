@@ -23,7 +23,7 @@ ACCURACY = {
 }
 TASKS = {
     "listops": {
-        "config": "configs/tasks/lra_listops_tiny.yaml",
+        "config": "configs/tasks/tiny/lra_listops.yaml",
         "published": {"trainer.precision": "16-mixed"},
         "not_in_config": ["published: another evaluation"],
         "metrics": {"test": ACCURACY},
@@ -31,7 +31,7 @@ TASKS = {
         "shortened": {"trainer.max_steps": 8},
     },
     "retrieval": {
-        "config": "configs/tasks/lra_retrieval_tiny.yaml",
+        "config": "configs/tasks/tiny/lra_retrieval.yaml",
         "metrics": {"test": ACCURACY},
     },
 }

@@ -11,6 +11,7 @@ from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.convert.to_mgk import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import load_checkpoint
+from tests.analysis import made
 
 C, E, H, K = 11, 3, 4, 2
 
@@ -141,3 +142,22 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(broken))
     assert main([str(checkpoint), str(out)]) == 2
     assert "datamodules.Nothing" in capsys.readouterr().err
+
+
+def test_series_are_converted(tmp_path, capsys):
+    """Series tell the model num_features, not vocab_size."""
+    checkpoint = made.checkpoint(tmp_path, "series", "SoftmaxAttention")
+    out = tmp_path / "mgk.ckpt"
+    status = main([str(checkpoint), str(out), "--num_batches", "1"])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    assert "same prediction in" in told.out
+    layers = load_checkpoint(out)["conversion"]["layers"]
+    assert all(0 <= errors["output_error"] < 2 for errors in layers.values())
+
+
+def test_heads_with_a_bias_each_are_refused(tmp_path, capsys):
+    """A Swin Transformer is opened, but its relative positions are a bias per head."""
+    checkpoint = made.checkpoint(tmp_path, "picture", "SoftmaxAttention")
+    assert main([str(checkpoint), str(tmp_path / "mgk.ckpt"), "--num_batches", "1"]) == 2
+    assert "every head has a bias of its own" in capsys.readouterr().err

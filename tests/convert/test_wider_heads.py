@@ -109,7 +109,7 @@ def test_refusals():
 def test_a_checkpoint_keeps_its_perplexity(tmp_path, capsys):
     text = made_text.write(tmp_path / "text")
     common = [
-        *("--config", str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml")),
+        *("--config", str(ROOT / "configs/tasks/tiny/wikitext103_value_aware.yaml")),
         *("--config", write_attention(tmp_path), "--data.init_args.data_dir", str(text)),
         *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
         *("--trainer.enable_progress_bar", "false", "--trainer.max_steps", "4"),

@@ -19,7 +19,7 @@ from lit_probattn.randomness import RandomKey
 from tests.analysis.made import layer_call
 from tests.support.paths import ROOT
 
-PUBLISHED = pd.read_csv(ROOT / "configs/paper/published.csv")
+PUBLISHED = pd.read_csv(ROOT / "configs/reproduce/published.csv")
 
 
 def printed(table: str, task: str, method: str, heads: object, split: str | None = None) -> float:

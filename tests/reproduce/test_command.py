@@ -90,8 +90,8 @@ def test_list_names_every_table_with_its_state(capsys):
     [
         (["fish_table2"], "fish_table2 (FiSH, table 2: IWSLT'14 translation) is not made: transl"),
         (["low_rank_table1"], "BERT pre-training is not in scope"),
-        (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean mgk_table1?"),
-        (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean listops?"),
+        (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
+        (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard expects 0 <= i < n"),
         (["mgk_table1", "--set", "a"], "--set expects key=value, received 'a'"),
         (["mgk_table1", "--jobs", "0"], "--jobs and --steps must be at least 1"),

@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.runs import in_ranks, newest_state, only_version, write_attention
 from tests.tasks.tiny import trainer
 
-CONFIG = str(ROOT / "configs/tasks/imagenet_swin_tiny_tiny.yaml")
+CONFIG = str(ROOT / "configs/tasks/tiny/imagenet_swin_tiny.yaml")
 CLASSES = tuple(f"n{number:02d}" for number in range(7))
 SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
 

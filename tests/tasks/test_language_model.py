@@ -189,7 +189,7 @@ def test_inverse_square_root_has_no_end():
 
 def command(name, place, text, *more, tiny="small", attention=None):
     files = [
-        *("--config", str(CONFIGS / "tasks" / f"wikitext103_{tiny}_tiny.yaml")),
+        *("--config", str(CONFIGS / "tasks" / "tiny" / f"wikitext103_{tiny}.yaml")),
         *("--config", attention or write_attention(place)),
     ]
     where = [

@@ -219,7 +219,7 @@ def test_fit_and_test_from_the_command_line_and_repetition(tmp_path):
     def fit(name: str):
         run(
             [
-                *("fit", "--config", str(ROOT / "configs/tasks/masked_lm_tiny.yaml")),
+                *("fit", "--config", str(ROOT / "configs/tasks/tiny/masked_lm.yaml")),
                 *("--config", attention, "--run.root", str(tmp_path / name / "runs")),
                 *("--data.init_args.data_dir", str(folder), "--trainer.accelerator", "cpu"),
                 *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),

@@ -200,7 +200,7 @@ def test_loss_that_is_not_finite_names_the_samples():
 
 
 def command(name: str, folder: Path, *more: str) -> list[str]:
-    files = ["tasks/uea_tiny.yaml", "attention/gfish.yaml"]
+    files = ["tasks/tiny/uea.yaml", "attention/gfish.yaml"]
     configs = [part for file in files for part in ("--config", str(ROOT / "configs" / file))]
     place = ["--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(folder)]
     hardware = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]

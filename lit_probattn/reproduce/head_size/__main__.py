@@ -3,7 +3,7 @@
     python -m lit_probattn.head_size theory --out reports/NAME
     python -m lit_probattn.head_size embed runs/NAME/0/checkpoints/best-00000600.ckpt wide.ckpt \\
         --head_dim 64
-    python -m lit_probattn.head_size experiment --grid configs/studies/head_size_reduced.yaml \\
+    python -m lit_probattn.head_size experiment --grid configs/reproduce/head_size_reduced.yaml \\
         --data_dir DIR --runs runs/head_size --out reports/NAME
 
 theory: theorem 1's construction, the sharper bounds, its counter-example, figure LRB-G1, and with
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from lit_probattn.analysis.head_size import theory
 from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.configs import ConfigError
 from lit_probattn.convert import wider_heads
 from lit_probattn.convert.to_mgk import ConversionError
 from lit_probattn.records.tables import PictureError
@@ -39,7 +40,7 @@ PARTS = {
 }
 
 REFUSALS = (
-    *(AnalysisError, CheckpointError, ConversionError, GridError),
+    *(AnalysisError, CheckpointError, ConfigError, ConversionError, GridError),
     *(OpenError, PictureError),
 )
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.results import Results
 from lit_probattn.cli.app import main as run_command
+from lit_probattn.configs import read_yaml
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.reproduce.head_size.grid import Grid, GridError, Point
@@ -140,7 +140,7 @@ def read_sizes(grid: Grid, place: Place) -> tuple[int, int]:
     Raises:
         GridError: matching by width is asked for, and the rows are not known yet.
     """
-    task = yaml.safe_load(Path(grid.task).read_text())
+    task = read_yaml(grid.task)
     layers = grid.flags.get(
         "model.init_args.num_layers", task["model"]["init_args"].get("num_layers")
     )
@@ -193,7 +193,7 @@ def plan(points: Sequence[Point]) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python -m lit_probattn.head_size experiment`."""
     add = parser.add_argument
-    add("--grid", type=Path, required=True, help="a file of configs/studies")
+    add("--grid", type=Path, required=True, help="a file of configs/reproduce")
     add("--data_dir", help="folder of the text (or LIT_PROBATTN_DATA)")
     add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
     add("--runs", type=Path, default=Path("runs/head_size"), help="folder of the runs")

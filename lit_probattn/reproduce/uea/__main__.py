@@ -38,7 +38,11 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--table", default="configs/paper/fish_table6.yaml", help="recipes and published numbers")
+    add(
+        "--table",
+        default="configs/reproduce/fish_table6.yaml",
+        help="recipes and published numbers",
+    )
     add("--archives", nargs="+", help="names, or `all` of the collection; default: the table's")
     add("--variants", nargs="+", help="the table's names, or files of configs/attention")
     add("--seeds", nargs="+", type=int, help="default: the table's")
