@@ -34,6 +34,10 @@ from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
 
 SIZES = ("vocab_size", "num_features", "num_classes", "max_seq_len")
+_ROUNDS, _MAX_SECONDS = 2, 20.0
+
+# Batches whose steps a line is drawn through.
+_FEW = (1, 2)
 
 
 def build_data(cell: Cell) -> DataModule:
@@ -172,12 +176,6 @@ def counts(cell: Cell) -> dict[str, int]:
 
         macs = torch_flops(forward) // 2
     return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
-
-
-_ROUNDS, _MAX_SECONDS = 2, 20.0
-
-# Batches whose steps a line is drawn through.
-_FEW = (1, 2)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,15 @@ from lit_probattn.compare.protocol import Difference, differences
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 
+SHORTENED = "SHORTENED PROTOCOL"
+_LEGEND = [
+    "Mean ± standard deviation over seeds (n − 1). Notes are ours − published with a 95 % "
+    "interval, for which the published runs, printed without deviations, are assumed to vary as "
+    "ours do; and ours − baseline with Welch's interval, * where it excludes 0 (no correction for "
+    "several comparisons). FLOP ratio: multiply-adds of one forward pass at the published length "
+    "by the equations, without the output layer of a language model, to the baseline's.",
+]
+
 
 def flat_result(result: dict[str, Any]) -> dict[str, Any]:
     """Return what rows.csv says of a finished cell."""
@@ -120,9 +129,6 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, path: Path) -> N
     figure.suptitle(textwrap.fill(title, 24 + 32 * len(panels)), fontsize=10)
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-SHORTENED = "SHORTENED PROTOCOL"
 
 
 @dataclass
@@ -344,15 +350,6 @@ class Report:
                 f"{result['num_starts']} | {minutes} | `{result['command']}` |"
             )
         return lines
-
-
-_LEGEND = [
-    "Mean ± standard deviation over seeds (n − 1). Notes are ours − published with a 95 % "
-    "interval, for which the published runs, printed without deviations, are assumed to vary as "
-    "ours do; and ours − baseline with Welch's interval, * where it excludes 0 (no correction for "
-    "several comparisons). FLOP ratio: multiply-adds of one forward pass at the published length "
-    "by the equations, without the output layer of a language model, to the baseline's.",
-]
 
 
 def table_lines(summary: pd.DataFrame) -> list[str]:

@@ -44,6 +44,11 @@ from lit_probattn.reproduce.commands import (
 )
 
 PROGRAM = "python -m lit_probattn.reproduce"
+# Options that the command of the UEA archives takes.
+_UEA = (
+    *("only", "seeds", "shard", "dry_run", "as_published"),
+    *("accelerator", "data_dir", "cache_dir", "runs", "out"),
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -124,13 +129,6 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         for command in part["commands" if on_gpu else "without_gpu"]:
             subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
     return 0
-
-
-# Options that the command of the UEA archives takes.
-_UEA = (
-    *("only", "seeds", "shard", "dry_run", "as_published"),
-    *("accelerator", "data_dir", "cache_dir", "runs", "out"),
-)
 
 
 def _refuse(options: argparse.Namespace, *taken: str) -> None:

@@ -31,6 +31,33 @@ from lit_probattn.training.preemption import agree_on_restart, is_restart, job_n
 from lit_probattn.training.run_record import read_starts
 
 PLAN_VARIABLE = "LIT_PROBATTN_PLAN"
+# How far to train, on which hardware, and where files lie: these may differ between the starts of
+# one run. Everything else makes it another run.
+FREE_KEYS = (
+    "ckpt_path",
+    "weights_only",
+    "trainer.max_steps",
+    "trainer.max_time",
+    "trainer.accelerator",
+    "trainer.strategy",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.plugins",
+    "trainer.profiler",
+    "trainer.logger",
+    "trainer.log_every_n_steps",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.default_root_dir",
+    "run.root",
+    "run.version",
+    "run.keep_checkpoints",
+    "run.checkpoint_every",
+    "data.init_args.num_workers",
+    "data.init_args.pin_memory",
+    "data.init_args.data_dir",
+    "data.init_args.cache_dir",
+)
 
 
 class RunFolderError(ValueError):
@@ -129,35 +156,6 @@ def _decode(text: str) -> RunPlan:
         created=values["created"],
         notes=values["notes"],
     )
-
-
-# How far to train, on which hardware, and where files lie: these may differ between the starts of
-# one run. Everything else makes it another run.
-FREE_KEYS = (
-    "ckpt_path",
-    "weights_only",
-    "trainer.max_steps",
-    "trainer.max_time",
-    "trainer.accelerator",
-    "trainer.strategy",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.plugins",
-    "trainer.profiler",
-    "trainer.logger",
-    "trainer.log_every_n_steps",
-    "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
-    "trainer.default_root_dir",
-    "run.root",
-    "run.version",
-    "run.keep_checkpoints",
-    "run.checkpoint_every",
-    "data.init_args.num_workers",
-    "data.init_args.pin_memory",
-    "data.init_args.data_dir",
-    "data.init_args.cache_dir",
-)
 
 
 @dataclass

@@ -31,6 +31,10 @@ from profiling.cost.exact import (
 from profiling.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from profiling.measure.rows import Scope, Source, Status
 
+# Measured and closed form may differ by this much, relatively.
+TOLERANCE = 1e-6
+SCOPES: tuple[Scope, ...] = ("attention", "layers", "model")
+
 
 def attention_layers(model: nn.Module) -> list[Attention]:
     """Return the attention layers of a model, in order."""
@@ -71,12 +75,6 @@ def table_parameters(model: nn.Module) -> int:
 
 def _numel(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
-
-
-# Measured and closed form may differ by this much, relatively.
-TOLERANCE = 1e-6
-
-SCOPES: tuple[Scope, ...] = ("attention", "layers", "model")
 
 
 @dataclass(frozen=True)

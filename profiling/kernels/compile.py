@@ -47,6 +47,10 @@ _POINTERS = {
 }
 
 _OPTIONS = ("num_warps", "num_stages")
+CAPABILITIES = (80, 90)
+HEAD_DIMS = (16, 32, 64, 128)
+_LENGTH = 1024  # a multiple of every tile, as the tests of speed use
+_TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
 
 
 @dataclass(frozen=True)
@@ -140,13 +144,6 @@ def resources(compiled: Any, capability: int) -> Resources:
         num_warps=compiled.metadata.num_warps,
         uses_wgmma="wgmma" in ptx,
     )
-
-
-CAPABILITIES = (80, 90)
-
-HEAD_DIMS = (16, 32, 64, 128)
-
-_LENGTH = 1024  # a multiple of every tile, as the tests of speed use
 
 
 @dataclass(frozen=True)
@@ -275,9 +272,6 @@ def selected_cases(names: str | None) -> list[Case]:
         known = ", ".join(case.name for case in cases)
         raise ConfigError(f"no kernel is named like {names!r}; expected a part of one of: {known}")
     return found
-
-
-_TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
 
 
 def candidates(shape: Shape) -> Iterator[Launch]:

@@ -39,6 +39,12 @@ td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: left; }
 th { background: #f4f4f4; } tr:nth-child(even) td { background: #fafafa; }
 img { max-width: 100%; border: 1px solid #eee; } code { background: #f4f4f4; padding: 0 .2rem; }
 """
+_PROVENANCE = ["sweep", "device_name", "versions", "git_revision", "command"]
+_READABLE = {
+    *("model", "num_layers", "mlp_dim", "head_dim", "embed_dim", "seq_len", "batch_size"),
+    *("mode", "backend", "dtype", "device", "grid_heads"),
+}
+_EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
 
 
 def write_page(folder: Path) -> Path:
@@ -92,9 +98,6 @@ def _inline(text: str) -> str:
     escaped = html.escape(text, quote=False)
     escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
     return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", escaped)
-
-
-_PROVENANCE = ["sweep", "device_name", "versions", "git_revision", "command"]
 
 
 def load_results(folder: Path) -> list[ProfileRow]:
@@ -256,14 +259,6 @@ def _compose(
     for name, caption in figures:
         parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
     return "\n".join(parts).rstrip() + "\n"
-
-
-_READABLE = {
-    *("model", "num_layers", "mlp_dim", "head_dim", "embed_dim", "seq_len", "batch_size"),
-    *("mode", "backend", "dtype", "device", "grid_heads"),
-}
-
-_EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
 
 
 def _agreement(frame: pd.DataFrame) -> list[str]:

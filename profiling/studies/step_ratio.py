@@ -35,6 +35,15 @@ from lit_probattn.records.tables import markdown_table
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import quantile, summarise, time_sides
 
+VARIANTS = {
+    "softmax, 8 heads": ("softmax", 8),
+    "MGK, 4 heads": ("mgk", 4),
+    "sMGK, 4 heads": ("smgk", 4),
+}
+BASELINE = "softmax, 8 heads"
+PACKAGE, PLAIN = "package", "plain"
+TOLERANCE = 1e-4  # of logits of order 0.1, float32, before training
+
 
 class PlainAttention(nn.Module):
     """Self-attention by the plain formula, on the weights of a layer.
@@ -107,19 +116,6 @@ def materialise(model: nn.Module) -> nn.Module:
             if isinstance(child, Attention):
                 setattr(module, name, PlainAttention(child))
     return model
-
-
-VARIANTS = {
-    "softmax, 8 heads": ("softmax", 8),
-    "MGK, 4 heads": ("mgk", 4),
-    "sMGK, 4 heads": ("smgk", 4),
-}
-
-BASELINE = "softmax, 8 heads"
-
-PACKAGE, PLAIN = "package", "plain"
-
-TOLERANCE = 1e-4  # of logits of order 0.1, float32, before training
 
 
 def build(config: str, heads: int, length: int, dropout: float) -> Classifier:

@@ -27,6 +27,11 @@ from profiling.sweep.plan import Point, make_plan, shard
 from profiling.sweep.points import failed_rows, make_step, measure_point, skipped_rows
 from profiling.sweep.worker import Worker, WorkerFailure
 
+# What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
+# kernel's own workspace, a block of scores (at most 256 x 512, twice in backward) per thread.
+_NUMBERS_KEPT_BYTES = 128
+_WORKSPACE_BYTES = 2 * 256 * 512 * 8 + 2**16
+
 
 def rows_file(folder: Path, index: int, count: int) -> Path:
     """Return the results file of one shard."""
@@ -233,13 +238,6 @@ def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> st
         f"{broken} that fail, {len(points) - skipped - broken} to measure"
     )
     return "\n".join(lines)
-
-
-# What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
-# kernel's own workspace, a block of scores (at most 256 x 512, twice in backward) per thread.
-_NUMBERS_KEPT_BYTES = 128
-
-_WORKSPACE_BYTES = 2 * 256 * 512 * 8 + 2**16
 
 
 def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:

@@ -61,6 +61,10 @@ from lit_probattn.records.rows import RowStore
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.trained import Trained, identity, open_trained
 
+STUDY = "approximate"
+_RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)
+_KEY = ("scope", "method", "num_kept", "rounds", "detail", "draw")
+
 
 def summary(table: pd.DataFrame) -> str:
     """A table of the metric: a row per number of keys, a column per method; means over draws."""
@@ -130,13 +134,6 @@ def local_view(
         f"Effective support exp(entropy): mean {skew['effective_support'].mean():.1f} keys; mass "
         f"of the 16 largest weights {skew['top_16'].mean():.3f}.",
     ]
-
-
-STUDY = "approximate"
-
-_RANKS = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256, 512)
-
-_KEY = ("scope", "method", "num_kept", "rounds", "detail", "draw")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

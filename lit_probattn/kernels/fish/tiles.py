@@ -17,6 +17,15 @@ import triton.language as tl
 
 from lit_probattn.kernels.tiles import draw_words, philox4x32
 
+# float32 bits of √½: below it the logarithm splits off a power of two.
+_ROOT_HALF_BITS = tl.constexpr(0x3F3504F3)
+
+# √½ · 2³²
+_ROOT_HALF_WORD = tl.constexpr(0xB504F333)
+_LN2 = tl.constexpr(0.6931471805599453)
+_RADIANS_PER_WORD = tl.constexpr(1.4629180792671596e-09)  # 2π / 2³²
+_INV_WORD = tl.constexpr(2.3283064365386963e-10)  # 2⁻³²
+
 
 @triton.jit
 def load_rows(POINTER, index, stride, num_rows, DIM: tl.constexpr, PADDED: tl.constexpr):
@@ -159,19 +168,6 @@ def unit_noise(
             return noise_tiles(DRAW, sample, rows, cols, first, HG, ALIGNED)
     else:
         return ()
-
-
-# float32 bits of √½: below it the logarithm splits off a power of two.
-_ROOT_HALF_BITS = tl.constexpr(0x3F3504F3)
-
-# √½ · 2³²
-_ROOT_HALF_WORD = tl.constexpr(0xB504F333)
-
-_LN2 = tl.constexpr(0.6931471805599453)
-
-_RADIANS_PER_WORD = tl.constexpr(1.4629180792671596e-09)  # 2π / 2³²
-
-_INV_WORD = tl.constexpr(2.3283064365386963e-10)  # 2⁻³²
 
 
 @triton.jit
