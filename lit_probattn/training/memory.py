@@ -273,8 +273,6 @@ def _shape(trainer: pl.Trainer, step: Step) -> str:
 
 
 def _free(trainer: pl.Trainer) -> str:
-    pass
-
     device = trainer.strategy.root_device
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

@@ -212,8 +212,6 @@ def write_report(
     written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
     written += [out / "figures" / name for name, _ in figures]
     if html:
-        pass
-
         written.append(write_page(out))
     return written
 
@@ -272,9 +270,7 @@ def _agreement(frame: pd.DataFrame) -> list[str]:
         rows.append(
             {
                 "quantity": METRICS[str(metric)][0],
-                "expected by": {"analytic": "closed form", "predicted": "fake tensors"}[
-                    str(source)
-                ],
+                "expected by": _EXPECTED_BY[str(source)],
                 "values": len(group),
                 "equal": int((group["error"] == 0.0).sum()),
                 "largest relative difference": f"{group['error'].abs().max():.2e}",
