@@ -65,6 +65,29 @@ class RunFolderError(ValueError):
 
 
 @dataclass
+class RunSettings:
+    """Where a run is kept and when it is saved.
+
+    Args:
+        root: folder of all runs.
+        name: name of the run. Default: `<task>-<attention>`, from the config files' names.
+        version: name of the folder below it. Default: the next number.
+        checkpoint_every: optimiser steps between checkpoints. Default: after every validation.
+        keep_checkpoints: step checkpoints kept, at least 2; the best one is kept beside them.
+        monitor: metric that decides which checkpoint is the best.
+        monitor_mode: whether a larger (max) or smaller (min) metric is better.
+    """
+
+    root: str = "runs"
+    name: str | None = None
+    version: str | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    monitor: str = "val/accuracy"
+    monitor_mode: Literal["max", "min"] = "max"
+
+
+@dataclass
 class RunPlan:
     """What a command reads and writes.
 
@@ -156,29 +179,6 @@ def _decode(text: str) -> RunPlan:
         created=values["created"],
         notes=values["notes"],
     )
-
-
-@dataclass
-class RunSettings:
-    """Where a run is kept and when it is saved.
-
-    Args:
-        root: folder of all runs.
-        name: name of the run. Default: `<task>-<attention>`, from the config files' names.
-        version: name of the folder below it. Default: the next number.
-        checkpoint_every: optimiser steps between checkpoints. Default: after every validation.
-        keep_checkpoints: step checkpoints kept, at least 2; the best one is kept beside them.
-        monitor: metric that decides which checkpoint is the best.
-        monitor_mode: whether a larger (max) or smaller (min) metric is better.
-    """
-
-    root: str = "runs"
-    name: str | None = None
-    version: str | None = None
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 2
-    monitor: str = "val/accuracy"
-    monitor_mode: Literal["max", "min"] = "max"
 
 
 def versions_of(root: Path, name: str) -> list[Path]:

@@ -72,6 +72,41 @@ class Resources:
     uses_wgmma: bool
 
 
+@dataclass(frozen=True)
+class CompiledRow:
+    """One compiled kernel.
+
+    Args:
+        case: the layer whose call needs it.
+        kernel: its name.
+        head_dim: E.
+        dtype: precision of query, key and value.
+        capability: 80 for A100, 90 for H100 and H200.
+        tiles: queries x keys of a tile.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline.
+        registers: per thread.
+        spill_bytes: stored for want of registers, per thread.
+        shared_bytes: shared memory of a program.
+        wgmma: whether products use Hopper's warp-group instructions.
+        compile_s: seconds; next to nothing where Triton's cache holds the kernel.
+    """
+
+    case: str
+    kernel: str
+    head_dim: int
+    dtype: str
+    capability: int
+    tiles: str
+    num_warps: int
+    num_stages: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    wgmma: bool
+    compile_s: float
+
+
 def _argument(value: Any) -> tuple[str, Any, bool]:
     """Return the type of an argument, its value if it is compiled in, and whether 16 divides it."""
     if value is None:
@@ -144,41 +179,6 @@ def resources(compiled: Any, capability: int) -> Resources:
         num_warps=compiled.metadata.num_warps,
         uses_wgmma="wgmma" in ptx,
     )
-
-
-@dataclass(frozen=True)
-class CompiledRow:
-    """One compiled kernel.
-
-    Args:
-        case: the layer whose call needs it.
-        kernel: its name.
-        head_dim: E.
-        dtype: precision of query, key and value.
-        capability: 80 for A100, 90 for H100 and H200.
-        tiles: queries x keys of a tile.
-        num_warps: warps of a program.
-        num_stages: depth of the software pipeline.
-        registers: per thread.
-        spill_bytes: stored for want of registers, per thread.
-        shared_bytes: shared memory of a program.
-        wgmma: whether products use Hopper's warp-group instructions.
-        compile_s: seconds; next to nothing where Triton's cache holds the kernel.
-    """
-
-    case: str
-    kernel: str
-    head_dim: int
-    dtype: str
-    capability: int
-    tiles: str
-    num_warps: int
-    num_stages: int
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    wgmma: bool
-    compile_s: float
 
 
 def recorded_launches(

@@ -47,142 +47,6 @@ _READABLE = {
 _EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
 
 
-def write_page(folder: Path) -> Path:
-    """Turn report.md and its figures into report.html in the same folder."""
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    body = "\n".join(_blocks(text, folder))
-    title = html.escape(text.splitlines()[0].lstrip("# "))
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
-    )
-    path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
-
-
-def _blocks(text: str, folder: Path) -> list[str]:
-    """Turn the Markdown that reports use (headings, lists, tables, images) into HTML."""
-    out: list[str] = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        lines = block.splitlines()
-        heading = re.match(r"(#+) (.*)", lines[0])
-        image = re.match(r"!\[(.*)\]\((.*)\)", lines[0])
-        if heading:
-            level = len(heading[1])
-            out.append(f"<h{level}>{_inline(heading[2])}</h{level}>")
-        elif image:
-            data = base64.b64encode((folder / image[2]).read_bytes()).decode()
-            alt = html.escape(image[1])
-            out.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
-        elif lines[0].startswith("|"):
-            out.append(_table(lines))
-        elif lines[0].startswith("- "):
-            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
-            out.append(f"<ul>{items}</ul>")
-        else:
-            out.append(f"<p>{_inline(' '.join(lines))}</p>")
-    return out
-
-
-def _table(lines: list[str]) -> str:
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if "---" not in line]
-    head = "".join(f"<th>{_inline(c)}</th>" for c in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_inline(c)}</td>" for c in row) + "</tr>" for row in rows[1:]
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _inline(text: str) -> str:
-    escaped = html.escape(text, quote=False)
-    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
-    return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", escaped)
-
-
-def load_results(folder: Path) -> list[ProfileRow]:
-    """Return the rows of a results folder, all shards merged, each point once.
-
-    Raises:
-        RowsError: no results, or none that are complete.
-    """
-    files = sorted(folder.glob("rows*.jsonl"))
-    if not files:
-        raise RowsError(
-            f"no results in {folder} (rows*.jsonl); run python -m profiling sweep first"
-        )
-    rows: list[ProfileRow] = []
-    seen: set[str] = set()
-    for path in files:
-        fresh = [row for row in read_rows(path)[0] if row.point_id not in seen]
-        seen.update(row.point_id for row in fresh)
-        rows += fresh
-    if not rows:
-        raise RowsError(f"the sweep in {folder} is empty: no point is complete")
-    return rows
-
-
-def require_one_version(frame: pd.DataFrame) -> None:
-    """Check that all rows come from the same code and packages.
-
-    Raises:
-        RowsError: they do not; ratios across versions would mean nothing.
-    """
-    for column in ("versions", "git_revision"):
-        found = sorted(frame[column].unique())
-        if len(found) > 1:
-            raise RowsError(
-                f"the sweep mixes {column}: {' | '.join(found)}; run it again in a fresh folder, "
-                "or set them side by side with --compare"
-            )
-
-
-def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
-    """Return notes on variants whose baseline has no numbers anywhere.
-
-    Raises:
-        RowsError: no variant has a baseline row to be compared with.
-    """
-    measured = set(frame.loc[frame["status"] == "ok", "variant"])
-    pairs = {v: config.baseline_of(v) for v in config.variants}
-    wanted = {v: b for v, b in pairs.items() if b is not None}
-    without = {v: b for v, b in wanted.items() if b not in measured}
-    if wanted and len(without) == len(wanted):
-        raise RowsError(
-            f"no baseline row: {', '.join(sorted(set(without.values())))} has no numbers in this "
-            "sweep, so there are no ratios to report"
-        )
-    return [f"{v}: baseline {b} has no numbers" for v, b in without.items()]
-
-
-def provenance(frame: pd.DataFrame, config: SweepConfig) -> tuple[list[str], str]:
-    """Return the lines that open a report, and a short form for figures."""
-    one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
-    command = f"python -m profiling sweep --config configs/profiling/{config.name}.yaml"
-    lines = [
-        f"- Command: `{command}`, then `{command.replace('sweep', 'report', 1)}`",
-        "- Data: random tokens or features; cost does not depend on them",
-        f"- Convention: {CONVENTION}",
-        f"- Hardware: {one['device_name']}",
-        f"- Versions: {one['versions']}; revision {one['git_revision']}",
-    ]
-    note = (
-        f"{config.name} | random data | {CONVENTION} | {one['device_name']} | "
-        f"{one['versions'].split(', fvcore')[0]} | {one['git_revision']} | {command}"
-    )
-    return lines, note
-
-
-def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
-    """Return the table without columns that hold one value or none, and those values."""
-    same = {c: frame[c].iloc[0] for c in frame if frame[c].nunique(dropna=False) == 1}
-    dropped = [*same, "point_id", "row_index", "rows_in_point", "baseline"]
-    dropped += ["attention_class", "attention_args"]  # the table of variants has them
-    kept = frame.drop(columns=[c for c in dict.fromkeys(dropped) if c in frame])
-    constants = {k: v for k, v in same.items() if not pd.isna(v) and k not in _PROVENANCE}
-    return kept, constants
-
-
 def write_report(
     config: SweepConfig, results: Path, out: Path, *, html: bool = False
 ) -> list[Path]:
@@ -316,3 +180,139 @@ def _terms(frame: pd.DataFrame) -> list[str]:
         "",
         *parts,
     ]
+
+
+def load_results(folder: Path) -> list[ProfileRow]:
+    """Return the rows of a results folder, all shards merged, each point once.
+
+    Raises:
+        RowsError: no results, or none that are complete.
+    """
+    files = sorted(folder.glob("rows*.jsonl"))
+    if not files:
+        raise RowsError(
+            f"no results in {folder} (rows*.jsonl); run python -m profiling sweep first"
+        )
+    rows: list[ProfileRow] = []
+    seen: set[str] = set()
+    for path in files:
+        fresh = [row for row in read_rows(path)[0] if row.point_id not in seen]
+        seen.update(row.point_id for row in fresh)
+        rows += fresh
+    if not rows:
+        raise RowsError(f"the sweep in {folder} is empty: no point is complete")
+    return rows
+
+
+def require_one_version(frame: pd.DataFrame) -> None:
+    """Check that all rows come from the same code and packages.
+
+    Raises:
+        RowsError: they do not; ratios across versions would mean nothing.
+    """
+    for column in ("versions", "git_revision"):
+        found = sorted(frame[column].unique())
+        if len(found) > 1:
+            raise RowsError(
+                f"the sweep mixes {column}: {' | '.join(found)}; run it again in a fresh folder, "
+                "or set them side by side with --compare"
+            )
+
+
+def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
+    """Return notes on variants whose baseline has no numbers anywhere.
+
+    Raises:
+        RowsError: no variant has a baseline row to be compared with.
+    """
+    measured = set(frame.loc[frame["status"] == "ok", "variant"])
+    pairs = {v: config.baseline_of(v) for v in config.variants}
+    wanted = {v: b for v, b in pairs.items() if b is not None}
+    without = {v: b for v, b in wanted.items() if b not in measured}
+    if wanted and len(without) == len(wanted):
+        raise RowsError(
+            f"no baseline row: {', '.join(sorted(set(without.values())))} has no numbers in this "
+            "sweep, so there are no ratios to report"
+        )
+    return [f"{v}: baseline {b} has no numbers" for v, b in without.items()]
+
+
+def provenance(frame: pd.DataFrame, config: SweepConfig) -> tuple[list[str], str]:
+    """Return the lines that open a report, and a short form for figures."""
+    one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
+    command = f"python -m profiling sweep --config configs/profiling/{config.name}.yaml"
+    lines = [
+        f"- Command: `{command}`, then `{command.replace('sweep', 'report', 1)}`",
+        "- Data: random tokens or features; cost does not depend on them",
+        f"- Convention: {CONVENTION}",
+        f"- Hardware: {one['device_name']}",
+        f"- Versions: {one['versions']}; revision {one['git_revision']}",
+    ]
+    note = (
+        f"{config.name} | random data | {CONVENTION} | {one['device_name']} | "
+        f"{one['versions'].split(', fvcore')[0]} | {one['git_revision']} | {command}"
+    )
+    return lines, note
+
+
+def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
+    """Return the table without columns that hold one value or none, and those values."""
+    same = {c: frame[c].iloc[0] for c in frame if frame[c].nunique(dropna=False) == 1}
+    dropped = [*same, "point_id", "row_index", "rows_in_point", "baseline"]
+    dropped += ["attention_class", "attention_args"]  # the table of variants has them
+    kept = frame.drop(columns=[c for c in dict.fromkeys(dropped) if c in frame])
+    constants = {k: v for k, v in same.items() if not pd.isna(v) and k not in _PROVENANCE}
+    return kept, constants
+
+
+def write_page(folder: Path) -> Path:
+    """Turn report.md and its figures into report.html in the same folder."""
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    body = "\n".join(_blocks(text, folder))
+    title = html.escape(text.splitlines()[0].lstrip("# "))
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _blocks(text: str, folder: Path) -> list[str]:
+    """Turn the Markdown that reports use (headings, lists, tables, images) into HTML."""
+    out: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        heading = re.match(r"(#+) (.*)", lines[0])
+        image = re.match(r"!\[(.*)\]\((.*)\)", lines[0])
+        if heading:
+            level = len(heading[1])
+            out.append(f"<h{level}>{_inline(heading[2])}</h{level}>")
+        elif image:
+            data = base64.b64encode((folder / image[2]).read_bytes()).decode()
+            alt = html.escape(image[1])
+            out.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
+        elif lines[0].startswith("|"):
+            out.append(_table(lines))
+        elif lines[0].startswith("- "):
+            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
+            out.append(f"<ul>{items}</ul>")
+        else:
+            out.append(f"<p>{_inline(' '.join(lines))}</p>")
+    return out
+
+
+def _table(lines: list[str]) -> str:
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if "---" not in line]
+    head = "".join(f"<th>{_inline(c)}</th>" for c in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_inline(c)}</td>" for c in row) + "</tr>" for row in rows[1:]
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _inline(text: str) -> str:
+    escaped = html.escape(text, quote=False)
+    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
+    return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", escaped)

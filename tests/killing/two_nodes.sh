@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two nodes on one machine: two network namespaces, torchrun on each, a real ListOps fit over gloo.
 #
-#     sudo PY=.venv/bin/python bash tests/scripts/two_nodes.sh
+#     sudo PY=.venv/bin/python bash tests/killing/two_nodes.sh
 #
 # First an undisturbed run. Then the same run again; in its middle, everything on the second node is
 # ended with SIGKILL, as if the machine had lost power, and a few seconds later the node is started
