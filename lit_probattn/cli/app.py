@@ -24,6 +24,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
 from lit_probattn.cli.files import config_files, read_config_files, run_folder_of, run_name
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_nulls
+from lit_probattn.configs import LINKED
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,
@@ -55,10 +56,6 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,  # its FLOPs column cannot count attention
 }
-
-
-# What the DataModule tells the model once it is constructed.
-SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 
 
 class RunCLI(LightningCLI):
@@ -98,7 +95,7 @@ class RunCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's settings; hand sizes of the data and the seed to the model."""
         parser.add_class_arguments(RunSettings, "run")
-        for size in SIZES_OF_DATA:
+        for size in LINKED:
             parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
@@ -108,7 +105,7 @@ class RunCLI(LightningCLI):
         self.config = parser.parse_args(args)
         command = self.config.get("subcommand")
         if command is not None:
-            refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
+            refuse_nulls(self.config[command], {"run": RunSettings}, LINKED)
 
     def _parse_ckpt_path(self) -> None:
         """The configuration decides, not what a checkpoint remembers of another one."""

@@ -23,7 +23,7 @@ from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
 from lit_probattn.attention.backends import Backend, Call, choose_backend
 from lit_probattn.compare.cells import Cell
-from lit_probattn.configs import attention_factory, class_of
+from lit_probattn.configs import LINKED, attention_factory, class_of
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import ImageClassifier, LanguageModeling, PairClassifier
 from lit_probattn.tasks.base import Task
@@ -33,7 +33,6 @@ from profiling.measure.counters import torch_flops
 from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
 
-SIZES = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 _ROUNDS, _MAX_SECONDS = 2, 20.0
 
 # Batches whose steps a line is drawn through.
@@ -212,7 +211,7 @@ def build_task(cell: Cell, data: DataModule) -> Task:
     accepted = {
         name for part in cls.__mro__ for name in inspect.signature(part.__init__).parameters
     }
-    for name in SIZES:
+    for name in LINKED:
         if name in accepted and name not in arguments:
             known = cell.task.sizes.get(name)
             arguments[name] = getattr(data, name) if known is None else known

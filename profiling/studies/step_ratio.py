@@ -323,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     measured = [measure(options, dropout) for dropout in options.dropout]
     rows = pd.concat([part for part, _ in measured], ignore_index=True)
-    command = shlex.join(["python", "-m", "profiling.studies.step_ratio", *arguments])
+    command = shlex.join(["python", "-m", "profiling.step_ratio", *arguments])
     print(write_report(rows, max(d for _, d in measured), options, command))
     print(f"\nreport: {options.out / 'report.md'}")
     return 0
