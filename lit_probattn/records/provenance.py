@@ -169,5 +169,5 @@ def _gpus() -> list[dict[str, Any]]:
 def replace_text(path: Path, text: str) -> None:
     """Write a text atomically: a temporary file, then a rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

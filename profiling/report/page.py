@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines
 from profiling.cost.explain import explain_row
 from profiling.measure.counters import CONVENTION
@@ -81,10 +81,8 @@ def write_report(
 
 
 def _write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     form = None if digits is None else f"%.{digits}g"
-    table.to_csv(temporary, index=False, float_format=form)
-    os.replace(temporary, path)
+    replace_text(path, table.to_csv(index=False, float_format=form))
 
 
 def _compose(

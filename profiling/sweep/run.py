@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from lit_probattn.configs import ConfigError
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.records.provenance import (
+    command_line,
+    device_name,
+    git_revision,
+    replace_text,
+    versions,
+)
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.training.memory import available_bytes, predicted_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, write_tables
@@ -53,9 +58,7 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
                 "--out or remove the folder"
             )
         return
-    temporary = folder / f".sweep.json.{os.getpid()}"
-    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(temporary, note)
+    replace_text(note, json.dumps(content, indent=1))
 
 
 def predicted_total(point: Point) -> int:
