@@ -64,99 +64,6 @@ class Prediction:
     seq_len: int
 
 
-def predict(cell: Cell, tflops: float | None = None) -> Prediction:
-    """Predict a cell.
-
-    Args:
-        cell: the cell.
-        tflops: speed for the FLOP model; None measures steps.
-    """
-    data, counted = build_data(cell), counts(cell)
-    batch = int(cell.config["data"]["init_args"]["batch_size"])
-    steps = _MeasuredSteps(cell, batch)
-    peak = steps.peak_bytes()  # first: it warms up
-    if tflops is None:
-        fixed, per_sample = steps.seconds()
-        basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
-    else:
-        fixed, per_sample = 0.0, 3 * 2 * counted["macs"] / (tflops * 1e12)
-        basis = f"FLOP model at {tflops:g} TFLOP/s"
-    training = cell.max_steps * (fixed + batch * per_sample)
-    evaluation = _evaluated_samples(cell, split_sizes(data)) * per_sample / 3
-    return Prediction(
-        hours=(training + evaluation) / 3600,
-        basis=basis,
-        peak_bytes=peak,
-        num_parameters=counted["parameters"],
-        macs=counted["macs"],
-        steps=cell.max_steps,
-        batch_size=batch,
-        seq_len=data.max_seq_len,
-    )
-
-
-def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
-    """Samples of all validations and of the test; what is not known counts as none."""
-    interval = int(cell.config["trainer"].get("val_check_interval") or cell.max_steps)
-    return (cell.max_steps // interval) * sizes.get("val", 0) + sizes.get("test", 0)
-
-
-class _MeasuredSteps:
-    """Training steps of few samples, on the paths of the whole batch."""
-
-    def __init__(self, cell: Cell, batch: int) -> None:
-        data = build_data(cell)
-        torch.manual_seed(cell.seed)
-        self.task, self.batch = build_task(cell, data).train(), batch
-        set_backends(self.task.model, batch, data.max_seq_len)
-        self.steps = {
-            str(n): training_step(self.task, *make_inputs(self.task, data, n)) for n in _FEW
-        }
-
-    def seconds(self) -> tuple[float, float]:
-        """Return seconds of a step without samples and of every sample, neither below 0.
-
-        The steps have run before.
-        """
-        times = time_sides(
-            self.steps,
-            device=torch.device("cpu"),
-            warmup=0,
-            repeats=_ROUNDS,
-            max_seconds=_MAX_SECONDS,
-        )
-        one, two = (summarise(times[str(n)]).median_s for n in _FEW)
-        per_sample = two - one if two > one else two / 2
-        return max(one - per_sample, 0.0), per_sample
-
-    def peak_bytes(self) -> int:
-        """Return the peak of a step of the whole batch, by a line through those of few."""
-        one, two = (cpu_peak_bytes(step) for step in self.steps.values())
-        weights = sum(p.numel() * p.element_size() for p in self.task.model.parameters())
-        return one + (two - one) * (self.batch - _FEW[0]) + 3 * weights
-
-
-def counts(cell: Cell) -> dict[str, int]:
-    """Count parameters, and multiply-adds of one sample's forward pass by the equations.
-
-    The output layer of a language model, the same for all rows, is not in the multiply-adds.
-    """
-    data = build_data(cell)
-    with torch.device("meta"):
-        task = build_task(cell, data).eval()
-        inputs, _ = make_inputs(task, data, 1)
-        for layer in attention_layers(task):
-            layer.backend = cast(Backend, stated_backend(layer))
-        model = task.model
-
-        def forward() -> None:
-            with torch.no_grad():
-                model(inputs)
-
-        macs = torch_flops(forward) // 2
-    return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
-
-
 def build_data(cell: Cell) -> DataModule:
     """Make the DataModule of a cell; nothing is read."""
     entry = cell.config["data"]
@@ -272,3 +179,96 @@ def set_backends(model: nn.Module, batch: int, length: int) -> None:
                 layer.auto_rules,
             ),
         )
+
+
+def counts(cell: Cell) -> dict[str, int]:
+    """Count parameters, and multiply-adds of one sample's forward pass by the equations.
+
+    The output layer of a language model, the same for all rows, is not in the multiply-adds.
+    """
+    data = build_data(cell)
+    with torch.device("meta"):
+        task = build_task(cell, data).eval()
+        inputs, _ = make_inputs(task, data, 1)
+        for layer in attention_layers(task):
+            layer.backend = cast(Backend, stated_backend(layer))
+        model = task.model
+
+        def forward() -> None:
+            with torch.no_grad():
+                model(inputs)
+
+        macs = torch_flops(forward) // 2
+    return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
+
+
+def predict(cell: Cell, tflops: float | None = None) -> Prediction:
+    """Predict a cell.
+
+    Args:
+        cell: the cell.
+        tflops: speed for the FLOP model; None measures steps.
+    """
+    data, counted = build_data(cell), counts(cell)
+    batch = int(cell.config["data"]["init_args"]["batch_size"])
+    steps = _MeasuredSteps(cell, batch)
+    peak = steps.peak_bytes()  # first: it warms up
+    if tflops is None:
+        fixed, per_sample = steps.seconds()
+        basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
+    else:
+        fixed, per_sample = 0.0, 3 * 2 * counted["macs"] / (tflops * 1e12)
+        basis = f"FLOP model at {tflops:g} TFLOP/s"
+    training = cell.max_steps * (fixed + batch * per_sample)
+    evaluation = _evaluated_samples(cell, split_sizes(data)) * per_sample / 3
+    return Prediction(
+        hours=(training + evaluation) / 3600,
+        basis=basis,
+        peak_bytes=peak,
+        num_parameters=counted["parameters"],
+        macs=counted["macs"],
+        steps=cell.max_steps,
+        batch_size=batch,
+        seq_len=data.max_seq_len,
+    )
+
+
+def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
+    """Samples of all validations and of the test; what is not known counts as none."""
+    interval = int(cell.config["trainer"].get("val_check_interval") or cell.max_steps)
+    return (cell.max_steps // interval) * sizes.get("val", 0) + sizes.get("test", 0)
+
+
+class _MeasuredSteps:
+    """Training steps of few samples, on the paths of the whole batch."""
+
+    def __init__(self, cell: Cell, batch: int) -> None:
+        data = build_data(cell)
+        torch.manual_seed(cell.seed)
+        self.task, self.batch = build_task(cell, data).train(), batch
+        set_backends(self.task.model, batch, data.max_seq_len)
+        self.steps = {
+            str(n): training_step(self.task, *make_inputs(self.task, data, n)) for n in _FEW
+        }
+
+    def seconds(self) -> tuple[float, float]:
+        """Return seconds of a step without samples and of every sample, neither below 0.
+
+        The steps have run before.
+        """
+        times = time_sides(
+            self.steps,
+            device=torch.device("cpu"),
+            warmup=0,
+            repeats=_ROUNDS,
+            max_seconds=_MAX_SECONDS,
+        )
+        one, two = (summarise(times[str(n)]).median_s for n in _FEW)
+        per_sample = two - one if two > one else two / 2
+        return max(one - per_sample, 0.0), per_sample
+
+    def peak_bytes(self) -> int:
+        """Return the peak of a step of the whole batch, by a line through those of few."""
+        one, two = (cpu_peak_bytes(step) for step in self.steps.values())
+        weights = sum(p.numel() * p.element_size() for p in self.task.model.parameters())
+        return one + (two - one) * (self.batch - _FEW[0]) + 3 * weights
