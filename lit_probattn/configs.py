@@ -207,7 +207,30 @@ MOVED_CLASSES = {
 # Packages that export their classes, whichever module of theirs a class is or was written in.
 _PUBLIC = re.compile(r"(lit_probattn\.(?:attention|tasks)|datamodules)\.[\w.]+\.(\w+)")
 
-RETIRED: Retired = {}
+_RELEASED_LINEAR: Mapping[str, Any] = {
+    "denominator": "sum",
+    "eps": 0.0,
+    "output_scale": "one",
+    "padded_len": None,
+}
+# What only released code does lives in classes of its own.
+_RELEASED: Mapping[str, Mapping[str, Any]] = {
+    "MGKAttention": {
+        "row_eps": 0.0,
+        "em_code_parity": "none",
+        "shift_first_zero": False,
+        "prior_floor": 1e-6,
+    },
+    "LinearAttention": _RELEASED_LINEAR,
+    "MLKAttention": {"mix": "after", "shift_first_zero": False, **_RELEASED_LINEAR},
+}
+RETIRED: Retired = {
+    f"lit_probattn.attention.{name}": {
+        option: (default, f"lit_probattn.attention.Released{name}")
+        for option, default in options.items()
+    }
+    for name, options in _RELEASED.items()
+}
 
 
 def upgrade(content: Mapping[str, Any], retired: Retired = RETIRED) -> dict[str, Any]:

@@ -52,6 +52,7 @@ MEDIAN = OPERATORS.index("[MED")
 CHUNK_TREES = 8192
 
 GENERATOR_VERSION = 1
+_HEADER = struct.Struct("<qq")  # number of samples, number of tokens
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,6 @@ def _reduce(
         every = np.arange(len(rows))
         result[rows] = (table[every, (count - 1) // 2] + table[every, count // 2]) // 2
     return result
-
-
-_HEADER = struct.Struct("<qq")  # number of samples, number of tokens
 
 
 def generate_chunks(

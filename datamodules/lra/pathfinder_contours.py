@@ -32,6 +32,13 @@ __all__ = [
 GENERATOR_VERSION = 1
 
 CONTOUR_LENGTHS = {"easy": 6, "intermediate": 9, "hard": 14}
+IntArray = npt.NDArray[np.int64]
+Point = tuple[int, int]
+Window = tuple[slice, slice]
+RETRIALS = 2  # of a paddle
+_FREE = 0.3  # a mask up to this value leaves room for the start of a contour
+_CROSSING = 1.8  # a mask and a paddle's mask that sum to this overlap
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -100,19 +107,6 @@ class GeneratorSettings:
     def num_distractors(self) -> int:
         """Distractors that are tried."""
         return self.distractor_paddles // self.distractor_length
-
-
-IntArray = npt.NDArray[np.int64]
-
-Point = tuple[int, int]
-
-Window = tuple[slice, slice]
-
-RETRIALS = 2  # of a paddle
-
-_FREE = 0.3  # a mask up to this value leaves room for the start of a contour
-
-_CROSSING = 1.8  # a mask and a paddle's mask that sum to this overlap
 
 
 class Draws:
@@ -309,9 +303,6 @@ def _circle(radius: int) -> tuple[IntArray, FloatArray]:
     points = np.stack([np.sin(around), np.cos(around)], axis=1) * radius
     pixels = np.unique(np.floor(points).astype(np.int64), axis=0)
     return pixels, np.arctan2(pixels[:, 0], pixels[:, 1]).astype(np.float64)
-
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

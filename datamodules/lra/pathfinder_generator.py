@@ -43,6 +43,9 @@ _CONTOUR_RETRIALS = 4  # of a distractor
 _LEAST_ROOM = 0.01  # part of the picture that must be free for another distractor
 
 _MOST_ATTEMPTS = 100_000  # at the two targets of one picture
+PICTURES_PER_FILE = 1000
+_SETTINGS_FILE = "generator.json"
+_REPORT_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,6 @@ def _add_distractor(canvas: Canvas) -> Canvas:
             trial.close(contour)
             return trial
     return canvas
-
-
-PICTURES_PER_FILE = 1000
-
-_SETTINGS_FILE = "generator.json"
-
-_REPORT_EVERY = 10
 
 
 def write_pictures(

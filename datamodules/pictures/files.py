@@ -24,6 +24,18 @@ _SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
 
 # Folders below data_dir that may hold train and val.
 _ROOTS = ("", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
+_KIT = "ILSVRC2012_validation_ground_truth.txt"
+_TABLE = "LOC_val_solution.csv"
+_PLACES = (
+    "",
+    "val",
+    "devkit",
+    "data",
+    "devkit/data",
+    "ILSVRC2012_devkit_t12/data",
+    "../ILSVRC2012_devkit_t12/data",
+    "../../..",
+)
 
 
 @dataclass(frozen=True)
@@ -168,22 +180,6 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
     with os.scandir(folder) as entries:
         found = [e.name for e in entries if e.name.lower().endswith(suffixes) and not e.is_dir()]
     return sorted(name for name in found if not name.startswith("."))
-
-
-_KIT = "ILSVRC2012_validation_ground_truth.txt"
-
-_TABLE = "LOC_val_solution.csv"
-
-_PLACES = (
-    "",
-    "val",
-    "devkit",
-    "data",
-    "devkit/data",
-    "ILSVRC2012_devkit_t12/data",
-    "../ILSVRC2012_devkit_t12/data",
-    "../../..",
-)
 
 
 def read_ground_truth(root: Path, names: Sequence[str], given: Path | None = None) -> list[str]:

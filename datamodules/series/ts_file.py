@@ -31,6 +31,8 @@ _TAGS = (
     *("problemname", "timestamps", "missing", "univariate", "dimensions", "dimension"),
     *("equallength", "serieslength", "classlabel", "targetlabel", "data"),
 )
+_MISSING = ("?", "nan")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -169,11 +171,6 @@ def _positive(tag: str, values: list[str], place: Place) -> int:
 def shortened(text: str) -> str:
     """Quote a text from the file, cut to 40 characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
-
-
-_MISSING = ("?", "nan")
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)

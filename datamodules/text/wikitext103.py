@@ -30,6 +30,8 @@ _WHAT = {
     "val": "tokens of the validation text",
     "test": "tokens of the test text",
 }
+_SPLITS = ("train", "val", "test")
+_log = logging.getLogger("datamodules")
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,6 @@ class TextCounts:
             equal = self.found[name] == expected
             verdict = "equal" if equal else "DIFFERENT"
             yield f"published {_WHAT[name]}: {expected}; here {self.found[name]}: {verdict}", equal
-
-
-_SPLITS = ("train", "val", "test")
-
-_log = logging.getLogger("datamodules")
 
 
 class WikiText103(CachedDataModule):

@@ -48,6 +48,7 @@ _STORAGE = {
 _NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
 
 OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
+DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 
 
 class CommandError(ValueError):
@@ -265,9 +266,6 @@ def _field(error: ConstructionError) -> str:
             field = f"{error.key}.init_args"
         traceback = traceback.tb_next
     return field
-
-
-DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 
 
 def exit_status(run: Callable[[], object]) -> int:

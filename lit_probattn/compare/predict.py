@@ -32,6 +32,36 @@ from profiling.measure.counters import torch_flops
 from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
 
+_ROUNDS, _MAX_SECONDS = 2, 20.0
+
+# Batches whose steps a line is drawn through.
+_FEW = (1, 2)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a cell will take.
+
+    Args:
+        hours: training, validation and test, on one device.
+        basis: how the time was found.
+        peak_bytes: memory of a training step.
+        num_parameters: parameters.
+        macs: multiply-adds of one sample's forward pass.
+        steps: optimiser steps.
+        batch_size: samples of a step.
+        seq_len: padded length.
+    """
+
+    hours: float
+    basis: str
+    peak_bytes: int
+    num_parameters: int
+    macs: int
+    steps: int
+    batch_size: int
+    seq_len: int
+
 
 def build_data(cell: Cell) -> DataModule:
     """Make the DataModule of a cell; nothing is read."""
@@ -153,37 +183,6 @@ def counts(cell: Cell) -> dict[str, int]:
 
         macs = torch_flops(forward) // 2
     return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
-
-
-_ROUNDS, _MAX_SECONDS = 2, 20.0
-
-# Batches whose steps a line is drawn through.
-_FEW = (1, 2)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a cell will take.
-
-    Args:
-        hours: training, validation and test, on one device.
-        basis: how the time was found.
-        peak_bytes: memory of a training step.
-        num_parameters: parameters.
-        macs: multiply-adds of one sample's forward pass.
-        steps: optimiser steps.
-        batch_size: samples of a step.
-        seq_len: padded length.
-    """
-
-    hours: float
-    basis: str
-    peak_bytes: int
-    num_parameters: int
-    macs: int
-    steps: int
-    batch_size: int
-    seq_len: int
 
 
 def predict(cell: Cell, tflops: float | None = None) -> Prediction:

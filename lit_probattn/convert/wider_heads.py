@@ -18,6 +18,9 @@ from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.convert.to_mgk import ConversionError, find_layers, restore_layer
 from lit_probattn.training.checkpoints import load_checkpoint, save_checkpoint
 
+# What belongs to the run that wrote the checkpoint and not to the new weights.
+_DROPPED = ("loops", "callbacks", "MixedPrecision", "training", "optimizer_states", "lr_schedulers")
+
 
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
     """Give every head of a projection `head_size` rows (or columns), new ones zero.
@@ -111,9 +114,6 @@ def _fill_padding(
         weight[:, size:] = (std * noise).to(weight)
         state[name] = weight.flatten(0, 1)
 
-
-# What belongs to the run that wrote the checkpoint and not to the new weights.
-_DROPPED = ("loops", "callbacks", "MixedPrecision", "training", "optimizer_states", "lr_schedulers")
 
 # ---- enlarging heads ---------------------------------------------------------------------------
 

@@ -24,6 +24,12 @@ INTERPRET_VARIABLE = "TRITON_INTERPRET"
 HEAD_DIMS = range(1, 129)  # wider heads do not fit the registers of a program
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_recorders: list[list[Launched]] = []
+_targets: list[int] = []
+TUNED = Path(__file__).parent / "tuned"
+_forced: list[Launch] = []
+_forced_for: dict[str, Launch] = {}
+_watchers: list[dict[Shape, None]] = []
 
 
 def interpreted() -> bool:
@@ -65,11 +71,6 @@ class Launched:
     kernel: Any
     args: tuple[Any, ...]
     options: dict[str, Any]
-
-
-_recorders: list[list[Launched]] = []
-
-_targets: list[int] = []
 
 
 @contextmanager
@@ -155,9 +156,6 @@ def like(tensor: Tensor, **options: Any) -> Tensor:
     return torch.empty_like(tensor, **options)
 
 
-TUNED = Path(__file__).parent / "tuned"
-
-
 @dataclass(frozen=True)
 class Launch:
     """Launch configuration of one kernel.
@@ -195,13 +193,6 @@ class Shape:
     def key(self) -> str:
         """Name in a table of tuned configurations."""
         return f"{self.kernel}/{self.head_dim}/{self.num_tiles}/{8 * self.itemsize}bit"
-
-
-_forced: list[Launch] = []
-
-_forced_for: dict[str, Launch] = {}
-
-_watchers: list[dict[Shape, None]] = []
 
 
 @contextmanager

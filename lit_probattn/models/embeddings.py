@@ -7,6 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+Positions = Literal["reversed", "forward", "rotary"]
+_BASE = 10000.0
+_FIRST_FORWARD = 2  # where the library of the value-aware model begins to count
+
 
 class TokenEmbedding(nn.Module):
     """Token table plus learned positions, then dropout.
@@ -57,13 +61,6 @@ class TokenEmbedding(nn.Module):
             positions = torch.arange(length, device=inputs.device)
         embedded: Tensor = self.dropout(self.tokens(inputs) + self.positions(positions))
         return embedded
-
-
-Positions = Literal["reversed", "forward", "rotary"]
-
-_BASE = 10000.0
-
-_FIRST_FORWARD = 2  # where the library of the value-aware model begins to count
 
 
 class Sinusoid(nn.Module):

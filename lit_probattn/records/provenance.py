@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,44 +14,88 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
+# Packages that decide a measured cost, and those that decide a training.
+COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
+RUN_PACKAGES = (
+    "lit-probattn",
+    "torch",
+    "lightning",
+    "triton",
+    "numpy",
+    "torchmetrics",
+    "jsonargparse",
+)
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """Return the installed version of each package; None for one that is not there."""
+    return {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 @cache
 def versions() -> str:
-    """Return versions of Python and the packages that decide a result, in one line."""
-    found = [f"python {platform.python_version()}"]
-    for name in _PACKAGES:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    """Return versions of Python and the packages that decide a cost, in one line."""
+    found = package_versions(COST_PACKAGES).items()
+    known = [f"{name} {number}" for name, number in found if number is not None]
+    return ", ".join([f"python {platform.python_version()}", *known])
+
+
+def git_state() -> dict[str, Any] | None:
+    """Revision of the code that runs, and whether tracked files were changed.
+
+    None if the package does not lie in a git checkout that tracks it.
+    """
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    revision = _git("rev-parse", "HEAD")
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    return {"revision": revision, "dirty": None if status is None else bool(status)}
 
 
 @cache
 def git_revision() -> str:
-    """Return the short revision of this package's checkout, `+` if changed, or `unknown`."""
+    """Return the short revision of this package's checkout, `+` if changed, or `unknown`.
+
+    Changed means the code whose cost is measured: this package and `profiling`.
+    """
     given = os.environ.get("PROFILING_REVISION")  # a worker reports the sweep's own
     if given:
         return given
-    root = Path(__file__).parents[1]
-    try:
-        revision = _git_output(root, "rev-parse", "--short", "HEAD")
-        paths = ("lit_probattn", "profiling")
-        status = _git_output(
-            root.parent, "status", "--porcelain", "--untracked-files=no", "--", *paths
-        )
-    except (OSError, subprocess.CalledProcessError):
+    revision = _git("rev-parse", "--short", "HEAD")
+    code = (".", "../profiling")
+    status = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
+    if revision is None or status is None:
         return "unknown"
     return revision + ("+" if status else "")
 
 
-def _git_output(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=30
-    )
-    return done.stdout.strip()
+def _git(*arguments: str) -> str | None:
+    """What git says in the package's folder; None if it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def command_line() -> str:
+    """Return the command as one would type it, without machine paths."""
+    given = os.environ.get("PROFILING_COMMAND")  # a worker reports the sweep's own
+    if given:
+        return given
+    arguments = [a if not os.path.isabs(a) else Path(a).name for a in sys.argv[1:]]
+    return " ".join(["python -m profiling", *arguments])
 
 
 def device_name(device: str) -> str:
@@ -65,85 +109,31 @@ def device_name(device: str) -> str:
         return torch.cuda.get_device_name(kind)
     if kind.type == "meta":
         return "meta tensors"
-    return f"{_processor()}, {os.cpu_count()} logical cores, {torch.get_num_threads()} threads"
+    processor = _processor() or platform.machine()
+    return f"{processor}, {os.cpu_count()} logical cores, {torch.get_num_threads()} threads"
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, memory and GPUs of this machine."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "num_cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": _gpus(),
+    }
 
 
 @cache
 def _processor() -> str:
+    """Name of the processor; may be empty."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
-
-
-def command_line() -> str:
-    """Return the command as one would type it, without machine paths."""
-    given = os.environ.get("PROFILING_COMMAND")  # a worker reports the sweep's own
-    if given:
-        return given
-    arguments = [a if not os.path.isabs(a) else Path(a).name for a in sys.argv[1:]]
-    return " ".join(["python -m profiling", *arguments])
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that its name never shows half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
-def git_state() -> dict[str, Any] | None:
-    """Revision of the code that runs, and whether tracked files were changed.
-
-    None if the package does not lie in a git checkout that tracks it.
-    """
-    package = Path(__file__).parent
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    revision = _git(package, "rev-parse", "HEAD")
-    status = _git(package, "status", "--porcelain", "--untracked-files=no")
-    return {"revision": revision, "dirty": None if status is None else bool(status)}
-
-
-def hardware() -> dict[str, Any]:
-    """Processor, memory and GPUs of this machine."""
-    return {
-        "machine": platform.machine(),
-        "processor": _processor_name(),
-        "num_cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
-        "gpus": _gpus(),
-    }
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if sys.platform == "linux" and cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
     return platform.processor()
 
 
@@ -185,3 +175,10 @@ def rank() -> str:
 def is_first_rank() -> bool:
     """Whether this is rank 0, or a process alone."""
     return rank() == "0"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text atomically: a temporary file, then a rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import platform
-from importlib.metadata import version
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lit_probattn.records.provenance import git_state, hardware
+from lit_probattn.records.provenance import git_state, hardware, package_versions
 
 MAX_BYTES = 300_000
 
@@ -41,8 +40,9 @@ def machine() -> str:
     """One sentence about hardware, versions and revision."""
     found = hardware()
     gpus = ", ".join(gpu["name"] for gpu in found["gpus"])
-    versions = f"Python {platform.python_version()}, " + ", ".join(
-        f"{name} {version(name)}" for name in ("torch", "numpy", "matplotlib")
+    packages = package_versions(("torch", "numpy", "matplotlib")).items()
+    versions = ", ".join(
+        [f"Python {platform.python_version()}", *(f"{name} {number}" for name, number in packages)]
     )
     git = git_state()
     revision = "unknown" if git is None else git["revision"][:7] + ("+" if git["dirty"] else "")

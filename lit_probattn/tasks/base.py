@@ -36,6 +36,9 @@ from lit_probattn.tasks.schedules import (
     schedule_values,
 )
 
+MAX_OVERFLOWS_IN_A_ROW = 10
+_UNCHANGED = "The weights were not updated."
+
 
 class Batch(TypedDict):
     """A batch of sequences.
@@ -89,9 +92,6 @@ def check_trainer(trainer: pl.Trainer) -> None:
             f"trainer.val_check_interval must be positive, got {interval}: micro-batches from one "
             "validation to the next; --trainer.limit_val_batches 0 turns validation off"
         )
-
-
-MAX_OVERFLOWS_IN_A_ROW = 10
 
 
 class Task(pl.LightningModule):
@@ -349,6 +349,3 @@ class Task(pl.LightningModule):
                 f"the checkpoint was written with trainer.accumulate_grad_batches {before}, this "
                 f"run has {now}: resume with {before}"
             )
-
-
-_UNCHANGED = "The weights were not updated."

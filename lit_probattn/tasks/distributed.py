@@ -19,6 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lit_probattn.attention import Attention
 
+# SIGUSR1 comes from SLURM, which wants the job queued again; it wins over a SIGTERM.
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
 
 def num_ranks() -> int:
     """Number of processes that take part in the run."""
@@ -58,10 +61,6 @@ def gather_objects(item: Any) -> list[Any]:
     if num_ranks() > 1:
         dist.all_gather_object(gathered, item)
     return gathered
-
-
-# SIGUSR1 comes from SLURM, which wants the job queued again; it wins over a SIGTERM.
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 def stop_counts(received: int) -> list[float]:

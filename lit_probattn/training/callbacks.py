@@ -18,6 +18,8 @@ from lit_probattn.attention import recorded_choices
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.run_record import add_to_last_start
 
+SECONDS_BETWEEN_LINES = 10.0
+
 
 class FinalValidation(Callback):
     """Validates after the last step even if the run's length is no multiple of the interval.
@@ -196,9 +198,6 @@ class PredictionWriter(Callback):
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         table.to_parquet(temporary, index=False)
         temporary.replace(self.path)
-
-
-SECONDS_BETWEEN_LINES = 10.0
 
 
 def make_progress_bar() -> ProgressBar:

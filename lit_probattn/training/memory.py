@@ -26,6 +26,10 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "n
 _BACKENDS = ("blockwise", "sdpa")
 
 _GIB = 1 << 30
+StepFunction = Callable[[], object]
+
+# Modules and tensors that exist before a step and after it.
+Resident = Sequence[torch.nn.Module | torch.Tensor]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -269,8 +273,6 @@ def _shape(trainer: pl.Trainer, step: Step) -> str:
 
 
 def _free(trainer: pl.Trainer) -> str:
-    pass
-
     device = trainer.strategy.root_device
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -283,12 +285,6 @@ def _size(num_bytes: int) -> str:
     if num_bytes < _GIB // 8:
         return f"{num_bytes / (1 << 20):.1f} MiB"
     return f"{num_bytes / _GIB:.2f} GiB"
-
-
-StepFunction = Callable[[], object]
-
-# Modules and tensors that exist before a step and after it.
-Resident = Sequence[torch.nn.Module | torch.Tensor]
 
 
 def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple[int, int]:

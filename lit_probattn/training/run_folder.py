@@ -31,10 +31,60 @@ from lit_probattn.training.preemption import agree_on_restart, is_restart, job_n
 from lit_probattn.training.run_record import read_starts
 
 PLAN_VARIABLE = "LIT_PROBATTN_PLAN"
+# How far to train, on which hardware, and where files lie: these may differ between the starts of
+# one run. Everything else makes it another run.
+FREE_KEYS = (
+    "ckpt_path",
+    "weights_only",
+    "trainer.max_steps",
+    "trainer.max_time",
+    "trainer.accelerator",
+    "trainer.strategy",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.plugins",
+    "trainer.profiler",
+    "trainer.logger",
+    "trainer.log_every_n_steps",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.default_root_dir",
+    "run.root",
+    "run.version",
+    "run.keep_checkpoints",
+    "run.checkpoint_every",
+    "data.init_args.num_workers",
+    "data.init_args.pin_memory",
+    "data.init_args.data_dir",
+    "data.init_args.cache_dir",
+)
 
 
 class RunFolderError(ValueError):
     """The requested run folder or checkpoint cannot be used."""
+
+
+@dataclass
+class RunSettings:
+    """Where a run is kept and when it is saved.
+
+    Args:
+        root: folder of all runs.
+        name: name of the run. Default: `<task>-<attention>`, from the config files' names.
+        version: name of the folder below it. Default: the next number.
+        checkpoint_every: optimiser steps between checkpoints. Default: after every validation.
+        keep_checkpoints: step checkpoints kept, at least 2; the best one is kept beside them.
+        monitor: metric that decides which checkpoint is the best.
+        monitor_mode: whether a larger (max) or smaller (min) metric is better.
+    """
+
+    root: str = "runs"
+    name: str | None = None
+    version: str | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    monitor: str = "val/accuracy"
+    monitor_mode: Literal["max", "min"] = "max"
 
 
 @dataclass
@@ -129,58 +179,6 @@ def _decode(text: str) -> RunPlan:
         created=values["created"],
         notes=values["notes"],
     )
-
-
-# How far to train, on which hardware, and where files lie: these may differ between the starts of
-# one run. Everything else makes it another run.
-FREE_KEYS = (
-    "ckpt_path",
-    "weights_only",
-    "trainer.max_steps",
-    "trainer.max_time",
-    "trainer.accelerator",
-    "trainer.strategy",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.plugins",
-    "trainer.profiler",
-    "trainer.logger",
-    "trainer.log_every_n_steps",
-    "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
-    "trainer.default_root_dir",
-    "run.root",
-    "run.version",
-    "run.keep_checkpoints",
-    "run.checkpoint_every",
-    "data.init_args.num_workers",
-    "data.init_args.pin_memory",
-    "data.init_args.data_dir",
-    "data.init_args.cache_dir",
-)
-
-
-@dataclass
-class RunSettings:
-    """Where a run is kept and when it is saved.
-
-    Args:
-        root: folder of all runs.
-        name: name of the run. Default: `<task>-<attention>`, from the config files' names.
-        version: name of the folder below it. Default: the next number.
-        checkpoint_every: optimiser steps between checkpoints. Default: after every validation.
-        keep_checkpoints: step checkpoints kept, at least 2; the best one is kept beside them.
-        monitor: metric that decides which checkpoint is the best.
-        monitor_mode: whether a larger (max) or smaller (min) metric is better.
-    """
-
-    root: str = "runs"
-    name: str | None = None
-    version: str | None = None
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 2
-    monitor: str = "val/accuracy"
-    monitor_mode: Literal["max", "min"] = "max"
 
 
 def versions_of(root: Path, name: str) -> list[Path]:

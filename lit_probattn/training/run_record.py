@@ -9,9 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.records.provenance import _package_version, git_state, hardware, replace_text
-
-PACKAGES = ("lit-probattn", "torch", "lightning", "triton", "numpy", "torchmetrics", "jsonargparse")
+from lit_probattn.records.provenance import (
+    RUN_PACKAGES,
+    git_state,
+    hardware,
+    package_versions,
+    replace_text,
+)
 
 FILE_NAME = "versions.json"
 
@@ -42,7 +46,7 @@ def write_record(
         "job": job,
         "seed": seed,
         "python": platform.python_version(),
-        "packages": {name: _package_version(name) for name in PACKAGES},
+        "packages": package_versions(RUN_PACKAGES),
         "git": git_state(),
         "hardware": hardware(),
     }

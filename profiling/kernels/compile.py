@@ -47,6 +47,10 @@ _POINTERS = {
 }
 
 _OPTIONS = ("num_warps", "num_stages")
+CAPABILITIES = (80, 90)
+HEAD_DIMS = (16, 32, 64, 128)
+_LENGTH = 1024  # a multiple of every tile, as the tests of speed use
+_TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,41 @@ class Resources:
     shared_bytes: int
     num_warps: int
     uses_wgmma: bool
+
+
+@dataclass(frozen=True)
+class CompiledRow:
+    """One compiled kernel.
+
+    Args:
+        case: the layer whose call needs it.
+        kernel: its name.
+        head_dim: E.
+        dtype: precision of query, key and value.
+        capability: 80 for A100, 90 for H100 and H200.
+        tiles: queries x keys of a tile.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline.
+        registers: per thread.
+        spill_bytes: stored for want of registers, per thread.
+        shared_bytes: shared memory of a program.
+        wgmma: whether products use Hopper's warp-group instructions.
+        compile_s: seconds; next to nothing where Triton's cache holds the kernel.
+    """
+
+    case: str
+    kernel: str
+    head_dim: int
+    dtype: str
+    capability: int
+    tiles: str
+    num_warps: int
+    num_stages: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    wgmma: bool
+    compile_s: float
 
 
 def _argument(value: Any) -> tuple[str, Any, bool]:
@@ -140,48 +179,6 @@ def resources(compiled: Any, capability: int) -> Resources:
         num_warps=compiled.metadata.num_warps,
         uses_wgmma="wgmma" in ptx,
     )
-
-
-CAPABILITIES = (80, 90)
-
-HEAD_DIMS = (16, 32, 64, 128)
-
-_LENGTH = 1024  # a multiple of every tile, as the tests of speed use
-
-
-@dataclass(frozen=True)
-class CompiledRow:
-    """One compiled kernel.
-
-    Args:
-        case: the layer whose call needs it.
-        kernel: its name.
-        head_dim: E.
-        dtype: precision of query, key and value.
-        capability: 80 for A100, 90 for H100 and H200.
-        tiles: queries x keys of a tile.
-        num_warps: warps of a program.
-        num_stages: depth of the software pipeline.
-        registers: per thread.
-        spill_bytes: stored for want of registers, per thread.
-        shared_bytes: shared memory of a program.
-        wgmma: whether products use Hopper's warp-group instructions.
-        compile_s: seconds; next to nothing where Triton's cache holds the kernel.
-    """
-
-    case: str
-    kernel: str
-    head_dim: int
-    dtype: str
-    capability: int
-    tiles: str
-    num_warps: int
-    num_stages: int
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    wgmma: bool
-    compile_s: float
 
 
 def recorded_launches(
@@ -275,9 +272,6 @@ def selected_cases(names: str | None) -> list[Case]:
         known = ", ".join(case.name for case in cases)
         raise ConfigError(f"no kernel is named like {names!r}; expected a part of one of: {known}")
     return found
-
-
-_TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
 
 
 def candidates(shape: Shape) -> Iterator[Launch]:

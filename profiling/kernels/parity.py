@@ -32,6 +32,11 @@ from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case
 
 BUDGET = 2.0  # error of the kernel over that of eager code
+TASK = "configs/tasks/tiny/lra_listops.yaml"
+ATTENTION = tuple(f"configs/attention/{name}.yaml" for name in ("mgk", "smgk", "fish", "mlk"))
+
+# Gap between the losses of a step, in float32: rounding, amplified by a few steps of training.
+BOUND = 1e-4
 
 
 @dataclass(frozen=True)
@@ -231,14 +236,6 @@ def parity_rows(
 def _finite(value: Tensor) -> float:
     """Return a number; infinity for NaN, so that no comparison hides it."""
     return float(value) if bool(torch.isfinite(value)) else float("inf")
-
-
-TASK = "configs/tasks/tiny/lra_listops.yaml"
-
-ATTENTION = tuple(f"configs/attention/{name}.yaml" for name in ("mgk", "smgk", "fish", "mlk"))
-
-# Gap between the losses of a step, in float32: rounding, amplified by a few steps of training.
-BOUND = 1e-4
 
 
 def losses(attention: str, backend: str, steps: int, device: str, folder: Path) -> list[float]:

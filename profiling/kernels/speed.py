@@ -29,6 +29,13 @@ from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import Timing, quantile, summarise, time_once, time_sides
 from profiling.sweep.run import missing_device
 
+_SDPA = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
 
 def heads_of(
     layer: Attention, batch: int, seq_len: int, make: Callable[..., Tensor]
@@ -88,14 +95,6 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
         return [out, *torch.autograd.grad(out, [*inputs, *parameters], grad_out.to(out.dtype))]
 
     return run
-
-
-_SDPA = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
 
 
 def _sdpa_call(

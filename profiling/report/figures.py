@@ -21,6 +21,18 @@ matplotlib.use("Agg")
 _HEADING = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads of the baseline"}
 
 MAX_BYTES = 300_000
+_DRAWN = (
+    *("macs", "num_parameters", "num_parameters_non_embedding"),
+    *("peak_memory_bytes", "time_median_s", "energy_j"),
+)
+_SHORT = {
+    "macs": "macs",
+    "num_parameters": "parameters",
+    "num_parameters_non_embedding": "parameters_non_embedding",
+    "peak_memory_bytes": "memory",
+    "time_median_s": "time",
+    "energy_j": "energy",
+}
 
 
 def _panels(
@@ -181,21 +193,6 @@ def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path:
     figure.suptitle("Relative error of closed forms and predictions")
     sns.despine(figure)
     return _save(figure, path, note)
-
-
-_DRAWN = (
-    *("macs", "num_parameters", "num_parameters_non_embedding"),
-    *("peak_memory_bytes", "time_median_s", "energy_j"),
-)
-
-_SHORT = {
-    "macs": "macs",
-    "num_parameters": "parameters",
-    "num_parameters_non_embedding": "parameters_non_embedding",
-    "peak_memory_bytes": "memory",
-    "time_median_s": "time",
-    "energy_j": "energy",
-}
 
 
 def draw_figures(

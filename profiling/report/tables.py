@@ -14,6 +14,8 @@ from profiling.report.ratios import METRICS, PLACE, SETTING
 from profiling.sweep.config import Published
 
 _MAX_ROWS = 48
+_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "H", "batch_size": "B"}
+_COSTS = ("macs", "num_parameters", "peak_memory_bytes", "time_median_s", "energy_j")
 
 
 def _settings(table: pd.DataFrame) -> list[str]:
@@ -52,9 +54,6 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
     modes = pd.Series([", ".join(m) for m in lines.values()])
     table.insert(3, "mode", modes.where(~is_size, "–"))
     return [*markdown_lines(table), ""]
-
-
-_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "H", "batch_size": "B"}
 
 
 def _varying(ratios: pd.DataFrame, metric: str) -> list[str]:
@@ -218,9 +217,6 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
         if len(table) > _MAX_ROWS:
             parts += [f"… and {len(table) - _MAX_ROWS} more in rows.csv.", ""]
     return parts
-
-
-_COSTS = ("macs", "num_parameters", "peak_memory_bytes", "time_median_s", "energy_j")
 
 
 def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:

@@ -36,6 +36,15 @@ from lit_probattn.records.tables import markdown_table
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import quantile, summarise, time_sides
 
+VARIANTS = {
+    "softmax, 8 heads": ("softmax", 8),
+    "MGK, 4 heads": ("mgk", 4),
+    "sMGK, 4 heads": ("smgk", 4),
+}
+BASELINE = "softmax, 8 heads"
+PACKAGE, PLAIN = "package", "plain"
+TOLERANCE = 1e-4  # of logits of order 0.1, float32, before training
+
 
 class PlainAttention(nn.Module):
     """Self-attention by the plain formula, on the weights of a layer.
@@ -109,19 +118,6 @@ def materialise(model: nn.Module) -> nn.Module:
             if isinstance(child, Attention):
                 setattr(module, name, PlainAttention(child))
     return model
-
-
-VARIANTS = {
-    "softmax, 8 heads": ("softmax", 8),
-    "MGK, 4 heads": ("mgk", 4),
-    "sMGK, 4 heads": ("smgk", 4),
-}
-
-BASELINE = "softmax, 8 heads"
-
-PACKAGE, PLAIN = "package", "plain"
-
-TOLERANCE = 1e-4  # of logits of order 0.1, float32, before training
 
 
 def build(config: str, heads: int, length: int, dropout: float) -> Classifier:
@@ -329,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     measured = [measure(options, dropout) for dropout in options.dropout]
     rows = pd.concat([part for part, _ in measured], ignore_index=True)
-    command = shlex.join(["python", "-m", "profiling.studies.step_ratio", *arguments])
+    command = shlex.join(["python", "-m", "profiling.step_ratio", *arguments])
     print(write_report(rows, max(d for _, d in measured), options, command))
     print(f"\nreport: {options.out / 'report.md'}")
     return 0

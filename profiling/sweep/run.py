@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from lit_probattn.configs import ConfigError
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.records.provenance import (
+    command_line,
+    device_name,
+    git_revision,
+    replace_text,
+    versions,
+)
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.training.memory import available_bytes, predicted_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, write_tables
@@ -26,6 +31,11 @@ from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan, shard
 from profiling.sweep.points import failed_rows, make_step, measure_point, skipped_rows
 from profiling.sweep.worker import Worker, WorkerFailure
+
+# What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
+# kernel's own workspace, a block of scores (at most 256 x 512, twice in backward) per thread.
+_NUMBERS_KEPT_BYTES = 128
+_WORKSPACE_BYTES = 2 * 256 * 512 * 8 + 2**16
 
 
 def rows_file(folder: Path, index: int, count: int) -> Path:
@@ -48,9 +58,7 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
                 "--out or remove the folder"
             )
         return
-    temporary = folder / f".sweep.json.{os.getpid()}"
-    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(temporary, note)
+    replace_text(note, json.dumps(content, indent=1))
 
 
 def predicted_total(point: Point) -> int:
@@ -233,13 +241,6 @@ def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> st
         f"{broken} that fail, {len(points) - skipped - broken} to measure"
     )
     return "\n".join(lines)
-
-
-# What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
-# kernel's own workspace, a block of scores (at most 256 x 512, twice in backward) per thread.
-_NUMBERS_KEPT_BYTES = 128
-
-_WORKSPACE_BYTES = 2 * 256 * 512 * 8 + 2**16
 
 
 def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:

@@ -18,7 +18,7 @@ from lit_probattn.convert.algebra import (
     shared_query_factors,
     symmetric_roots,
 )
-from lit_probattn.convert.layer import _component_scores
+from lit_probattn.convert.layer import scores_of_components
 
 C, E, H, K = 11, 3, 4, 2
 
@@ -63,7 +63,7 @@ def test_every_component_starts_with_the_same_mass():
     masses = []
     for sample in range(3):
         rows = inputs.real[sample].nonzero()[:, 0]
-        scores = _component_scores(new, inputs.x[sample : sample + 1], rows)
+        scores = scores_of_components(new, inputs.x[sample : sample + 1], rows)
         later = torch.arange(17) > rows[:, None]
         hidden = later | ~inputs.real[sample]
         log_z = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)  # (H/K, K, n)

@@ -127,7 +127,7 @@ def test_other_commands_are_called(monkeypatch, capsys):
     assert main(["mgk_table7"]) == 0
     config = "configs/profiling/mgk_table7.yaml"
     assert called == [["-m", "profiling", part, "--config", config] for part in ("sweep", "report")]
-    monkeypatch.setattr("lit_probattn.reproduce.uea.__main__.main", called.append)
+    monkeypatch.setattr(command, "run_benchmark", called.append)
     main(["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--shard", "0/2"])
     wanted = {"--archives": "Heartbeat", "--variants": "gfish_4", "--seeds": "1", "--part": "1/2"}
     words = called[-1]

@@ -18,6 +18,9 @@ from lit_probattn.analysis.approximation.greedy import Problem, first_support, g
 from lit_probattn.analysis.approximation.simplex import Support, reoptimise
 
 _MOST_KEYS = 14
+# Smaller entries of a null vector, beside its largest, are rounding.
+_LEAST_PIVOT = 1e-9
+Array = npt.NDArray[np.float64]
 
 
 def variance(value: Tensor, weights: Tensor) -> Tensor:
@@ -77,12 +80,6 @@ def enumerate_optimum(value: Tensor, weights: Tensor, num_kept: int) -> Tensor:
     support = Support(sets, live.double() / sets.shape[-1], live)
     reoptimise(support, value[None].double(), output)
     return (support.output(value[None].double()) - output).norm(dim=-1).min()
-
-
-# Smaller entries of a null vector, beside its largest, are rounding.
-_LEAST_PIVOT = 1e-9
-
-Array = npt.NDArray[np.float64]
 
 
 def nnls(matrix: Array, target: Array, max_steps: int | None = None) -> Array:

@@ -26,6 +26,7 @@ from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.training.trained import open_trained
 
 _PIXELS = 256
+_COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +75,6 @@ def run(options: argparse.Namespace) -> None:
         f"heads and {table['sample'].nunique()} sample(s):\n\n{markdown_table(means)}"
     )
     results.text("Attention maps", describe(trained), body)
-
-
-_COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
 
 def map_statistics(call: LayerCall, weights: Tensor) -> list[dict[str, float]]:

@@ -27,6 +27,20 @@ from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.training.trained import Trained, open_trained
 
 _MOST_BARS = 24
+_COMPONENT = {
+    "prior": "component",
+    "variance": "component",
+    "mixing": "global head",
+    "noise_scale": "global head",
+    "alpha": "α",
+}
+_TITLE = {
+    "prior": "prior π",
+    "variance": "variance σ²",
+    "mixing": "mixing weight p",
+    "noise_scale": "noise scale s",
+    "alpha": "α of entmax",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,19 +149,3 @@ def draw(axis: Axes, quantity: str, part: pd.DataFrame) -> None:
         if components > 1:
             axis.legend(fontsize=7, frameon=False, ncols=min(3, components))
     axis.set_title(_TITLE[quantity], fontsize=9)
-
-
-_COMPONENT = {
-    "prior": "component",
-    "variance": "component",
-    "mixing": "global head",
-    "noise_scale": "global head",
-    "alpha": "α",
-}
-_TITLE = {
-    "prior": "prior π",
-    "variance": "variance σ²",
-    "mixing": "mixing weight p",
-    "noise_scale": "noise scale s",
-    "alpha": "α of entmax",
-}

@@ -1,4 +1,4 @@
-"""Backward of softmax and mixtures; the gradient of the bias is a pass of its own.
+"""Backward kernels of softmax and mixtures: queries, keys and values, and the bias by itself.
 
 Without atomics: the same bits every time.
 

@@ -26,6 +26,7 @@ _SPREAD_LIMIT = {torch.float16: 16.0}
 _HEADROOM = {torch.float16: 8.0}
 
 _LOG2E = 1.4426950408889634
+_NUM_TENSORS = 10  # query … draw
 
 
 def _num_components(key: Tensor, row_bias: Tensor | None, key_bias: Tensor | None) -> int:
@@ -359,9 +360,6 @@ def _new_gradients(
 @mixture_attention_backward.register_fake
 def _(grad_out: Tensor, out: Tensor, normaliser: Tensor, *call: Any) -> tuple[Tensor, ...]:
     return _new_gradients(call[:7], *call[-2:])
-
-
-_NUM_TENSORS = 10  # query … draw
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

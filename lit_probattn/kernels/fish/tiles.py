@@ -15,7 +15,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.tiles import draw_words, philox4x32
+from lit_probattn.kernels.tiles import LN2, draw_words, philox4x32
+
+# float32 bits of √½: below it the logarithm splits off a power of two.
+_ROOT_HALF_BITS = tl.constexpr(0x3F3504F3)
+
+# √½ · 2³²
+_ROOT_HALF_WORD = tl.constexpr(0xB504F333)
+_RADIANS_PER_WORD = tl.constexpr(1.4629180792671596e-09)  # 2π / 2³²
+_INV_WORD = tl.constexpr(2.3283064365386963e-10)  # 2⁻³²
 
 
 @triton.jit
@@ -161,19 +169,6 @@ def unit_noise(
         return ()
 
 
-# float32 bits of √½: below it the logarithm splits off a power of two.
-_ROOT_HALF_BITS = tl.constexpr(0x3F3504F3)
-
-# √½ · 2³²
-_ROOT_HALF_WORD = tl.constexpr(0xB504F333)
-
-_LN2 = tl.constexpr(0.6931471805599453)
-
-_RADIANS_PER_WORD = tl.constexpr(1.4629180792671596e-09)  # 2π / 2³²
-
-_INV_WORD = tl.constexpr(2.3283064365386963e-10)  # 2⁻³²
-
-
 @triton.jit
 def _log1p(f):
     """Return log(1 + f) for f in [√½ - 1, √2 - 1]; error below 6e-9 |f| before rounding."""
@@ -200,7 +195,7 @@ def _radius(word):
     exponent = (bits - _ROOT_HALF_BITS) >> 23
     mantissa = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
     f = tl.where(near_one, from_one, mantissa - 1.0)
-    shift = tl.where(near_one, 0.0, exponent.to(tl.float32) * _LN2)
+    shift = tl.where(near_one, 0.0, exponent.to(tl.float32) * LN2)
     return tl.sqrt(tl.maximum(-2.0 * (_log1p(f) + shift), 0.0))
 
 

@@ -28,6 +28,14 @@ from lit_probattn.reproduce.head_size.grid import Grid, GridError, Point
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
 from lit_probattn.training.run_folder import versions_of
 
+_NAMES = {
+    "standard": "head size d / h",
+    "fixed": "fixed head size",
+    "matched_mlp": "d / h, MLP matched (M1)",
+    "matched_width": "d / h, width matched (M2)",
+    "head_size": "head size varied",
+}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -234,15 +242,6 @@ def run(options: argparse.Namespace) -> None:
         f"{markdown_table(shown.reset_index())}"
     )
     results.text("Perplexity against the number of heads", [], body)
-
-
-_NAMES = {
-    "standard": "head size d / h",
-    "fixed": "fixed head size",
-    "matched_mlp": "d / h, MLP matched (M1)",
-    "matched_width": "d / h, width matched (M2)",
-    "head_size": "head size varied",
-}
 
 
 def _curves(axis: Axes, table: pd.DataFrame, column: str) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
 from lit_probattn.attention.fish.functions import fish_scores
 from lit_probattn.attention.masks import Masks
+from lit_probattn.configs import find, run_stem
 from lit_probattn.randomness import RandomKey, normal_noise
 from tests.support.paths import CONFIGS
 
@@ -18,7 +19,7 @@ BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5
 
 
 def make(name, **extra):
-    node = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    node = yaml.safe_load(find(FOLDER / f"{name}.yaml").read_text())
     spec = node["model"]["init_args"]["attention"]
     assert spec["class_path"] == "lit_probattn.attention.FiSHAttention"
     sizes = {"embed_dim": EMBED, "head_dim": HEAD}
@@ -118,4 +119,5 @@ def test_swin_follows_the_code_and_its_parameter_count():
 
 def test_every_file_is_tested():
     names = {"lm_gfish", "lm_mish", "translation_gfish", "translation_hard_gfish"}
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == names | {"swin_hard_gfish"}
+    files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*.yaml"))
+    assert {run_stem(path) for path in files} == names | {"swin_hard_gfish"}

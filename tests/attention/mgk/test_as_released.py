@@ -17,6 +17,7 @@ from lit_probattn.attention import (
     ReleasedMGKAttention,
     ReleasedMLKAttention,
 )
+from lit_probattn.configs import find, run_stem
 
 FOLDER = Path("configs/attention/as_released")
 CLASSES = {
@@ -32,7 +33,7 @@ TOLERANCE = {"atol": 1e-12, "rtol": 0}
 
 
 def load(name):
-    with open(FOLDER / f"{name}.yaml", encoding="utf-8") as file:
+    with open(find(FOLDER / f"{name}.yaml"), encoding="utf-8") as file:
         config = yaml.safe_load(file)
     assert list(config) == ["model"]
     assert list(config["model"]["init_args"]) == ["attention"]  # sets the variant, nothing else
@@ -95,7 +96,8 @@ def test_every_file_is_tested():
     tested |= {f"code_lra_{n}" for n in ("linear", "mlk", "smlk")}
     tested |= {f"code_lm_intended_{n}" for n in ("mlk", "smlk")}
     tested |= {"code_lm_linear", "code_lm_as_released_mgk", "code_lm_as_released_mlk"}
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == tested
+    files = (*FOLDER.glob("lra/*.yaml"), *FOLDER.glob("lm/*.yaml"))
+    assert {run_stem(path) for path in files} == tested
 
 
 @pytest.mark.parametrize("name", ["mgk", "smgk"])

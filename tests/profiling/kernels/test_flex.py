@@ -13,6 +13,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, L, E, K = 2, 3, 19, 29, 16, 2
 
 
+@pytest.mark.usefixtures("kernels_on_cpu")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("variance", ["equal", "paper_main"])
 @pytest.mark.parametrize("score", ["gaussian", "dot"])
