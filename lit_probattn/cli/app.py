@@ -30,6 +30,7 @@ from lit_probattn.cli.files import (
     run_name,
 )
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_nulls
+from lit_probattn.configs import SIZES_OF_DATA
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,

@@ -232,7 +232,7 @@ def attention_config(layer: MGKAttention, dropout: float) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "num_heads": layer.num_heads,
         "num_components": layer.num_components,
-        "score": layer.score,
+        "score": layer.core.score,
         "prior_param": "softmax",
         "dropout": dropout,
     }

@@ -59,10 +59,10 @@ def embed_into_head_size(
     Raises:
         ValueError: the layer has other scores or rotary positions, or `head_dim` is smaller.
     """
-    if layer.score != "dot" or layer.rotary is not None:
+    if layer.core.score != "dot" or layer.rotary is not None:
         raise ValueError(
             "only dot-product softmax attention without rotary positions can be embedded, received "
-            f"score={layer.score}, rotary {'on' if layer.rotary is not None else 'off'}"
+            f"score={layer.core.score}, rotary {'on' if layer.rotary is not None else 'off'}"
         )
     smallest = max(layer.head_dim, layer.value_head_dim)
     if head_dim < smallest:

@@ -186,7 +186,7 @@ def recorded_launches(
 ) -> list[Launched]:
     """Return the launches of one forward and backward call, without running them."""
     torch.manual_seed(0)
-    layer = case.layer(head_dim, head_dim, **{"num_heads": 2, **case.options})
+    layer = case.layer(head_dim, head_dim=head_dim, **{"num_heads": 2, **case.options})
     inputs = make_inputs(layer, case, _LENGTH, _LENGTH, dtype, seed=0, clear=False)
     with recording(capability) as launches:
         heads_and_gradients(layer, "triton", inputs, dtype)
@@ -303,7 +303,9 @@ def tune(
     for case, head_dim, dtype in product(cases or compile_cases(), head_dims, dtypes):
         heads = max(1, 512 // head_dim // case.options.get("num_components", 1))
         torch.manual_seed(0)
-        layer = case.layer(head_dim, head_dim, **{**case.options, "num_heads": heads}).to(device)
+        layer = case.layer(head_dim, head_dim=head_dim, **{**case.options, "num_heads": heads}).to(
+            device
+        )
         inputs = make_inputs(layer, case, _TUNED_LENGTH, _TUNED_LENGTH, dtype, seed=0, clear=False)
 
         def run() -> None:

@@ -50,7 +50,7 @@ def test_model_computes_the_same_and_calls_explain_the_layers(task, tmp_path):
     assert not any(m._forward_pre_hooks for m in trained.task.model.modules())
     for call in calls:
         layer = call.layer
-        value = layer.value_proj(call.query).unflatten(-1, (layer.num_value_heads, -1))
+        value = layer.value_proj(call.query).unflatten(-1, (layer.layout.value, -1))
         value = value.transpose(1, 2).repeat_interleave(layer.num_heads // value.shape[2], 1)
         made = layer.out_proj((call.weights() @ value).transpose(1, 2).flatten(2))
         expected = outputs[call.name]

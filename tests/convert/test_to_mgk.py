@@ -126,7 +126,7 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     damaged.write_bytes(checkpoint.read_bytes()[:-100])
     cases = [
         ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
-        ([mixture, out], "it also has prior.value"),
+        ([mixture, out], "it also has core.prior.value"),
         ([damaged, out], "is damaged"),
         ([tmp_path / "none.ckpt", out], "checkpoint not found"),
         ([checkpoint, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),

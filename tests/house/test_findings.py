@@ -8,12 +8,12 @@ import re
 import pandas as pd
 import pytest
 import torch
-from lit_probattn.attention.fish.core.mixing import MixingValues
 
 from lit_probattn.analysis.studies.likelihood import query_nll
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
+from lit_probattn.attention.fish.mixing import MixingValues
 from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.randomness import RandomKey
 from tests.analysis.made import layer_call
@@ -81,7 +81,7 @@ def test_unequal_variances_need_the_determinant():
             log_prior=layer.core.prior(1),
             variance=layer.core.variance(),
             score="gaussian",
-            include_log_det=layer.include_log_det,
+            include_log_det=layer.core.include_log_det,
         )
         odds.append((scores[0, 0, 0] - scores[0, 0, 1]).item())
     assert odds[1] - odds[0] == pytest.approx(16 * math.log(3), rel=1e-5)

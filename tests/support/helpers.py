@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention import Attention
-from lit_probattn.attention.backends import Backend
+# Imported by conftest before kernels are: attention brings Triton along, through PyTorch.
+if TYPE_CHECKING:
+    from lit_probattn.attention import Attention
+    from lit_probattn.attention.backends import Backend
 
 # One dict per comparison of a backend with independently written float64 sums.
 PARITY_ROWS: list[dict[str, object]] = []
