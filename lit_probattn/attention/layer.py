@@ -296,7 +296,7 @@ class Attention(nn.Module):
 
     def _dropout(self, rng: RandomKey | None) -> AttentionDropout:
         if rng is None:
-            rng = RandomKey(int(torch.randint(2**62, (1,))))
+            rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
         return AttentionDropout(self.dropout, rng)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -126,7 +126,7 @@ class LinearCore(Core):
         if self.projection is None or not self.training or not self.redraw_features:
             return self.projection
         if rng is None:
-            rng = RandomKey(int(torch.randint(2**62, (1,))))
+            rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
         normals = feature_normals(rng, self.projection.shape[0], self.layout.head_dim)
         return orthogonal_projection(normals).to(self.projection)
 
