@@ -204,10 +204,10 @@ class ASTCore(Core):
             )
         return (1.0 + torch.sigmoid(self.pre_alpha)).clamp(*ALPHA_RANGE)
 
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return backend and α; keys as they are."""
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return α; keys as they are."""
         arguments = ASTArguments(self.alphas(call.query), call.scale_ratio())
-        return Choice(backend or self.pick(call), call.key, arguments)
+        return Choice(backend, call.key, arguments)
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return query · key / √E, (B, H, N, L); α does not enter here."""

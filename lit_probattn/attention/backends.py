@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -178,6 +178,34 @@ def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor
         "draw": draw,
         "threshold": 0 if dropout is None else dropout.threshold,
     }
+
+
+class Refusing(Protocol):
+    """What `common_refusal` reads of a core."""
+
+    kernel: str
+    refused: dict[str, str]
+    layout: Any
+
+
+def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
+    """Say why a backend cannot serve a call of a variant with one softmax per head, or None.
+
+    Args:
+        core: with the family of its kernel, what it refuses always, and its sizes.
+        backend: name of the backend.
+        call: the call.
+    """
+    if backend in core.refused:
+        return core.refused[backend]
+    if backend == "sdpa" and call.dropout:
+        return "cannot draw the counter-based attention dropout"
+    if backend == "sdpa" and call.bias_needs_grad:
+        return "cannot give a gradient to the additive bias without storing all scores"
+    if backend == "triton":
+        sizes = (core.layout.head_dim, core.layout.value_head_dim)
+        return kernel_refusal(core.kernel, call, *sizes, bias_gradient=True)
+    return None
 
 
 def kernel_refusal(

@@ -23,7 +23,7 @@ from lit_probattn.attention.backends import (
     Backend,
     Call,
     choose_backend,
-    kernel_refusal,
+    common_refusal,
 )
 from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
 from lit_probattn.attention.functional import autocast_off, compute_dtype, reference_weights
@@ -133,12 +133,18 @@ class Core(nn.Module):
     steps_over_cache: ClassVar[bool] = False
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
+    # Whether `observe` wants to see training calls.
+    observes: bool = False
+    # Says why a backend cannot serve a call ("cannot …"), or None if it can.
+    refusal = common_refusal
 
     def __init__(self, layout: HeadLayout, backend: Backend = "auto") -> None:
         super().__init__()
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         self.layout, self.backend = layout, backend
+        # Family of the fused kernel, and backends that can serve no call, with the reason.
+        self.kernel, self.refused = self.variant, dict[str, str]()
 
     def forward(self, call: HeadCall) -> Tensor:
         """Attend; (B, H, N, E_v) in the dtype of the queries.
@@ -149,12 +155,12 @@ class Core(nn.Module):
         """
         self.check(call.masks.bias, call.cache, call.scale)
         with autocast_off(call.query):
-            if self.training:
+            if self.training and self.observes:
                 self.observe(call)
             if self.reads_parts(call):
                 out = attend_to_cache(self, call)
             else:
-                choice = self.choose(call)
+                choice = self.choose(call, self.pick(call))
                 out = self.backends[choice.backend](
                     call.query, choice.key, call.value, call.masks, call.dropout, choice.arguments
                 )
@@ -162,12 +168,12 @@ class Core(nn.Module):
 
     # ------------------------------------------------------------------ the variant's part
     @abstractmethod
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return the one answer to a call: implementation, keys, arguments with what is drawn.
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return what an implementation computes a call from: keys, arguments with what is drawn.
 
         Args:
             call: the call.
-            backend: name of the implementation, unchecked. None chooses.
+            backend: name of the implementation, as `pick` gives it.
         """
 
     @abstractmethod
@@ -184,11 +190,7 @@ class Core(nn.Module):
         return key
 
     def observe(self, call: HeadCall) -> None:
-        """Hook in training mode, before the output is computed; setting B gathers its sums here."""
-
-    def refusal(self, backend: str, call: Call) -> str | None:
-        """Say why a backend cannot serve a call ("cannot …"), or None if it can."""
-        return common_refusal(self, self.variant, backend, call)
+        """See a training call before its output is computed; setting B gathers its sums here."""
 
     def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
         """Refuse what the variant has no place for.
@@ -251,6 +253,7 @@ class Core(nn.Module):
         return (
             self.steps_over_cache
             and isinstance(call.cache, KVCache)
+            and call.scale is None  # offsets are stored for 1/√E
             and self.backend == "auto"
             and not self.training
             and call.query.shape[2] <= STEP_QUERIES
@@ -273,25 +276,6 @@ class Core(nn.Module):
             call: the whole call.
         """
         raise NotImplementedError(f"{self.variant} does not read a cache in parts")
-
-
-def common_refusal(core: Core, family: str, backend: str, call: Call) -> str | None:
-    """Say why a backend cannot serve a call of a variant with one softmax per head, or None.
-
-    Args:
-        core: the core.
-        family: name of its kernel.
-        backend: name of the backend.
-        call: the call.
-    """
-    if backend == "sdpa" and call.dropout:
-        return "cannot draw the counter-based attention dropout"
-    if backend == "sdpa" and call.bias_needs_grad:
-        return "cannot give a gradient to the additive bias without storing all scores"
-    if backend == "triton":
-        sizes = (core.layout.head_dim, core.layout.value_head_dim)
-        return kernel_refusal(family, call, *sizes, bias_gradient=True)
-    return None
 
 
 def attend_to_cache(core: Core, call: HeadCall) -> Tensor:

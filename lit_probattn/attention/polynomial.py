@@ -133,9 +133,9 @@ class PolynomialCore(Core):
             )
         self.degree = degree
 
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return backend and power; keys as they are."""
-        return Choice(backend or self.pick(call), call.key, PolynomialArguments(self.degree))
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return the power; keys as they are."""
+        return Choice(backend, call.key, PolynomialArguments(self.degree))
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return `polynomial_scores`."""

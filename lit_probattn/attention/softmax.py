@@ -199,10 +199,9 @@ class SoftmaxCore(Core):
             raise ValueError(f"score must be dot or gaussian, received {score!r}")
         self.score: Score = score
 
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return backend and kind of score; keys as they are."""
-        arguments = SoftmaxArguments(self.score, call.scale_ratio())
-        return Choice(backend or self.pick(call), call.key, arguments)
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return the kind of score; keys as they are."""
+        return Choice(backend, call.key, SoftmaxArguments(self.score, call.scale_ratio()))
 
     def scores(self, call: HeadCall) -> Tensor:
         """Return `softmax_scores`."""
@@ -220,15 +219,12 @@ class SoftmaxCore(Core):
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
     ) -> Tensor:
         """Return the scores of a part of the cache, up to what is constant in a row."""
-        ratio = call.scale_ratio()
-        scores = grouped_scores(query * (self.layout.head_dim**-0.5 * ratio), key)
+        scores = grouped_scores(query * self.layout.head_dim**-0.5, key)
         if self.score == "dot":
             return scores
         if offset is None:
             offset = self.key_offset(key, cols.start)
         assert offset is not None
-        if ratio != 1.0:
-            offset = offset * ratio
         return scores + repeat_heads(offset, query.shape[1])[:, :, None]
 
 

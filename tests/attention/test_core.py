@@ -49,7 +49,7 @@ def test_a_core_computes_heads_without_projections():
     one = call()
     expected = F.scaled_dot_product_attention(one.query, one.key, one.value)
     torch.testing.assert_close(core(one), expected, **CLOSE)
-    assert isinstance(core.choose(one), Choice)
+    assert isinstance(core.choose(one, core.pick(one)), Choice)
 
 
 @pytest.mark.parametrize("scale", [0.11, 1.0])
@@ -146,7 +146,7 @@ def test_an_m_step_is_gathered_by_the_core_alone():
     layer(torch.randn(1, 5, 8))
     assert layer.core.prior_statistics()[1].max() > 0
     before = layer.core.prior_statistics().clone()
-    layer.core.choose(layer.call(torch.randn(1, 5, 8)))
+    layer.core.choose(layer.call(torch.randn(1, 5, 8)), "reference")
     assert torch.equal(layer.core.prior_statistics(), before), "choosing gathers nothing"
 
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call, common_refusal
 from lit_probattn.attention.core import (
     BackendFunction,
     Choice,
     Core,
     HeadCall,
     HeadLayout,
-    common_refusal,
 )
 from lit_probattn.attention.fish.cost import mixing_flops, mixing_macs, score_flops, value_flops
 from lit_probattn.attention.fish.functions import (
@@ -123,15 +122,14 @@ class FiSHCore(Core):
             )
 
     # ------------------------------------------------------------------ one call
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return backend, mixing weights and the noise of the call; keys as they are."""
-        name = backend or self.pick(call)
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return mixing weights and the noise of the call; keys as they are."""
         arguments = self.arguments(call)
         if self.draws_noise:
             key = noise_key(call.rng, self.training)
             noise = ScoreNoise(self.noise_kind, key, self.mixing.num_noise_maps, call.first_row)
             arguments = replace(arguments, noise=noise)
-        return Choice(name, call.key, arguments)
+        return Choice(backend, call.key, arguments)
 
     def arguments(self, call: HeadCall) -> FiSHArguments:
         """Return mixing weights and switches, without noise."""
@@ -163,7 +161,7 @@ class FiSHCore(Core):
             return f"cannot mix scores through a ReLU (mixer={self.mixing.mixer})"
         if backend == "sdpa" and self.draws_noise:
             return f"cannot add noise to the scores (noise={self.noise_kind})"
-        return common_refusal(self, self.variant, backend, call)
+        return common_refusal(self, backend, call)
 
     # ------------------------------------------------------------------ decoding
     def reads_parts(self, call: HeadCall) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, Call
+from lit_probattn.attention.backends import Backend, Call, common_refusal
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.core import (
     BackendFunction,
@@ -16,7 +16,6 @@ from lit_probattn.attention.core import (
     Core,
     HeadCall,
     HeadLayout,
-    common_refusal,
 )
 from lit_probattn.attention.fish.cost import linear_fish_flops, linear_fish_macs
 from lit_probattn.attention.fish.functions import ScoreNoise
@@ -137,9 +136,8 @@ class LinearFiSHCore(Core):
                 "make it by layer.new_cache()"
             )
 
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return backend, mixing, normaliser weights, state, and one draw for all positions."""
-        name = backend or self.pick(call)
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return mixing, normaliser weights, state, and one draw for all positions."""
         scale = None if self.noise_scale is None else self.noise_scale()
         values = self.mixing.values(scale)
         noise = None
@@ -153,7 +151,7 @@ class LinearFiSHCore(Core):
             noise=noise,
             state=call.cache if isinstance(call.cache, LinearFiSHState) else None,
         )
-        return Choice(name, call.key, arguments)
+        return Choice(backend, call.key, arguments)
 
     def scores(self, call: HeadCall) -> Tensor:
         """Refuse: local heads have states, and one pair has a weight per global head.
@@ -179,7 +177,7 @@ class LinearFiSHCore(Core):
             return linear_refusal(self.variant, call, *sizes)
         if call.attn_mask:
             return "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
-        return common_refusal(self, self.variant, backend, call)
+        return common_refusal(self, backend, call)
 
     def new_cache(self, capacity: int = 0) -> LinearFiSHState:
         """Return an empty state; `capacity` does not matter, its size is constant."""

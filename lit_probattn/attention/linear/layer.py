@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, Call
+from lit_probattn.attention.backends import Backend, Call, common_refusal
 from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.core import (
     BackendFunction,
@@ -16,7 +16,6 @@ from lit_probattn.attention.core import (
     Core,
     HeadCall,
     HeadLayout,
-    common_refusal,
 )
 from lit_probattn.attention.functional import autocast_off, compute_dtype
 from lit_probattn.attention.layer import Attention, Cost
@@ -111,15 +110,15 @@ class LinearCore(Core):
             )
 
     # ------------------------------------------------------------------ one call
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return backend, components of the keys, features, priors and state."""
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return components of the keys, features, priors and state."""
         arguments = LinearArguments(
             self.form,
             self.features(call.rng),
             prior=self.shares(call),
             state=call.cache if isinstance(call.cache, LinearState) else None,
         )
-        return Choice(backend or self.pick(call), self.components(call.key), arguments)
+        return Choice(backend, self.components(call.key), arguments)
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
         """Return the random features of a call, (F, E): this step's in training."""
@@ -159,7 +158,7 @@ class LinearCore(Core):
             return "cannot continue from a state"
         if backend == "blockwise" and call.attn_mask:
             return "cannot apply attn_mask, because it forms no pairs"
-        return common_refusal(self, self.variant, backend, call)
+        return common_refusal(self, backend, call)
 
     def new_cache(self, capacity: int = 0) -> LinearState:
         """Return an empty state; `capacity` does not matter, its size is constant."""

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend, Call
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.core import (
     BackendFunction,
     Choice,
     Core,
     HeadCall,
     HeadLayout,
-    common_refusal,
 )
 from lit_probattn.attention.functional import check_choice, compute_dtype, repeat_heads
 from lit_probattn.attention.layer import Attention, Cost
@@ -104,6 +103,7 @@ class MGKCore(Core):
         self.e_step, self.score, self.score_maps = e_step, score, num_components
         self.include_log_det, self.em_weighting = include_log_det, em_weighting
         self.rotary, self.rotary_shift = rotary, rotary_shift
+        self.observes = e_step == "soft"
         # Heads with shifts, priors and variances of their own.
         self.num_mixtures = owners = layout.key if mixture_heads == "kv" else layout.query
         multipliers = variance_multipliers(variance, num_components)
@@ -133,6 +133,9 @@ class MGKCore(Core):
                     )
             shift = torch.randn(owners, num_components, size) * shift_init_std
             self.key_shift = nn.Parameter(shift)
+        self.kernel = "smgk" if self.shares_product else "mgk"
+        if e_step == "hard":
+            self.refused = {"sdpa": "cannot take the maximum over components (e_step=hard)"}
         collapses = shifted_keys and score == "dot" and self.variance.is_equal
         if collapses and prior_share != "head_position":
             warnings.warn(
@@ -142,20 +145,19 @@ class MGKCore(Core):
             )
 
     # ------------------------------------------------------------------ one call
-    def choose(self, call: HeadCall, backend: str | None = None) -> Choice:
-        """Return backend, components of the keys, and the mixture."""
-        name = backend or self.pick(call)
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return components of the keys and the mixture; shifts where one product serves all."""
         arguments = self.arguments(call)
-        if name == "triton" and self.shares_product:
-            return Choice(name, call.key, replace(arguments, key_shift=self.shifts()))
-        return Choice(name, self.components(call.key), arguments)
+        if backend == "triton" and self.shares_product:
+            return Choice(backend, call.key, replace(arguments, key_shift=self.shifts()))
+        return Choice(backend, self.components(call.key), arguments)
 
     def arguments(self, call: HeadCall) -> MGKArguments:
         """Return priors, variances and switches; another scale divides the variances."""
-        variance, ratio = self.variance(), call.scale_ratio()
+        variance = self.variance()
         return MGKArguments(
             log_prior=None if self.prior is None else self.prior(call.masks.num_keys),
-            variance=variance if ratio == 1.0 else variance / ratio,
+            variance=variance if call.scale is None else variance / call.scale_ratio(),
             equal_variance=self.variance.is_equal,
             score=self.score,
             include_log_det=self.include_log_det,
@@ -191,17 +193,11 @@ class MGKCore(Core):
         key = self.components(call.key).to(dtype)
         return mgk_scores(call.query.to(dtype), key, self.arguments(call))
 
-    def refusal(self, backend: str, call: Call) -> str | None:
-        """A maximum over components is no softmax over expanded keys."""
-        if backend == "sdpa" and self.e_step == "hard":
-            return "cannot take the maximum over components (e_step=hard)"
-        return common_refusal(self, "smgk" if self.shares_product else "mgk", backend, call)
-
     # ------------------------------------------------------------------ setting B
     @property
     def by_m_step(self) -> bool:
         """Whether priors follow the M-step."""
-        return self.prior is not None and self.prior.by_m_step
+        return self.e_step == "soft"
 
     def observe(self, call: HeadCall) -> None:
         """Add the responsibilities of a training pass; a recomputation in backward adds nothing.
@@ -256,10 +252,6 @@ class MGKCore(Core):
             gaussian=self.score == "gaussian",
             include_log_det=self.include_log_det,
         )
-
-    def reads_parts(self, call: HeadCall) -> bool:
-        """Offsets are stored for the scale 1/√E only."""
-        return call.scale is None and super().reads_parts(call)
 
     def cached_scores(
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
