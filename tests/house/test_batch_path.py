@@ -1,4 +1,4 @@
-"""How a reader follows one batch: the files between it and its loss, each entered once, in order."""
+"""One batch, from the task to its loss: the files that it passes, in order, each entered once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """FiSH attention: global score maps, their noise, the mixing; its backends as pure functions.
 
-The layer that owns projections, mixing weights and noise scales is in `layer.py`.
-
-Scores are in `fish_scores.py`; the layer that owns projections, mixing weights and noise scales is
-in `fish_layer.py`.
+Mixings are in `mixing.py`; the layer that owns projections, mixing weights and noise scales is in
+`layer.py`.
 """
 
 from __future__ import annotations
