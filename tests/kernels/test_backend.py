@@ -108,7 +108,7 @@ def test_without_a_gpu_an_explicit_kernel_says_what_is_missing():
     code = """
 import torch
 from lit_probattn.attention import MGKAttention
-layer = MGKAttention(8, 4, 2, backend="triton")
+layer = MGKAttention(8, 2, head_dim=4, backend="triton")
 try:
     layer(torch.zeros(1, 3, 8))
 except NotImplementedError as error:

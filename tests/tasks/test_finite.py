@@ -23,7 +23,7 @@ class Poisoned(SoftmaxAttention):
     bad_call = 3
 
     def __init__(self, embed_dim: int, head_dim: int) -> None:
-        super().__init__(embed_dim, head_dim, num_heads=2)
+        super().__init__(embed_dim, 2, head_dim=head_dim)
         self.calls = 0
 
     def forward(self, query, *args, **kwargs):
