@@ -236,8 +236,9 @@ RETIRED: Retired = {
 def upgrade(content: Mapping[str, Any], retired: Retired = RETIRED) -> dict[str, Any]:
     """Return a configuration that an earlier version wrote in today's terms; `content` is kept.
 
-    Classes are found under their new paths. A retired option is dropped where it has its old
-    default; with another value it selects the class that still has it.
+    Classes are found under their new paths. A retired option with another value than its old
+    default selects the class that still has it. Where no option does, all of them are dropped; the
+    selected class keeps its own, so that an old configuration says what a new one resolves to.
 
     Args:
         content: a configuration, or a part of one.
@@ -278,23 +279,25 @@ def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]
     Raises:
         ConfigError: no class has them.
     """
-    cls, arguments, classes = entry["class_path"], entry["init_args"], set()
-    for option, (default, successor) in options.items():
-        if option not in arguments:
-            continue
+    cls, arguments = entry["class_path"], entry["init_args"]
+    given = {option: options[option] for option in options if option in arguments}
+    classes = set()
+    for option, (default, successor) in given.items():
         if arguments[option] == default:
-            del arguments[option]
-        elif successor is None:
+            continue
+        if successor is None:
             raise ConfigError(
                 f"{cls} no longer has the option {option} ({arguments[option]!r} here) and always "
                 f"works as with {default!r}: leave the option out"
             )
-        else:
-            classes.add(successor)
+        classes.add(successor)
     if len(classes) > 1:
         raise ConfigError(
             f"no class has all options of this {cls}: choose one of {', '.join(sorted(classes))}"
         )
+    for option, (_, successor) in given.items():
+        if successor not in classes:  # at its default; a class that has it keeps it
+            del arguments[option]
     entry["class_path"] = next(iter(classes), cls)
 
 

@@ -316,6 +316,11 @@ def _open_run(options: argparse.Namespace) -> Run:
         trained = open_trained(wanted)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConversionError(f"cannot build the run of {path}: {error}") from error
+    if type(trained.task).forward is pl.LightningModule.forward:
+        raise ConversionError(
+            f"{type(trained.task).__name__} does not map a batch to one prediction per row, so "
+            "data cannot be used: give --weights_only with --head_dim"
+        )
     layers = list(trained.layers.values())
     sizes = {layer.head_dim for layer in layers}
     dropout = max((layer.dropout for layer in layers), default=0.0)

@@ -27,7 +27,7 @@ from lit_probattn.tasks.finite import (
     first_bad_module,
     largest_gradient,
 )
-from lit_probattn.tasks.renaming import rename_checkpoint
+from lit_probattn.tasks.renaming import ordered_parameters, rename_checkpoint
 from lit_probattn.tasks.schedules import (
     OPEN_ENDED,
     ScheduleName,
@@ -179,7 +179,7 @@ class Task(pl.LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """AdamW over all parameters; learning rate and beta1 are set before every step."""
         return AdamW(
-            self.parameters(),
+            ordered_parameters(self).values(),
             lr=self.lr,
             betas=(self.betas[0], self.betas[1]),
             eps=self.eps,
@@ -337,7 +337,7 @@ class Task(pl.LightningModule):
             ValueError: training goes on with another number of micro-batches per step, so that
                 the position in the data, counted in micro-batches, would not mean the same.
         """
-        rename_checkpoint(checkpoint, self, self.configure_optimizers)
+        rename_checkpoint(checkpoint, self)
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
         if self._trainer is None or not self.trainer.training:

@@ -15,6 +15,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.models.images.replace import WeightInit
 from lit_probattn.tasks.base import Batch
+from lit_probattn.tasks.renaming import ordered_parameters
 from lit_probattn.tasks.schedules import ScheduleValues
 from lit_probattn.tasks.sequence_classifier import LabelTask
 
@@ -167,7 +168,7 @@ class ImageClassifier(LabelTask):
     def configure_optimizers(self) -> Optimizer:
         """AdamW; weight decay leaves out vectors, biases and tables of positions."""
         skipped = cast(ImageModel, self.model).no_weight_decay()
-        named = list(self.model.named_parameters())
+        named = ordered_parameters(self.model).items()
         groups: list[dict[str, Any]] = [
             {"params": [p for name, p in named if name not in skipped]},
             {"params": [p for name, p in named if name in skipped], "weight_decay": 0.0},

@@ -163,8 +163,9 @@ def test_retired_options_at_their_defaults_are_dropped():
 
 
 def test_another_value_selects_the_class_that_has_the_option():
-    new = upgrade(entry(row_eps=1e-3, parity="none"), OWN)
-    assert new == {"class_path": "made.OldLayer", "init_args": {"num_heads": 2, "row_eps": 1e-3}}
+    new = upgrade(entry(row_eps=1e-3, parity="none", other=1, gone=None), OWN)
+    kept = {"num_heads": 2, "row_eps": 1e-3, "parity": "none"}
+    assert new == {"class_path": "made.OldLayer", "init_args": kept}
 
 
 def test_what_no_class_has_is_one_line():

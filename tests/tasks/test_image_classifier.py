@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from datamodules import ImageNet
-from lit_probattn.attention import FiSHAttention, SoftmaxAttention
+from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import ImageClassifier
 from tests.datamodules.pictures.made import write_pictures
@@ -85,6 +85,18 @@ def test_weight_decay_leaves_out_vectors_and_positions():
     assert "net.layers.1.blocks.0.attn.attention.core.mixing.weights.0" in kept
     assert {n for n in names.values() if n.endswith("bias") or ".norm" in n} <= spared
     assert all(module.model.get_parameter(name).ndim >= 2 for name in kept)
+
+
+def test_the_optimiser_has_what_a_core_owns_before_the_projections():
+    """As when layers owned it: states are kept by position, in both groups."""
+    module = task(lambda c, **options: MGKAttention(c, shifted_keys=True, **options))
+    names = {id(p): name for name, p in module.model.named_parameters()}
+    groups = module.configure_optimizers().param_groups
+    ordered = [[names[id(p)] for p in group["params"]] for group in groups]
+    start = "net.layers.1.blocks.0.attn.attention."
+    decayed = [name.removeprefix(start) for name in ordered[0] if name.startswith(start)]
+    projections = [f"{name}_proj.weight" for name in ("query", "key", "value", "out")]
+    assert decayed[:5] == ["core.key_shift", *projections]
 
 
 def test_schedule_is_timms(root):
