@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 COMMANDS = ("prepare", "check")
 _PROGRAM = "python -m datamodules"
+_WRONG_VALUE = re.compile(
+    r"""^Parser key "(\w+)": Expected a (?:<class ')?(.+?)(?:'>)?\. Got value: (.*)$"""
+)
+_PURPOSE = {
+    "prepare": "Make the cache of a data set. Nothing is downloaded.",
+    "check": (
+        "Verify the cache of a data set and compare it with the published sizes; the exit status "
+        "is 1 if a release differs from them."
+    ),
+}
 
 
 class _UsageError(Exception):
@@ -78,7 +88,7 @@ def _run(command: str, name: str, options: list[str]) -> int:
 
 
 def _load(data: DataModule) -> dict[str, Split]:
-    from datamodules.core.cached import CachedDataModule
+    from datamodules.core.base import CachedDataModule
 
     if isinstance(data, CachedDataModule):
         return data.splits_of(data.open())
@@ -111,18 +121,6 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     )
     parser.add_class_arguments(data_class)
     return parser
-
-
-_WRONG_VALUE = re.compile(
-    r"""^Parser key "(\w+)": Expected a (?:<class ')?(.+?)(?:'>)?\. Got value: (.*)$"""
-)
-_PURPOSE = {
-    "prepare": "Make the cache of a data set. Nothing is downloaded.",
-    "check": (
-        "Verify the cache of a data set and compare it with the published sizes; the exit status "
-        "is 1 if a release differs from them."
-    ),
-}
 
 
 def _refuse_unknown(parser: ArgumentParser, options: Iterable[str]) -> None:

@@ -23,12 +23,12 @@ import seaborn as sns
 import torch
 
 from lit_probattn.attention import recorded_choices
+from lit_probattn.configs import attention_entry, attention_factory, read_yaml
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from profiling.builders import attention_entry, attention_factory, read_yaml
-from profiling.cost.structure import attention_layers
+from lit_probattn.records.provenance import device_name, git_revision, versions
+from profiling.cost.count import attention_layers
 from profiling.measure.counters import torch_flops
-from profiling.measure.environment import device_name, git_revision, versions
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import quantile, summarise, time_sides
 

@@ -24,7 +24,12 @@ _MASK_64 = 0xFFFFFFFFFFFFFFFF
 _NUM_ROUNDS = 10
 _CHUNK_COUNTERS = 1 << 16  # counters in flight: keeps the int64 temporaries inside the cache
 
-STREAM_DROPOUT, STREAM_NOISE, STREAM_FEATURES, STREAM_MASKING = 1, 2, 3, 4
+# Every purpose that numbers are drawn for; a number is never used for two of them.
+STREAM_DROPOUT = 1  # of attention weights
+STREAM_NOISE = 2  # of FiSH's scores
+STREAM_FEATURES = 3  # random features
+STREAM_MASKING = 4  # words that a masked language model hides
+STREAM_SAMPLING = 5  # words that a language model generates
 
 
 @torch.compiler.disable
@@ -95,7 +100,7 @@ class RandomKey:
 
     @torch.compiler.disable
     def philox_key(self, stream: int) -> tuple[int, int]:
-        """Return the two key words of one purpose (dropout, noise, features)."""
+        """Return the two key words of one purpose, a `STREAM_` number."""
         mixed = mix_integers(self.seed, self.step, self.layer, stream)
         return mixed & _MASK, mixed >> 32
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from profiling.builders import ConfigError
+from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 from profiling.measure.rows import RowsError
 
@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
+    from lit_probattn.cli.shards import parse_shard, torchrun_shard
     from profiling.sweep.config import load_sweep
-    from profiling.sweep.plan import parse_shard
-    from profiling.sweep.run import describe_plan, run_sweep, torchrun_shard
+    from profiling.sweep.run import describe_plan, run_sweep
 
     config, root = load_sweep(options.config), Path.cwd()
     index, count = parse_shard(options.shard) if options.shard else torchrun_shard()
@@ -103,7 +103,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _memory(options: argparse.Namespace) -> int:
     from profiling.sweep.config import load_sweep
-    from profiling.sweep.memory_table import memory_table
+    from profiling.sweep.run import memory_table
 
     text, equal = memory_table(load_sweep(options.config), Path.cwd())
     print(text)

@@ -25,7 +25,7 @@ mkdir -p "$OUT"
 environment() {
     "$PYTHON" - <<'PY'
 import torch
-from profiling.environment import device_name, git_revision, versions
+from lit_probattn.records.provenance import device_name, git_revision, versions
 
 major, minor = torch.cuda.get_device_capability()
 memory = torch.cuda.get_device_properties(0).total_memory / 2**30

@@ -20,15 +20,15 @@ torch.set_num_threads(1)
 def _import_kernels_for_the_interpreter() -> None:
     """Without a GPU: Triton reads the variable once, when it and each kernel are imported.
 
-    So they are imported here, before any test can do it otherwise; the variable itself is set in
-    tests/kernels only, since with it backends serve CPU tensors that do not else.
+    So they are imported here, before any test can do it otherwise; the variable itself is set by
+    the fixture `kernels_on_cpu` only, since with it backends serve CPU tensors that do not else.
     """
     if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return
     given = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     for family, names in (
-        ("dense", ("forward", "backward", "bias")),
+        ("dense", ("forward", "backward")),
         ("fish", ("forward", "backward")),
         ("linear", ("kernels",)),
     ):
@@ -52,6 +52,13 @@ def monkeypatch() -> Iterator[CheckedMonkeyPatch]:
     patch = CheckedMonkeyPatch()
     yield patch
     patch.undo()
+
+
+@pytest.fixture
+def kernels_on_cpu(monkeypatch) -> None:
+    """Let kernels serve CPU tensors, in Triton's interpreter, where there is no GPU."""
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

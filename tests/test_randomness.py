@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 
+from lit_probattn import randomness
 from lit_probattn.randomness import (
     STREAM_DROPOUT,
     STREAM_NOISE,
@@ -15,6 +17,7 @@ from lit_probattn.randomness import (
     normal_noise,
     philox4x32,
 )
+from tests.support.paths import ROOT
 
 CPU = torch.device("cpu")
 ONES = 0xFFFFFFFF
@@ -97,6 +100,26 @@ def test_every_word_of_the_key_matters():
     drawn = {key.philox_key(STREAM_NOISE) for key in keys}
     drawn |= {key.philox_key(STREAM_DROPOUT) for key in keys}
     assert len(drawn) == 2 * len(keys)
+
+
+def test_every_purpose_has_a_number_of_its_own():
+    numbers = {name: n for name, n in vars(randomness).items() if name.startswith("STREAM_")}
+    assert sorted(numbers.values()) == list(range(1, len(numbers) + 1))
+    assert numbers["STREAM_MASKING"] == 4  # trainings were run with it
+    keys = {RandomKey(0).philox_key(number) for number in numbers.values()}
+    assert len(keys) == len(numbers)
+
+
+def test_numbers_of_purposes_stand_in_one_place():
+    """No other file gives a number to a purpose, or names a purpose by a bare number."""
+    elsewhere = re.compile(r"^\s*\w*STREAM_\w+.*[^=]=[^=]|philox_key\(\s*\d", re.MULTILINE)
+    paths = [
+        path.relative_to(ROOT)
+        for package in ("lit_probattn", "datamodules", "profiling")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if elsewhere.search(path.read_text(encoding="utf-8"))
+    ]
+    assert [str(path) for path in paths] == ["lit_probattn/randomness.py"]
 
 
 def test_noise_is_standard_normal_and_uncorrelated():

@@ -1,10 +1,4 @@
-"""What every DataModule shares: settings, loaders, order, folders.
-
-A batch is a dict with `inputs` (B, N) token ids or float features, `key_mask` (B, N), True for a
-real token, `target` (B,) and `sample_ids` (B,), the index of each sample in its split. Pairs of
-texts have `inputs` and `key_mask` (B, 2, N). In evaluation every rank gets the same number of
-batches; rows with sample id -1 only fill up and must be ignored.
-"""
+"""What every DataModule shares: settings, folders, order, loaders; splits that lie in a cache."""
 
 from __future__ import annotations
 
@@ -20,12 +14,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.cache import Cache, CacheSpec, CacheWriter, ensure_cache, open_cache
+from datamodules.core.errors import DataError, MissingDataError, require_at_least
 from datamodules.core.loaders import Batch, EvaluationLoader, TrainingLoader
 from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.sequences import PadCollate
 
-__all__ = ["DataModule", "Published", "Split"]
+__all__ = ["CachedDataModule", "DataModule", "Published", "Split"]
+
 
 SplitName = Literal["train", "val", "test"]
 
@@ -260,3 +256,62 @@ class DataModule(pl.LightningDataModule):
         overfit = getattr(self.trainer, "overfit_batches", 0)
         counter: Any = progress.current if overfit else progress.total
         return counter.processed
+
+
+class CachedDataModule(DataModule):
+    """A DataModule whose splits lie in a cache made from a release or by a generator.
+
+    Other arguments: see DataModule.
+    """
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the content of the cache; plain JSON values."""
+        raise NotImplementedError
+
+    def sources(self) -> list[Path]:
+        """Files of the release that are present and from which the cache is made."""
+        return []
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read or generate the data and add it to a new cache."""
+        raise NotImplementedError
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Return the splits in an opened cache."""
+        raise NotImplementedError
+
+    def must_name(self) -> dict[str, Any]:
+        """Settings without a default, which a command must give."""
+        return {}
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """Identity of the cache."""
+        return CacheSpec(self.task, self.settings(), self.sources)
+
+    def prepare_data(self) -> None:
+        """Build the cache unless a good one is there. Lightning calls it once per node."""
+        ensure_cache(self.cache_dir, self.cache_spec, self.build)
+
+    def open(self) -> Cache:
+        """Open the cache and verify it.
+
+        Raises:
+            DataError: There is no good cache; the message gives the command that makes one.
+        """
+        try:
+            return open_cache(self.cache_dir, self.cache_spec)
+        except DataError as error:
+            command = f"python -m datamodules prepare {self.task}"
+            command += "".join(f" --{name} {value}" for name, value in self.must_name().items())
+            command += f" --data_dir {self.data_dir}"
+            if self.cache_dir != self.data_dir / ".cache":
+                command += f" --cache_dir {self.cache_dir}"
+            kind = MissingDataError if isinstance(error, MissingDataError) else DataError
+            raise kind(f"{error}; run `{command}` with the same settings") from None
+
+    def load_splits(self) -> dict[str, Split]:
+        """Open the cache; without a trainer, build it first if needed."""
+        if self.trainer is None:
+            self.prepare_data()
+        return self.splits_of(self.open())

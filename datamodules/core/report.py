@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from datamodules.core.base import DataModule
-from datamodules.core.cached import CachedDataModule
+from datamodules.core.base import CachedDataModule, DataModule
 
 __all__ = ["compare", "describe"]
 

@@ -39,6 +39,12 @@ _MAX_BYTES = 64 << 20
 
 # Pictures (n, 3, SIDE, SIDE) and labels (n,) of one file.
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
+# The names that arrays of NumPy need, as the files spell them.
+_KNOWN_NAMES: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
 
 
 def find_release(data_dir: Path) -> Path:
@@ -127,14 +133,6 @@ def _bounded(place: str, file: BinaryIO) -> bytes:
     if len(content) > _MAX_BYTES:
         raise DataError(f"{place} is larger than {_MAX_BYTES} bytes: not a file of CIFAR-10")
     return content
-
-
-# The names that arrays of NumPy need, as the files spell them.
-_KNOWN_NAMES: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-}
 
 
 class _Unpickler(pickle.Unpickler):

@@ -10,15 +10,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import Published, Split
+from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.cached import CachedDataModule
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import listops_release
-from datamodules.lra.listops_generator import GENERATOR_VERSION, TOKENS, Chunk, GeneratorSettings
-from datamodules.lra.listops_workers import generate_chunks
+from datamodules.lra.listops_generator import (
+    GENERATOR_VERSION,
+    TOKENS,
+    Chunk,
+    GeneratorSettings,
+    generate_chunks,
+)
 
 __all__ = ["ListOps"]
 

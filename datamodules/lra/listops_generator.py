@@ -1,29 +1,24 @@
-"""Random ListOps expressions, many at a time.
-
-Source: the ListOps generator of the Long Range Arena. A node at depth < max_depth is a leaf with
-probability 3/4 (always at max_depth): a digit, uniform on 0..9. Otherwise it has n children,
-uniform on {2..max_args}, and an operator, uniform on {MIN, MAX, MED, SM}. A leaf has length 1, an
-inner node 2 plus its children's lengths (operator and closing bracket). A tree is kept if
-min_length < length < max_length. MED is the floor of the median, SM the sum modulo 10.
-
-Trees grow level by level for a whole chunk, so that each step is an array operation. Nodes of a
-level are drawn independently of one another, hence the distribution is that of the recursion. A
-tree that can only end at max_length or above stops growing: it would be thrown away in any case.
-Labels (digits, operators) are drawn for kept trees only; which tree is kept depends on its shape
-alone.
-
-A chunk is a pure function of (settings, chunk index). It uses the raw output of PCG64DXSM, which
-NumPy keeps stable between versions, so that a seed means the same data everywhere.
-
-Departs from the source: nothing in the distribution; the random stream is ours.
-"""
+"""Random ListOps expressions, many at a time; chunks in order, drawn by several processes."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
+
+from datamodules.core.errors import DataError
 
 __all__ = [
     "CHUNK_TREES",
@@ -35,20 +30,29 @@ __all__ = [
     "Chunk",
     "GeneratorSettings",
     "generate_chunk",
+    "generate_chunks",
+    "serve",
 ]
+
 
 IntArray = npt.NDArray[np.int64]
 
 # Token ids: 0 is padding, 1..4 the operators, 5 the closing bracket, 6..15 the digits 0..9.
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+
 TOKENS = ("<pad>", *OPERATORS, "]", *(str(digit) for digit in range(10)))
+
 CLOSE = TOKENS.index("]")
+
 FIRST_DIGIT = TOKENS.index("0")
+
 MEDIAN = OPERATORS.index("[MED")
 
 # Trees drawn per chunk; a part of the meaning of a seed, so a change needs a new GENERATOR_VERSION.
 CHUNK_TREES = 8192
+
 GENERATOR_VERSION = 1
+_HEADER = struct.Struct("<qq")  # number of samples, number of tokens
 
 
 @dataclass(frozen=True)
@@ -206,3 +210,82 @@ def _reduce(
         every = np.arange(len(rows))
         result[rows] = (table[every, (count - 1) // 2] + table[every, count // 2]) // 2
     return result
+
+
+def generate_chunks(
+    settings: GeneratorSettings, num_processes: int
+) -> Generator[Chunk, None, None]:
+    """Yield chunk 0, 1, 2, … without end, drawn by `num_processes` processes.
+
+    Close the generator (or let it go) to stop the workers.
+
+    Raises:
+        DataError: A worker ended.
+    """
+    if num_processes == 1:
+        yield from (generate_chunk(settings, chunk) for chunk in itertools.count())
+        return
+    workers = [_start_worker(settings, rank, num_processes) for rank in range(num_processes)]
+    try:
+        for rank in itertools.cycle(range(num_processes)):
+            pipe = workers[rank].stdout
+            assert pipe is not None
+            chunk = _read_chunk(pipe)
+            if chunk is None:
+                status = workers[rank].wait()
+                raise DataError(f"ListOps: a generating process ended early (exit status {status})")
+            yield chunk
+    finally:
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.communicate()
+
+
+def _start_worker(
+    settings: GeneratorSettings, rank: int, num_processes: int
+) -> subprocess.Popen[bytes]:
+    job = json.dumps([dataclasses.asdict(settings), rank, num_processes])
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import serve; serve()", job],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def serve() -> None:
+    """Write every W-th chunk to the standard output until the reader goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the reader decides when to stop
+    settings, rank, num_processes = json.loads(sys.argv[1])
+    with open(os.dup(1), "wb") as pipe:
+        try:
+            for chunk in itertools.count(rank, num_processes):
+                _write_chunk(pipe, generate_chunk(GeneratorSettings(**settings), chunk))
+        except BrokenPipeError:
+            os._exit(0)
+
+
+def _write_chunk(pipe: IO[bytes], chunk: Chunk) -> None:
+    pipe.write(_HEADER.pack(len(chunk.lengths), len(chunk.tokens)))
+    pipe.write(chunk.lengths.astype("<i4").tobytes())
+    pipe.write(chunk.targets.tobytes())
+    pipe.write(chunk.tokens.tobytes())
+    pipe.flush()
+
+
+def _read_chunk(pipe: IO[bytes]) -> Chunk | None:
+    """Read one chunk; None at the end of the pipe."""
+    header = pipe.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    num_samples, num_tokens = _HEADER.unpack(header)
+    data = pipe.read(5 * num_samples + num_tokens)
+    if len(data) < 5 * num_samples + num_tokens:
+        return None
+    return Chunk(
+        tokens=np.frombuffer(data, np.uint8, num_tokens, 5 * num_samples),
+        lengths=np.frombuffer(data, "<i4", num_samples),
+        targets=np.frombuffer(data, np.uint8, num_samples, 4 * num_samples),
+    )

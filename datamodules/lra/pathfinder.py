@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.core.base import Published, Split
+from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.cached import CachedDataModule
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.order import permutation
 from datamodules.core.progress import progress
 from datamodules.lra import pathfinder_release as release
-from datamodules.lra.pathfinder_settings import GENERATOR_VERSION, GeneratorSettings
+from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
 from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
 
 __all__ = ["Pathfinder"]
@@ -197,13 +196,13 @@ class Pathfinder(CachedDataModule):
 
     def _generate(self, folder: Path) -> None:
         # Imported here: reading needs no generator.
-        from datamodules.lra import pathfinder_workers as workers
+        from datamodules.lra import pathfinder_generator as generator
 
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        useful = min(cpus or 1, -(-self.num_images // workers.PICTURES_PER_FILE))
+        useful = min(cpus or 1, -(-self.num_images // generator.PICTURES_PER_FILE))
         processes = self._num_processes or useful
         with progress("Pathfinder: generating", self.num_images, "pictures") as advance:
-            workers.write_pictures(folder, self.generator, self.num_images, processes, advance)
+            generator.write_pictures(folder, self.generator, self.num_images, processes, advance)
 
 
 def _cut(count: int) -> dict[str, range]:

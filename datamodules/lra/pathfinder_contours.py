@@ -1,8 +1,4 @@
-"""A picture of Pathfinder in the making: contours of paddles that keep clear of one another.
-
-Arrays have a border around the picture, so that nothing need be cut at its edge. Points are in
-their coordinates, y first.
-"""
+"""A picture of Pathfinder in the making: its parameters, contours of paddles, their drawing."""
 
 from __future__ import annotations
 
@@ -12,19 +8,105 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image as PilImage
+from PIL import ImageDraw
 
-from datamodules.lra.pathfinder_drawing import FloatArray, Paddle, disc_offsets, paddle, translate
-from datamodules.lra.pathfinder_settings import GeneratorSettings
+__all__ = [
+    "CONTOUR_LENGTHS",
+    "GENERATOR_VERSION",
+    "RETRIALS",
+    "Canvas",
+    "Contour",
+    "Draws",
+    "FloatArray",
+    "GeneratorSettings",
+    "Paddle",
+    "disc_offsets",
+    "marker",
+    "paddle",
+    "translate",
+]
 
-__all__ = ["RETRIALS", "Canvas", "Contour", "Draws"]
 
+# A change of the pictures that a seed means needs a new number.
+GENERATOR_VERSION = 1
+
+CONTOUR_LENGTHS = {"easy": 6, "intermediate": 9, "hard": 14}
 IntArray = npt.NDArray[np.int64]
 Point = tuple[int, int]
 Window = tuple[slice, slice]
-
 RETRIALS = 2  # of a paddle
 _FREE = 0.3  # a mask up to this value leaves room for the start of a contour
 _CROSSING = 1.8  # a mask and a paddle's mask that sum to this overlap
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GeneratorSettings:
+    """What decides the pictures; the defaults are those of Pathfinder32.
+
+    Args:
+        contour_length: Paddles of a target.
+        side: Pixels of a side.
+        padding: Pixels at the edge that stay empty.
+        seed_distance: Pixels between the starts of the two targets.
+        marker_radius: Pixels.
+        paddle_length: Pixels.
+        paddle_thickness: Pixels.
+        paddle_margins: Room around paddles in pixels; one value is drawn for each picture.
+        continuity: How straight contours are; 1 is the least.
+        distractor_paddles: The number of distractors is this, divided by their length.
+        snake_contrast: Brightness of distractors.
+        paddle_contrast: Factor on it for targets.
+        antialias: How much finer the grid is on which shapes are drawn.
+        seed: Seed of the whole set, not negative.
+    """
+
+    contour_length: int = 14
+    side: int = 32
+    padding: int = 1
+    seed_distance: int = 7
+    marker_radius: float = 1.5
+    paddle_length: int = 2
+    paddle_thickness: float = 0.5
+    paddle_margins: tuple[int, ...] = (1,)
+    continuity: float = 1.0
+    distractor_paddles: int = 20
+    snake_contrast: float = 2.0
+    paddle_contrast: float = 0.75
+    antialias: int = 2
+    seed: int = 0
+
+    @classmethod
+    def published(cls, side: int, difficulty: str, seed: int) -> GeneratorSettings:
+        """Return the parameters of Pathfinder32 or Pathfinder128 (Path-X)."""
+        length = CONTOUR_LENGTHS[difficulty]
+        if side == 32:
+            return cls(contour_length=length, seed=seed)
+        return cls(
+            contour_length=length,
+            side=128,
+            seed_distance=20,
+            marker_radius=3.0,
+            paddle_length=5,
+            paddle_thickness=1.5,
+            paddle_margins=(2, 3),
+            continuity=1.8,
+            distractor_paddles=35,
+            snake_contrast=0.9,
+            paddle_contrast=1.0,
+            seed=seed,
+        )
+
+    @property
+    def distractor_length(self) -> int:
+        """Paddles of a distractor."""
+        return self.contour_length // 3
+
+    @property
+    def num_distractors(self) -> int:
+        """Distractors that are tried."""
+        return self.distractor_paddles // self.distractor_length
 
 
 class Draws:
@@ -221,3 +303,81 @@ def _circle(radius: int) -> tuple[IntArray, FloatArray]:
     points = np.stack([np.sin(around), np.cos(around)], axis=1) * radius
     pixels = np.unique(np.floor(points).astype(np.int64), axis=0)
     return pixels, np.arctan2(pixels[:, 0], pixels[:, 1]).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Paddle:
+    """A paddle that starts at the centre of a small square.
+
+    Args:
+        picture: Brightness 0..1. Shape (2 · half + 1, 2 · half + 1).
+        mask: The same, grown by the margin.
+        half: Pixels from the centre to the edge.
+        core: Offsets from the start, (num_offsets, 2), of the pixels that the mask fills.
+    """
+
+    picture: FloatArray
+    mask: FloatArray
+    half: int
+    core: IntArray
+
+
+@lru_cache(maxsize=4096)
+def paddle(angle: float, length: int, thickness: float, margin: int, antialias: int) -> Paddle:
+    """Draw a paddle.
+
+    Args:
+        angle: Direction from its start to its end.
+        length: Pixels from start to end.
+        thickness: Width in pixels; a whole number on the finer grid.
+        margin: Pixels by which the mask is wider on each side.
+        antialias: How much finer the grid is.
+    """
+    half = length + math.ceil(thickness) + margin
+    centre, side = half * antialias, 2 * half * antialias + 1
+    end = translate((centre, centre), angle, length * antialias)
+    fine = PilImage.new("L", (side, side))
+    width = round(thickness * antialias)
+    ImageDraw.Draw(fine).line([(centre, centre), (end[1], end[0])], fill=255, width=width)
+    line = np.asarray(fine)
+    mask = _shrink(_grow(line, disc_offsets(margin * antialias)), 2 * half + 1)
+    core = np.argwhere(mask >= 1) - half
+    return Paddle(_shrink(line, 2 * half + 1), mask, half, core)
+
+
+def marker(centre: tuple[int, int], radius: float, side: int, antialias: int) -> FloatArray:
+    """Draw a disc. Returns brightness 0..1 of the whole picture, (side, side)."""
+    grid = np.arange(side * antialias)
+    y, x = (grid[:, None] - centre[0] * antialias, grid - centre[1] * antialias)
+    disc = (x**2 + y**2 <= (radius * antialias) ** 2) * np.uint8(255)
+    return _shrink(disc, side)
+
+
+def translate(point: tuple[int, int], angle: float, distance: float) -> tuple[int, int]:
+    """Return the pixel at a distance from another, rounded up as in the source."""
+    y, x = point[0] + distance * math.sin(angle), point[1] + distance * math.cos(angle)
+    return math.ceil(y), math.ceil(x)
+
+
+@lru_cache(maxsize=64)
+def disc_offsets(radius: int) -> IntArray:
+    """Return the offsets of the pixels within a radius, (num_offsets, 2)."""
+    span = np.arange(-radius, radius + 1)
+    inside = span[:, None] ** 2 + span**2 <= radius**2
+    return np.argwhere(inside) - radius
+
+
+def _grow(picture: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.uint8]:
+    """Largest value in the neighbourhood of each pixel."""
+    reach = int(np.abs(offsets).max())
+    padded = np.pad(picture, reach)
+    side = len(picture)
+    grown = np.zeros_like(picture)
+    for y, x in offsets + reach:
+        np.maximum(grown, padded[y : y + side, x : x + side], out=grown)
+    return grown
+
+
+def _shrink(picture: npt.NDArray[np.uint8], side: int) -> FloatArray:
+    small = PilImage.fromarray(picture).resize((side, side), PilImage.Resampling.LANCZOS)
+    return np.asarray(small, dtype=np.float64) / 255

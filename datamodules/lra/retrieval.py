@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import Published, Split
+from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.cached import CachedDataModule
 from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.pairs import PairCollate, PairSplit, TextTable
 from datamodules.core.progress import progress
-from datamodules.core.sequences import next_power_of_two
+from datamodules.core.sequences import PairCollate, PairSplit, TextTable, next_power_of_two
 from datamodules.lra import aan
 
 __all__ = ["Retrieval"]

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import Published, Split
+from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.cached import CachedDataModule
 from datamodules.core.errors import DataError, MissingDataError, require_at_least
 from datamodules.core.order import permutation
 from datamodules.series.archive import ARCHIVES, ArchiveSource, check_name, find_archive

@@ -1,19 +1,32 @@
-"""Words and their ids."""
+"""Vocabularies: words of a training text or of a file, or sub-words by the package `tokenizers`."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.progress import progress
+from datamodules.text.source import TextSource
+from datamodules.text.tokenise import Tokens
 
-__all__ = ["END_OF_LINE", "UNKNOWN", "Vocabulary", "WordCounter"]
+__all__ = [
+    "END_OF_LINE",
+    "UNKNOWN",
+    "SubwordVocabulary",
+    "Vocabulary",
+    "VocabularyChoice",
+    "WordCounter",
+]
+
 
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
 
@@ -136,3 +149,192 @@ class WordCounter:
         # The sort behind most_common is stable and the counter remembers first occurrences.
         words = (word for word, _ in self._counts.most_common() if word != END_OF_LINE)
         return Vocabulary([END_OF_LINE, *words])
+
+
+class SubwordVocabulary:
+    """A trained tokeniser; the counterpart of `Vocabulary`.
+
+    Args:
+        text: The tokeniser as `tokenizers` stores it (the content of a tokenizer.json).
+
+    Raises:
+        DataError: `tokenizers` is not installed, the text is not a tokeniser, or it has no `<eos>`.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        try:
+            self._tokenizer = _package().Tokenizer.from_str(text)
+        except DataError:
+            raise
+        except Exception as error:  # the package raises plain Exception
+            raise DataError(f"not a tokeniser of the package tokenizers: {error}") from None
+        end = self._tokenizer.token_to_id(END_OF_LINE)
+        if end is None:
+            raise DataError(
+                f"the tokeniser has no token {END_OF_LINE!r}, which ends every line of text; add it"
+            )
+        self.end_of_line: int = end
+        self._unknown: int | None = self._tokenizer.token_to_id(UNKNOWN)
+
+    @classmethod
+    def from_file(cls, path: Path) -> SubwordVocabulary:
+        """Read a tokenizer.json.
+
+        Raises:
+            DataError: It is missing or not usable.
+        """
+        try:
+            return cls(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise MissingDataError(f"tokenizer file {path}: {error.strerror}") from None
+        except (UnicodeDecodeError, DataError) as error:
+            raise DataError(f"tokenizer file {path}: {error}") from None
+
+    @classmethod
+    def train(cls, texts: Iterable[str], size: int) -> SubwordVocabulary:
+        """Train byte-level pair encoding of `size` tokens; `<eos>` is id 0, `<unk>` is id 1.
+
+        Args:
+            texts: Pieces of text that end at line ends.
+            size: Number of tokens, at least 258.
+        """
+        package = _package()
+        if size < 258:
+            raise DataError(f"subwords must be at least 258 (the bytes and two more), got {size}")
+        tokenizer = package.Tokenizer(package.models.BPE())
+        tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = package.decoders.ByteLevel()
+        trainer = package.trainers.BpeTrainer(
+            vocab_size=size,
+            special_tokens=[END_OF_LINE, UNKNOWN],
+            initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(_lines(texts), trainer)
+        return cls(tokenizer.to_str())
+
+    @property
+    def text(self) -> str:
+        """The stored tokeniser."""
+        return self._text
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the stored tokeniser."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def __len__(self) -> int:
+        size: int = self._tokenizer.get_vocab_size()
+        return size
+
+    def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
+        """Turn whole lines, each ended by a newline, into ids; each line gets an `<eos>`.
+
+        Returns:
+            The ids, shape (num_tokens,), and 0: no sub-word is unknown.
+        """
+        lines = text.removesuffix("\n").split("\n")
+        encoded = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        ids = [i for line in encoded for i in (*line.ids, self.end_of_line)]
+        return np.array(ids, dtype=np.int32), 0
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn ids into text; `<eos>` becomes a newline."""
+        lines: list[list[int]] = [[]]
+        for token in ids:
+            if token == self.end_of_line:
+                lines.append([])
+            else:
+                lines[-1].append(token)
+        return "\n".join(self._tokenizer.decode(line, False) for line in lines)
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from text.split("\n")
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise DataError(
+            "sub-words need the package tokenizers, which is not installed: "
+            "pip install 'lit-probattn[subwords]', or leave out subwords and tokenizer_file"
+        ) from None
+    return tokenizers
+
+
+@dataclass(frozen=True)
+class VocabularyChoice:
+    """At most one of three settings; without any, the words of the training text.
+
+    Args:
+        vocab_file: A file with one word per line.
+        subwords: Number of sub-words to train on the training text.
+        tokenizer_file: A tokenizer.json.
+
+    Raises:
+        DataError: More than one is set.
+    """
+
+    vocab_file: str | None = None
+    subwords: int | None = None
+    tokenizer_file: str | None = None
+
+    def __post_init__(self) -> None:
+        chosen = [name for name, value in vars(self).items() if value is not None]
+        if len(chosen) > 1:
+            raise DataError(f"{' and '.join(chosen)} are set: at most one vocabulary can be used")
+
+    @property
+    def by_subwords(self) -> bool:
+        """Whether tokens are sub-words."""
+        return self.subwords is not None or self.tokenizer_file is not None
+
+    def settings(self) -> dict[str, Any]:
+        """What identifies the choice; of a file its content, not its place."""
+        given = self.given()
+        return {
+            "rule": "subwords" if self.by_subwords else "words",
+            "subwords": self.subwords,
+            "vocabulary": None if given is None else given.digest,
+        }
+
+    def given(self) -> Tokens | None:
+        """Read the vocabulary of a file, if one is set."""
+        if self.vocab_file is not None:
+            return Vocabulary.from_file(Path(self.vocab_file).expanduser())
+        if self.tokenizer_file is not None:
+            return SubwordVocabulary.from_file(Path(self.tokenizer_file).expanduser())
+        return None
+
+    def make(self, train: TextSource) -> Tokens:
+        """Return the vocabulary, from the file or from the training text."""
+        given = self.given()
+        if given is not None:
+            return given
+        with progress("WikiText: counting words", train.size, train.unit) as advance:
+            if self.subwords is not None:
+                return SubwordVocabulary.train(_texts(train, advance), self.subwords)
+            counter = WordCounter()
+            for text in _texts(train, advance):
+                counter.add(text)
+        return counter.vocabulary()
+
+    def read(self, text: str) -> Tokens:
+        """Return the vocabulary of which `text` was stored."""
+        return SubwordVocabulary(text) if self.by_subwords else Vocabulary.from_text(text)
+
+
+def _texts(source: TextSource, advance: Callable[[int], None]) -> Iterator[str]:
+    position = 0
+    for block in source.blocks():
+        yield block.text
+        advance(block.position - position)
+        position = block.position

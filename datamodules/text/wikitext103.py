@@ -3,29 +3,69 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.core.base import Split
+from datamodules.core.base import CachedDataModule, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.cached import CachedDataModule
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
 from datamodules.core.progress import progress
-from datamodules.text.counts import TextCounts
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.tokenise import TokenisationJob, Tokens
-from datamodules.text.vocabulary_choice import VocabularyChoice
+from datamodules.text.vocabulary import VocabularyChoice
 from datamodules.text.wikitext_release import PUBLISHED, Corpus, find_release
 
-__all__ = ["WikiText103"]
+__all__ = ["TextCounts", "WikiText103"]
 
+
+_WHAT = {
+    "words": "words of the vocabulary",
+    "train": "tokens of the training text",
+    "val": "tokens of the validation text",
+    "test": "tokens of the test text",
+}
 _SPLITS = ("train", "val", "test")
 _log = logging.getLogger("datamodules")
+
+
+@dataclass(frozen=True)
+class TextCounts:
+    """Counts by `words`, and by split.
+
+    Args:
+        found: Words of the vocabulary and tokens of each split, `<eos>` included.
+        unknown: Tokens of each split that became `<unk>` because the vocabulary has not their word.
+        published: Published counts, as far as there are any.
+    """
+
+    found: Mapping[str, int]
+    unknown: Mapping[str, int]
+    published: Mapping[str, int]
+
+    def problems(self) -> Iterator[str]:
+        """Yield counts that differ from the published ones, and words that became `<unk>`."""
+        for name, expected in self.published.items():
+            if self.found[name] != expected:
+                yield f"{self.found[name]} {_WHAT[name]}, published are {expected}"
+        for name, number in self.unknown.items():
+            if number:
+                yield (
+                    f"{number} of {self.found[name]} {_WHAT[name]} are not in the vocabulary of "
+                    f"{self.found['words']} words and became <unk>"
+                )
+
+    def compare(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line for each published number, and whether ours is equal."""
+        for name, expected in self.published.items():
+            equal = self.found[name] == expected
+            verdict = "equal" if equal else "DIFFERENT"
+            yield f"published {_WHAT[name]}: {expected}; here {self.found[name]}: {verdict}", equal
 
 
 class WikiText103(CachedDataModule):

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_probattn.analysis.registry import STUDIES, Study
-from lit_probattn.cli.errors import explain, nearest
+from lit_probattn.cli.errors import explain
+from lit_probattn.configs import nearest
 
 PROGRAM = "python -m lit_probattn.analysis"
 

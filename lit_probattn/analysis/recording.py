@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, HeadCall
+from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks
 
 
@@ -127,15 +128,20 @@ class LayerCall:
     @torch.no_grad()
     def project(self) -> tuple[Tensor, Tensor, Masks]:
         """Queries (S, H_q, N, E), keys that scores see, and masks."""
-        return self.layer.project(self.query, self.key, **self._arguments)
+        call = self.call()
+        dtype = compute_dtype(call.query)
+        key = self.layer.core.components(call.key)
+        return call.query.to(dtype), key.to(dtype), call.masks
+
+    def call(self) -> HeadCall:
+        """The call of the layer's core."""
+        return self.layer.call(self.query, self.key, **self._arguments)
 
     @torch.no_grad()
     def scores(self) -> Tensor:
         """Scores before the softmax, (S, H, N, L), bias included; zero where a pair is masked."""
-        query, key, masks = self.project()
-        found = self.layer.reference_scores(
-            query, key, **self.layer.score_arguments(masks.num_keys)
-        )
+        call = self.call()
+        found, masks = self.layer.core.scores(call), call.masks
         rows, cols = masks.all_rows, range(masks.num_keys)
         bias = masks.bias_block(rows, cols)
         found = found if bias is None else found + bias
@@ -145,7 +151,7 @@ class LayerCall:
     @torch.no_grad()
     def allowed(self) -> Tensor:
         """Pairs that are not masked, with real queries only, (S, 1 or H, N, L) bool."""
-        masks = self.project()[2]
+        masks = self.call().masks
         device = self.query.device
         pairs = masks.allowed(masks.all_rows, range(masks.num_keys), device)
         if pairs is None:

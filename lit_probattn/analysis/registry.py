@@ -7,6 +7,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+_HERE = "lit_probattn.analysis.studies"
+
 
 class StudyModule(Protocol):
     """What the module of a study has.
@@ -42,8 +44,6 @@ class Study:
         """Import the module."""
         return cast(StudyModule, importlib.import_module(self.module))
 
-
-_HERE = "lit_probattn.analysis.studies"
 
 STUDIES: tuple[Study, ...] = (
     Study("attention_maps", f"{_HERE}.maps", "maps of sequences, a picture per layer and head"),

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from lit_probattn.analysis.recording import LayerCall, record
-from lit_probattn.training.trained import AnalysisError, Trained
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.training.trained import Trained
 
 
 @dataclass(frozen=True)

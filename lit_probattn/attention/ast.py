@@ -5,6 +5,8 @@ The mapping itself is the package `entmax` (`pip install 'lit-probattn[entmax]'`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,14 +15,16 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.functional import (
     autocast_off,
     compute_dtype,
     grouped_scores,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost
+from lit_probattn.attention.layer import Attention, Cost
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.softmax import product_macs, softmax_flops
 from lit_probattn.randomness import AttentionDropout
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
@@ -53,11 +57,25 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
     return weights.masked_fill(empty, 0.0)
 
 
+@dataclass(frozen=True)
+class ASTArguments:
+    """What adaptively sparse attention needs besides heads and masks.
+
+    Args:
+        alpha: α in (1, 2], (H,).
+        scale_ratio: factor on the products, in units of 1/√E.
+    """
+
+    alpha: Tensor
+    scale_ratio: float = 1.0
+
+
 def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     alpha: Tensor,
+    scale: float,
     masks: Masks,
     dropout: AttentionDropout | None,
     rows: range,
@@ -67,7 +85,7 @@ def _attend(
     if len(cols) == 0:
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
     key, value = key[..., : cols.stop, :], value[..., : cols.stop, :]
-    scores = grouped_scores(query * query.shape[-1] ** -0.5, key)
+    scores = grouped_scores(query * scale, key)
     bias = masks.bias_block(rows, cols)
     if bias is not None:
         scores = scores + bias
@@ -82,10 +100,9 @@ def ast_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    alpha: Tensor,
+    arguments: ASTArguments,
 ) -> Tensor:
     """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32.
 
@@ -95,21 +112,21 @@ def ast_reference(
         value: (B, H_kv, L, E_v).
         masks: what each query may see.
         dropout: attention dropout.
-        alpha: α, (H,).
+        arguments: α of every head, and the scale.
     """
     dtype = compute_dtype(query)
-    tensors = (query.to(dtype), key.to(dtype), value.to(dtype), alpha.to(dtype))
-    return _attend(*tensors, masks, dropout, masks.all_rows)
+    tensors = (query.to(dtype), key.to(dtype), value.to(dtype), arguments.alpha.to(dtype))
+    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
+    return _attend(*tensors, scale, masks, dropout, masks.all_rows)
 
 
 def ast_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    alpha: Tensor,
+    arguments: ASTArguments,
     block_rows: int | None = None,
 ) -> Tensor:
     """Return the same over blocks of queries, recomputed in backward: O(N · block) memory.
@@ -117,7 +134,8 @@ def ast_blockwise(
     A row's threshold depends on all its keys, so blocks hold whole rows.
     """
     dtype = compute_dtype(query)
-    query, key, value, alpha = (x.to(dtype) for x in (query, key, value, alpha))
+    query, key, value, alpha = (x.to(dtype) for x in (query, key, value, arguments.alpha))
+    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     if block_rows is None:
         # Bisection keeps about four tensors of a block's size.
         per_row = max(1, 4 * query.shape[0] * query.shape[1] * masks.num_keys)
@@ -129,12 +147,88 @@ def ast_blockwise(
         part = query[..., rows.start : rows.stop, :]
         outs.append(
             checkpoint(
-                *(_attend, part, key, value, alpha, masks, dropout, rows),
+                *(_attend, part, key, value, alpha, scale, masks, dropout, rows),
                 use_reentrant=False,
                 preserve_rng_state=False,  # dropout is keyed by position
             )
         )
     return torch.cat(outs, -2)
+
+
+class ASTCore(Core):
+    """Adaptively sparse attention from heads to heads.
+
+    Args:
+        layout: heads and their sizes.
+        backend: implementation.
+        alpha: `learned` per head, or a number for all heads; see `ASTAttention`.
+
+    Raises:
+        ValueError: α is out of range, or the package `entmax` is not installed.
+    """
+
+    variant: ClassVar[str] = "ast"
+    backends: ClassVar[Mapping[str, BackendFunction]] = {
+        "reference": ast_reference,
+        "blockwise": ast_blockwise,
+    }
+    score_maps = 4
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend = "auto",
+        *,
+        alpha: Literal["learned"] | float = "learned",
+    ) -> None:
+        super().__init__(layout, backend)
+        _require_entmax()
+        low, high = ALPHA_RANGE
+        self.pre_alpha: nn.Parameter | None = None
+        self.fixed_alpha = 0.0
+        if alpha == "learned":
+            self.pre_alpha = nn.Parameter(torch.randn(layout.out))
+        elif isinstance(alpha, str) or not low <= alpha <= high:
+            raise ValueError(
+                f"alpha must be learned or a number from {low} to {high:g}, received {alpha!r}; "
+                "the softmax (1) is SoftmaxAttention"
+            )
+        else:
+            self.fixed_alpha = float(alpha)
+
+    def alphas(self, like: Tensor) -> Tensor:
+        """Return α of every head, (H,), on the device of `like`."""
+        if self.pre_alpha is None:
+            return torch.full(
+                (self.layout.out,), self.fixed_alpha, dtype=compute_dtype(like), device=like.device
+            )
+        return (1.0 + torch.sigmoid(self.pre_alpha)).clamp(*ALPHA_RANGE)
+
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return α; keys as they are."""
+        arguments = ASTArguments(self.alphas(call.query), call.scale_ratio())
+        return Choice(backend, call.key, arguments)
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return query · key / √E, (B, H, N, L); α does not enter here."""
+        query, key = (x.to(compute_dtype(x)) for x in (call.query, call.key))
+        root = query.shape[-1] ** 0.5 / call.scale_ratio()
+        return query @ repeat_heads(key, query.shape[1]).mT / root
+
+    def weights(self, call: HeadCall) -> Tensor:
+        """Return the maps (B, H, N, L), without dropout."""
+        masks = call.masks
+        with autocast_off(call.query):
+            scores = self.scores(call)
+            rows, cols = masks.all_rows, range(masks.num_keys)
+            bias = masks.bias_block(rows, cols)
+            scores = scores if bias is None else scores + bias
+            allowed = masks.allowed(rows, cols, scores.device)
+            return entmax(scores, allowed, self.alphas(call.query))
+
+    def extra_repr(self) -> str:
+        """α, for printing."""
+        return f"alpha={'learned' if self.pre_alpha is not None else f'{self.fixed_alpha:g}'}"
 
 
 class ASTAttention(Attention):
@@ -148,116 +242,37 @@ class ASTAttention(Attention):
 
     Args:
         embed_dim: C.
-        head_dim: E.
         num_heads: H.
-        num_kv_heads: key/value heads, a divisor of H.
-        key_embed_dim: width of keys and values in cross-attention.
-        value_head_dim: size of a value head.
-        bias: biases of the projections.
-        dropout: attention dropout in training.
-        backend: `reference` or `blockwise`; a fused softmax cannot compute entmax.
         alpha: `learned` per head, with a ~ N(0, 1) at the start, or a number in [1.01, 2] for all
             heads: 1.5, or 2 for sparsemax.
-        rotary_dim: entries of a head that rotary positions turn; 0 for none.
-        rotary_base: base of the rotary angles.
+        common: the other arguments of `Attention`.
 
     Raises:
-        ValueError: α is out of range, or the package `entmax` is not installed.
+        ValueError: α is out of range, or the package `entmax` is not installed; see also
+            `Attention`.
     """
-
-    variant: ClassVar[str] = "ast"
-    backends: ClassVar[dict[str, BackendFunction]] = {
-        "reference": ast_reference,
-        "blockwise": ast_blockwise,
-    }
-    score_maps = 4
 
     def __init__(
         self,
         embed_dim: int,
-        head_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None = None,
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
         alpha: Literal["learned"] | float = "learned",
-        rotary_dim: int = 0,
-        rotary_base: float = 10000.0,
+        **common: Any,
     ) -> None:
-        super().__init__(
-            embed_dim,
-            head_dim,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            key_embed_dim=key_embed_dim,
-            value_head_dim=value_head_dim,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-            rotary_dim=rotary_dim,
-            rotary_base=rotary_base,
-        )
-        _require_entmax()
-        low, high = ALPHA_RANGE
-        self.pre_alpha: nn.Parameter | None = None
-        self.fixed_alpha = 0.0
-        if alpha == "learned":
-            self.pre_alpha = nn.Parameter(torch.randn(num_heads))
-        elif isinstance(alpha, str) or not low <= alpha <= high:
-            raise ValueError(
-                f"alpha must be learned or a number from {low} to {high:g}, received {alpha!r}; "
-                "the softmax (1) is SoftmaxAttention"
-            )
-        else:
-            self.fixed_alpha = float(alpha)
-
-    def alphas(self) -> Tensor:
-        """Return α of every head, (H,)."""
-        if self.pre_alpha is None:
-            weight = self.query_proj.weight
-            return weight.new_full((self.num_heads,), self.fixed_alpha)
-        return (1.0 + torch.sigmoid(self.pre_alpha)).clamp(*ALPHA_RANGE)
-
-    def score_arguments(self, num_keys: int) -> dict[str, Any]:
-        """Return α."""
-        return {"alpha": self.alphas()}
-
-    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Return query · key / √E, (B, H, N, L); α does not enter here."""
-        return query @ repeat_heads(key, query.shape[1]).mT / query.shape[-1] ** 0.5
-
-    def weights(self, query: Tensor, key: Tensor | None = None, **call: Any) -> Tensor:
-        """Return the maps (B, H, N, L), without dropout; arguments as in `forward`."""
-        q, k, masks = self.project(query, key, **call)
-        with autocast_off(q):
-            scores = self.reference_scores(q, k)
-            rows, cols = masks.all_rows, range(masks.num_keys)
-            bias = masks.bias_block(rows, cols)
-            scores = scores if bias is None else scores + bias
-            return entmax(scores, masks.allowed(rows, cols, scores.device), self.alphas())
+        super().__init__(embed_dim, num_heads, **common)
+        self.core = ASTCore(self.layout, self._backend, alpha=alpha)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost of softmax attention (MGK appendix B): N²H(4E−1) + NHE(6C+2HE−5).
 
         Neither paper counts the bisection, which has no matrix products.
         """
-        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
-        projections = n * (c * h * e + width * kv * (e + e_v) + h * e_v * c)
         return Cost(
-            paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5),
-            macs=projections + n * n * h * (e + e_v),
-            num_parameters=sum(p.numel() for p in self.parameters()),
+            paper_flops=softmax_flops(self, seq_len),
+            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
+            num_parameters=self.count_parameters(),
         )
-
-    def extra_repr(self) -> str:
-        """Sizes and α, for printing."""
-        alpha = "learned" if self.pre_alpha is not None else f"{self.fixed_alpha:g}"
-        return f"{super().extra_repr()}, alpha={alpha}"
 
 
 def _require_entmax() -> None:

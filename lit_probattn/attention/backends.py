@@ -10,11 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
+from torch import Tensor
+
+from lit_probattn.attention.masks import Masks
+from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
+
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 logger = logging.getLogger("lit_probattn")
@@ -103,11 +108,8 @@ def choose_backend(
     if requested not in BACKENDS:
         raise ValueError(f"unknown backend {requested!r}; expected one of {', '.join(BACKENDS)}")
     if requested == "auto":
-        serving = _serving(available, unsupported, call)
-        if not serving:
-            reasons = "; ".join(f"{name} {unsupported(name, call)}" for name in available)
-            raise NotImplementedError(f"{variant}: no backend serves this call: {reasons}")
-        chosen = _automatic(serving, call, rules.get(call.device, rules["cuda"]))
+        rule = rules.get(call.device, rules["cuda"])
+        chosen = _automatic(variant, available, unsupported, call, rule)
     elif requested not in available:
         raise NotImplementedError(
             f"{variant} has no backend {requested!r}; use one of: auto, {', '.join(available)}"
@@ -137,8 +139,102 @@ def _serving(
     return [name for name in available if unsupported(name, call) is None]
 
 
-def _automatic(serving: list[str], call: Call, rule: AutoRule) -> str:
-    chosen = next((name for name in rule.order if name in serving), serving[0])
-    if chosen == "blockwise" and call.num_scores <= rule.store_up_to and "reference" in serving:
-        return "reference"
-    return chosen
+def _automatic(
+    variant: str,
+    available: Mapping[str, Callable[..., object]],
+    unsupported: Callable[[str, Call], str | None],
+    call: Call,
+    rule: AutoRule,
+) -> str:
+    """Return the first name in the rule's order that serves the call; others are not asked."""
+    reasons = {}
+    for name in (name for name in rule.order if name in available):
+        reason = unsupported(name, call)
+        if reason is not None:
+            reasons[name] = reason
+        elif name != "blockwise" or call.num_scores > rule.store_up_to:
+            return name
+        elif "reference" in available and unsupported("reference", call) is None:
+            return "reference"
+        else:
+            return name
+    told = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+    raise NotImplementedError(f"{variant}: no backend serves this call: {told}")
+
+
+def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor) -> dict[str, Any]:
+    """Return masks, bias and dropout as the kernels take them."""
+    from lit_probattn.kernels.runtime import draw_tensor
+
+    draw = None
+    if dropout is not None:
+        samples = dropout.key.samples(query.shape[0], query.device)
+        draw = draw_tensor(dropout.key.philox_key(STREAM_DROPOUT), samples)
+    return {
+        "bias": masks.bias,
+        "key_mask": masks.key_mask,
+        "pair_mask": masks.attn_mask,
+        "is_causal": masks.is_causal,
+        "draw": draw,
+        "threshold": 0 if dropout is None else dropout.threshold,
+    }
+
+
+class Refusing(Protocol):
+    """What `common_refusal` reads of a core."""
+
+    kernel: str
+    refused: dict[str, str]
+    layout: Any
+
+
+def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
+    """Say why a backend cannot serve a call of a variant with one softmax per head, or None.
+
+    Args:
+        core: with the family of its kernel, what it refuses always, and its sizes.
+        backend: name of the backend.
+        call: the call.
+    """
+    if backend in core.refused:
+        return core.refused[backend]
+    if backend == "sdpa" and call.dropout:
+        return "cannot draw the counter-based attention dropout"
+    if backend == "sdpa" and call.bias_needs_grad:
+        return "cannot give a gradient to the additive bias without storing all scores"
+    if backend == "triton":
+        sizes = (core.layout.head_dim, core.layout.value_head_dim)
+        return kernel_refusal(core.kernel, call, *sizes, bias_gradient=True)
+    return None
+
+
+def kernel_refusal(
+    family: str, call: Call, *head_dims: int, bias_gradient: bool = False
+) -> str | None:
+    """Say why the fused kernel of a family cannot serve a call ("cannot …"), or None if it can.
+
+    Args:
+        family: name of the kernel, `softmax`, `mgk`, …; its self-test runs at the first call on a
+            GPU with this dtype and head size.
+        call: the call.
+        head_dims: sizes of query and value heads.
+        bias_gradient: whether the kernel gives an additive bias its gradient.
+    """
+    if call.recurrent:
+        return "cannot continue from a state"
+    if call.bias_needs_grad and not bias_gradient:
+        return "cannot give a gradient to the additive bias"
+    return _refusal(family, call.device, call.dtype, head_dims)
+
+
+@torch.compiler.assume_constant_result
+def _refusal(
+    family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, ...]
+) -> str | None:
+    from lit_probattn.kernels.runtime import refusal
+    from lit_probattn.kernels.selftest import failure
+
+    reason = refusal(device, dtype, *head_dims)
+    if reason is None and device == "cuda":
+        reason = failure(family, dtype, max(head_dims))
+    return reason

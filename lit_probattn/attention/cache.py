@@ -1,11 +1,20 @@
-"""What decoding keeps of earlier tokens: explicit objects that the caller holds, one per layer."""
+"""What decoding keeps of earlier tokens: explicit objects that the caller holds, one per layer.
+
+Long caches are read in parts; partial outputs with their normalisers are merged exactly.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    pass
+
 
 # Cached positions that a decoding step reads at once: bounds the scores it stores.
 DEFAULT_PART_LEN = 8192
@@ -182,3 +191,115 @@ class KVCache(Cache):
     def allocated_bytes(self) -> int:
         """Bytes of the storage, reserved space included."""
         return sum(store.numel() * store.element_size() for store, _ in self._stores())
+
+
+def partial_attention(
+    scores: Tensor, value: Tensor, allowed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention over a part of the keys, with what is needed to merge it.
+
+    Args:
+        scores: (B, H, N, l).
+        value: (B, H_kv, l, E_v).
+        allowed: bool, broadcastable to `scores`. None means all.
+
+    Returns:
+        Output (B, H, N, E_v), zeros in rows that see nothing, and the logarithm of each row's sum
+        of exponentials (B, H, N, 1), -inf in those rows.
+    """
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    largest = scores.amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest == float("-inf"), 0.0)
+    weights = torch.exp(scores - largest)
+    total = weights.sum(-1, keepdim=True)
+    weights = weights / total.masked_fill(total == 0, 1.0)
+    batch, heads, rows, keys = weights.shape
+    grouped = weights.reshape(batch, value.shape[1], heads // value.shape[1] * rows, keys)
+    return (grouped @ value).view(batch, heads, rows, -1), largest + total.log()
+
+
+def merge_partials(
+    outputs: Sequence[Tensor], normalisers: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Merge attention over parts of the keys: exact for every softmax over all keys.
+
+    Source: L = logsumexp_s L_s,  o = Σ_s exp(L_s − L) o_s, for outputs o_s and logarithms L_s of
+    the sums of exponentials.
+
+    Args:
+        outputs: one (B, H, N, E_v) per part.
+        normalisers: one (B, H, N, 1) per part; -inf where a part shows nothing to a row.
+
+    Returns:
+        Merged output and normaliser; zeros and -inf for rows that see nothing in any part.
+    """
+    if len(outputs) == 1:
+        return outputs[0], normalisers[0]
+    stacked = torch.stack(list(normalisers))
+    total = stacked.logsumexp(0)
+    shift = total.masked_fill(total == float("-inf"), 0.0)
+    factors = torch.exp(stacked - shift)
+    return (factors * torch.stack(list(outputs))).sum(0), total
+
+
+class LinearState(Cache):
+    """Sums Σ_j f_j [v_j, 1]ᵀ of one layer over the tokens seen so far.
+
+    Held: H_kv · F · (E_v + 1) numbers per sequence in at least float32 (H_kv · F · E_v without a
+    sum in the denominator), whatever the length and whatever the number of components of a key;
+    random features add the logarithm of their common factor, H_kv numbers. No graph is kept.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.sums: Tensor | None = None
+        self.log_scale: Tensor | None = None
+
+    def append(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Count the tokens and hand them back: earlier ones are in the sums.
+
+        Raises:
+            ValueError: the batch differs from the state's.
+        """
+        if self.sums is not None and self.sums.shape[0] != key.shape[0]:
+            raise ValueError(
+                f"state holds a batch of {self.sums.shape[0]}, received {key.shape[0]}: "
+                "a state belongs to one layer and one batch"
+            )
+        self.length += value.shape[-2]
+        return key, value, key_mask
+
+    def common_scale(self, log_scale: Tensor | None) -> Tensor | None:
+        """Return the factor that old and new features are divided by, bringing the sums to it.
+
+        Args:
+            log_scale: logarithm of the factor that suits the new keys, (B, H_kv, 1, 1).
+        """
+        if log_scale is None or self.log_scale is None or self.sums is None:
+            return log_scale
+        common = torch.maximum(self.log_scale, log_scale)
+        self.sums = self.sums * torch.exp(self.log_scale - common)
+        return common
+
+    def replace(self, sums: Tensor, log_scale: Tensor | None) -> None:
+        """Keep the sums over all tokens so far, and the factor that they were divided by."""
+        self.sums = sums.detach()
+        self.log_scale = None if log_scale is None else log_scale.detach()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        held = (self.sums, self.log_scale)
+        return sum(t.numel() * t.element_size() for t in held if t is not None)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held."""
+        return self.num_bytes

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.masks import Masks
+from lit_probattn.randomness import AttentionDropout
+
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of scores and softmax sums: float64 for float64 inputs, else float32."""
@@ -114,3 +117,57 @@ class _LogSumExp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         total, *scores = ctx.saved_tensors
         return tuple(torch.sub(term, total).exp_().mul_(grad) for term in scores)
+
+
+def reference_weights(scores: Tensor, masks: Masks, row_eps: float = 0.0) -> Tensor:
+    """Return softmax(scores + bias) over what the masks allow, (B, H, N, L).
+
+    Args:
+        scores: (B, H, N, L).
+        masks: what each query may see.
+        row_eps: added to each row's sum of exponentials.
+    """
+    cols = range(masks.num_keys)
+    bias = masks.bias_block(masks.all_rows, cols)
+    if bias is not None:
+        scores = scores + bias
+    return masked_softmax(scores, masks.allowed(masks.all_rows, cols, scores.device), row_eps)
+
+
+def reference_output(
+    scores: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    row_eps: float = 0.0,
+) -> Tensor:
+    """Return dropout(softmax(scores)) @ value, (B, H, N, E_v), materialising the maps."""
+    weights = reference_weights(scores, masks, row_eps)
+    if dropout is not None:
+        batch, heads, rows, cols = weights.shape
+        keep = dropout.keep(batch, heads, range(rows), range(cols), weights.device)
+        weights = weights * keep * dropout.scale
+    return weights @ repeat_heads(value.to(weights.dtype), weights.shape[1])
+
+
+def repeat_rows(parameter: Tensor, num_heads: int) -> Tensor:
+    """Repeat a parameter of key heads: (H_prior, …) -> (num_heads, …)."""
+    groups = num_heads // parameter.shape[0]
+    return parameter if groups == 1 else parameter.repeat_interleave(groups, 0)
+
+
+def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three."""
+    if tensor.dtype == dtype:
+        return [tensor]
+    parts = []
+    for _ in range(3):
+        parts.append(tensor.to(dtype))
+        tensor = tensor - parts[-1].to(tensor.dtype)
+    return parts
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise a ValueError that lists the choices if `value` is none of them."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")

@@ -1,41 +1,20 @@
-"""What all attention layers share. Over 300 lines: one class, its call and a variant's hooks.
-
-Projections, heads, masks, dropout, cache and the choice of a backend.
-"""
+"""Attention layers: projections, heads, rotary positions and cache around a variant's core."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import (
-    AUTO_RULES,
-    BACKENDS,
-    AutoRule,
-    Backend,
-    Call,
-    choose_backend,
-)
-from lit_probattn.attention.cache import Cache, KVCache
-from lit_probattn.attention.decode import attend_to_cache
-from lit_probattn.attention.functional import autocast_off, compute_dtype
-from lit_probattn.attention.fused import kernel_refusal
-from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.attention.reference import reference_output as reference_output
-from lit_probattn.attention.reference import reference_weights as reference_weights
+from lit_probattn.attention.backends import BACKENDS, Backend
+from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.randomness import AttentionDropout, RandomKey
-
-# Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
-# arguments, in the dtype of query.
-BackendFunction = Callable[..., Tensor]
-# With a cache, calls with at most this many new tokens read it part by part.
-STEP_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -61,14 +40,17 @@ class Attention(nn.Module):
     cache, rng)` maps (B, N, C) to (B, N, C). `key=None` means self-attention, `value=None` means
     value = key. Masks follow `lit_probattn.attention.masks`.
 
+    A variant names its own arguments, hands the common ones on, says its heads in `head_layout`,
+    and sets `self.core` after the projections exist.
+
     Args:
         embed_dim: C, input and output width.
-        head_dim: E, size of one head. Independent of `embed_dim` and `num_heads`.
         num_heads: H, query heads.
+        head_dim: E, size of one head. None means C / H.
         num_kv_heads: key/value heads; consecutive groups of query heads share one. None means H,
             1 is multi-query attention.
         key_embed_dim: width of `key` and `value` in cross-attention. None means C.
-        value_head_dim: E_v, size of a value head. None means E.
+        value_head_dim: size of a value head. None means E.
         bias: whether the four projections have biases.
         dropout: probability of dropping an attention weight in training, in [0, 1).
         backend: who computes it; see `lit_probattn.attention.backends`.
@@ -76,27 +58,19 @@ class Attention(nn.Module):
         rotary_base: base of the angles.
 
     Raises:
-        ValueError: a size is not positive, `num_kv_heads` does not divide `num_heads`, `dropout`
-            is outside [0, 1), or `backend` is unknown.
+        ValueError: a size is not positive, `head_dim` is not given and H does not divide C,
+            `num_kv_heads` does not divide `num_heads`, `dropout` is outside [0, 1), or `backend` is
+            unknown.
     """
 
-    variant: ClassVar[str]
-    backends: ClassVar[Mapping[str, BackendFunction]]
-    # What `auto` chooses on each type of device.
-    auto_rules: ClassVar[Mapping[str, AutoRule]] = AUTO_RULES
-    # Score tensors per head that the reference stores; for the choice of backend.
-    score_maps: int = 1
-    # Whether `cached_scores` exists: short calls with a cache then read it part by part.
-    steps_over_cache: ClassVar[bool] = False
-    # Added to the sum of exponentials of every row (released language-modelling code: 1e-6).
-    row_eps: float = 0.0
+    core: Core
 
     def __init__(
         self,
         embed_dim: int,
-        head_dim: int,
         num_heads: int,
         *,
+        head_dim: int | None = None,
         num_kv_heads: int | None = None,
         key_embed_dim: int | None = None,
         value_head_dim: int | None = None,
@@ -107,6 +81,13 @@ class Attention(nn.Module):
         rotary_base: float = 10000.0,
     ) -> None:
         super().__init__()
+        if head_dim is None:
+            if num_heads < 1 or embed_dim % num_heads:
+                raise ValueError(
+                    f"num_heads must divide embed_dim where head_dim is not given, received "
+                    f"embed_dim={embed_dim} and num_heads={num_heads}"
+                )
+            head_dim = embed_dim // num_heads
         self.embed_dim, self.head_dim, self.num_heads = embed_dim, head_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.key_embed_dim = embed_dim if key_embed_dim is None else key_embed_dim
@@ -126,129 +107,62 @@ class Attention(nn.Module):
             raise ValueError(f"dropout must be in [0, 1), received {dropout}")
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
-        self.dropout, self.backend, self.use_bias = dropout, backend, bias
+        self.dropout, self.use_bias = dropout, bias
+        self._backend: Backend = backend
         self.rotary = Rotary(rotary_dim, head_dim, rotary_base) if rotary_dim else None
-        inner = self.num_value_heads * self.value_head_dim
-        self.query_proj = nn.Linear(embed_dim, self.num_query_heads * head_dim, bias=bias)
+        heads = self.layout = self.head_layout()
+        self.query_proj = nn.Linear(embed_dim, heads.query * head_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_embed_dim, self.key_width, bias=bias)
-        self.value_proj = nn.Linear(self.key_embed_dim, inner, bias=bias)
-        self.out_proj = nn.Linear(num_heads * self.value_head_dim, embed_dim, bias=bias)
-
-    @property
-    def num_query_heads(self) -> int:
-        """Heads that queries are projected to."""
-        return self.num_heads
-
-    @property
-    def num_value_heads(self) -> int:
-        """Heads that values are projected to."""
-        return self.num_kv_heads
-
-    @property
-    def key_width(self) -> int:
-        """Output width of `key_proj`."""
-        return self.num_kv_heads * self.head_dim
+        self.value_proj = nn.Linear(
+            self.key_embed_dim, heads.value * self.value_head_dim, bias=bias
+        )
+        self.out_proj = nn.Linear(heads.out * self.value_head_dim, embed_dim, bias=bias)
 
     # ------------------------------------------------------------------ the variant's part
-    def split_keys(self, key: Tensor) -> Tensor:
-        """Split projected keys into what the cache stores: (B, L, width) -> (B, H_kv, …, L, E)."""
-        return _split_heads(key, self.num_kv_heads)
-
-    def expand_keys(self, key: Tensor) -> Tensor:
-        """Turn stored keys into the keys that scores see."""
-        return key
-
-    def keys_for(self, backend: str, key: Tensor) -> Tensor:
-        """Turn stored keys into what a backend takes; `expand_keys` unless it does better."""
-        return self.expand_keys(key)
-
-    @abstractmethod
-    def score_arguments(self, num_keys: int) -> dict[str, Any]:
-        """Return the variant's own arguments of its backend functions, for L keys."""
-
-    def random_arguments(self, rng: RandomKey | None, first_row: int) -> dict[str, Any]:
-        """Return what a variant draws for one call, as arguments of its backend functions.
-
-        Args:
-            rng: names the draw; None leaves the choice to the variant.
-            first_row: position of the first query among all tokens (0 without a cache).
-        """
-        return {}
-
-    @abstractmethod
-    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Return the scores before mask and softmax, (B, H, N, L), by the equation."""
+    def head_layout(self) -> HeadLayout:
+        """Return the heads that the projections make; called before they are made."""
+        return HeadLayout(
+            query=self.num_heads,
+            key=self.num_kv_heads,
+            value=self.num_kv_heads,
+            out=self.num_heads,
+            head_dim=self.head_dim,
+            value_head_dim=self.value_head_dim,
+        )
 
     @abstractmethod
     def cost(self, seq_len: int) -> Cost:
         """Return the analytic cost of self-attention over `seq_len` tokens."""
 
-    def unsupported(self, backend: str, call: Call) -> str | None:
-        """Say why a backend cannot serve a call ("cannot …"), or None if it can."""
-        if backend == "sdpa" and call.dropout:
-            return "cannot draw the counter-based attention dropout"
-        if backend == "sdpa" and call.bias_needs_grad:
-            return "cannot give a gradient to the additive bias without storing all scores"
-        if backend == "triton":
-            sizes = (self.head_dim, self.value_head_dim)
-            return kernel_refusal(self.variant, call, *sizes, bias_gradient=True)
-        return None
+    # ------------------------------------------------------------------ what a caller may ask
+    @property
+    def backend(self) -> Backend:
+        """Who computes it; may be set."""
+        return self.core.backend if "core" in self._modules else self._backend
+
+    @backend.setter
+    def backend(self, name: Backend) -> None:
+        self.core.backend = name
 
     @property
-    def observes(self) -> bool:
-        """Whether `observe` wants to see training calls."""
-        return False
+    def key_width(self) -> int:
+        """Output width of `key_proj`."""
+        return self.layout.key * self.layout.keys_per_head * self.head_dim
 
-    def observe(self, query: Tensor, key: Tensor, masks: Masks, query_mask: Tensor | None) -> None:
-        """Hook in training mode, before the output is computed; setting B gathers its sums here."""
+    def projection_macs(self, seq_len: int) -> int:
+        """Return multiply-adds of the four projections, for `seq_len` queries and keys."""
+        heads, c = self.layout, self.embed_dim
+        keys_and_values = self.key_width + heads.value * self.value_head_dim
+        inner = heads.query * self.head_dim + heads.out * self.value_head_dim
+        return seq_len * (c * inner + self.key_embed_dim * keys_and_values)
 
-    # ------------------------------------------------------------------ decoding
+    def count_parameters(self) -> int:
+        """Return the number of parameters."""
+        return sum(p.numel() for p in self.parameters())
+
     def new_cache(self, capacity: int = 0) -> Cache:
         """Return an empty memory for decoding, with room for `capacity` positions."""
-        return KVCache(capacity, store_offsets=True)
-
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
-        """Return what stored keys add to their scores, for the cache to keep; (B, …, L) or None."""
-        return None
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
-    ) -> Tensor:
-        """Return the scores of a part of the cache, (B, H, N, len(cols)).
-
-        Args:
-            query: (B, H, N, E) in the compute dtype.
-            key: stored keys of the part, in the compute dtype.
-            offset: stored offsets of the part, if the cache keeps them.
-            cols: positions of the part.
-            num_keys: positions in the whole cache.
-        """
-        raise NotImplementedError(f"{self.variant} does not read a cache in parts")
-
-    def run(
-        self,
-        backend: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        masks: Masks,
-        dropout: AttentionDropout | None,
-        arguments: dict[str, Any],
-        cache: Cache | None,
-    ) -> Tensor:
-        """Compute the heads' outputs, (B, H, N, E_v), by the chosen backend."""
-        return self.backends[backend](query, key, value, masks=masks, dropout=dropout, **arguments)
-
-    def _reads_parts(self, cache: Cache | None, num_queries: int) -> bool:
-        """Whether this call reads the cache part by part instead of through a backend."""
-        return (
-            self.steps_over_cache
-            and isinstance(cache, KVCache)
-            and self.backend == "auto"
-            and not self.training
-            and num_queries <= STEP_QUERIES
-        )
+        return self.core.new_cache(capacity)
 
     # ------------------------------------------------------------------ the call
     def forward(
@@ -285,95 +199,44 @@ class Attention(nn.Module):
             ValueError: sizes do not fit; the message gives both.
             NotImplementedError: the requested backend cannot serve the call.
         """
-        is_self = key is None
-        q, k, v, masks = self._prepare(
-            query, key, value, key_mask, attn_mask, is_causal, bias, cache
+        call = self.call(
+            *(query, key, value),
+            key_mask=key_mask,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            bias=bias,
+            cache=cache,
+            rng=rng,
         )
-        if isinstance(cache, KVCache) and self._reads_parts(cache, q.shape[2]):
-            with autocast_off(q):
-                out = attend_to_cache(self, q, cache, masks)
-            stepped: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
-            return stepped
-        dropout = self._dropout(rng)
-        call = Call(
-            device=q.device.type,
-            dtype=q.dtype,
-            num_scores=q.shape[0] * self.num_heads * q.shape[2] * v.shape[2] * self.score_maps,
-            dropout=dropout is not None,
-            bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
-            attn_mask=attn_mask is not None,
-            recurrent=cache is not None and not isinstance(cache, KVCache),
-        )
-        name = choose_backend(
-            self.variant, self.backend, self.backends, self.unsupported, call, self.auto_rules
-        )
-        if self.training and self.observes:
-            token_mask = key_mask if is_self and cache is None else None
-            self.observe(q, self.expand_keys(k), masks, token_mask)
-        k = self.keys_for(name, k)
-        with autocast_off(q):
-            arguments = self.score_arguments(v.shape[2])
-            first_row = 0 if cache is None else v.shape[2] - q.shape[2]
-            arguments.update(self.random_arguments(rng, first_row))
-            out = self.run(
-                name, q, k, v, masks=masks, dropout=dropout, arguments=arguments, cache=cache
-            )
-        result: Tensor = self.out_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
+        if self.training and self.dropout:
+            call = replace(call, dropout=self._dropout(rng))
+        result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
         return result
 
-    def weights(
+    def call(
         self,
         query: Tensor,
         key: Tensor | None = None,
+        value: Tensor | None = None,
         *,
         key_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         bias: Tensor | None = None,
-    ) -> Tensor:
-        """Return the maps (B, H, N, L) by the reference, without dropout; for analysis."""
-        call = {"key_mask": key_mask, "attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
-        q, k, masks = self.project(query, key, **call)
-        with autocast_off(q):
-            scores = self.reference_scores(q, k, **self.score_arguments(masks.num_keys))
-            return reference_weights(scores, masks, self.row_eps)
+        cache: Cache | None = None,
+        rng: RandomKey | None = None,
+    ) -> HeadCall:
+        """Return what the core computes from these inputs, without dropout; for analysis too.
 
-    def project(
-        self, query: Tensor, key: Tensor | None = None, **call: Any
-    ) -> tuple[Tensor, Tensor, Masks]:
-        """Return queries, the keys that scores see, and the masks of a call; for analysis.
-
-        Args:
-            query: (B, N, C).
-            key: (B, L, C_k). None means self-attention.
-            call: key_mask, attn_mask, is_causal and bias as in `forward`.
-
-        Returns:
-            query (B, H_q, N, E) and key (B, H_kv, …, L, E) in at least float32, and the masks.
+        Inputs are checked, projected, split into heads, rotated, and appended to the cache. The
+        arguments are those of `forward`.
         """
-        key_mask, attn_mask, bias = (call.get(name) for name in ("key_mask", "attn_mask", "bias"))
-        is_causal = bool(call.get("is_causal", False))
-        q, k, _, masks = self._prepare(query, key, None, key_mask, attn_mask, is_causal, bias, None)
-        with autocast_off(q):
-            return q.to(compute_dtype(q)), self.expand_keys(k).to(compute_dtype(q)), masks
-
-    def _prepare(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        bias: Tensor | None,
-        cache: Cache | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Masks]:
-        """Check the inputs, project them, split heads, append to the cache, build the masks.
-
-        The keys are those that a cache stores; `expand_keys` makes of them what scores see.
-        """
+        if cache is not None:
+            self.core.check(bias, cache)  # before anything is appended
         if key is None and value is not None:
             raise ValueError("value is given without key; pass both, or neither for self-attention")
+        # Keys of self-attention are the queries' tokens; a cache holds others too.
+        query_mask = key_mask if key is None and cache is None else None
         key = query if key is None else key
         value = key if value is None else value
         _check_input("query", query, self.embed_dim)
@@ -387,9 +250,9 @@ class Attention(nn.Module):
             raise ValueError(
                 f"query has batch size {query.shape[0]} and key {key.shape[0]}: expected the same"
             )
-        q = _split_heads(self.query_proj(query), self.num_query_heads)
-        k = self.split_keys(self.key_proj(key))
-        v = _split_heads(self.value_proj(value), self.num_value_heads)
+        q = split_heads(self.query_proj(query), self.layout.query)
+        k = split_heads(self.key_proj(key), self.layout.key, self.layout.keys_per_head)
+        v = split_heads(self.value_proj(value), self.layout.value)
         first = 0 if cache is None else cache.length
         if self.rotary is not None:
             k = self.rotary(k, first)
@@ -400,7 +263,7 @@ class Attention(nn.Module):
                     f"key_mask has shape {tuple(key_mask.shape)}; with a cache it covers the "
                     f"{key.shape[1]} new tokens: expected {tuple(key.shape[:2])}"
                 )
-            offset = self.key_offset(k, first) if cache.store_offsets else None
+            offset = self.core.key_offset(k, first) if cache.store_offsets else None
             k, v, key_mask = cache.append(k, v, key_mask, offset)
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]),
@@ -409,14 +272,40 @@ class Attention(nn.Module):
             is_causal=is_causal,
             bias=bias,
         )
-        return q, k, v, masks
+        return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
 
-    def _dropout(self, rng: RandomKey | None) -> AttentionDropout | None:
-        if not self.training or self.dropout == 0.0:
-            return None
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        *,
+        key_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return the maps (B, H, N, L) by the equation, without dropout and noise; for analysis."""
+        call = self.call(
+            *(query, key),
+            key_mask=key_mask,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            bias=bias,
+        )
+        return self.core.weights(call)
+
+    def _dropout(self, rng: RandomKey | None) -> AttentionDropout:
         if rng is None:
-            rng = RandomKey(int(torch.randint(2**62, (1,))))
+            rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
         return AttentionDropout(self.dropout, rng)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take weights without the core's name, of old checkpoints: `prior.value` and the like."""
+        for name in self.core.state_dict():
+            old, new = prefix + name, f"{prefix}core.{name}"
+            if old in state_dict and new not in state_dict:
+                state_dict[new] = state_dict.pop(old)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""
@@ -426,12 +315,30 @@ class Attention(nn.Module):
         )
 
 
-AttentionFactory = Callable[[int, int], Attention]
+class AttentionFactory(Protocol):
+    """Makes one attention layer: a variant whose other arguments are fixed.
+
+    The arguments named here are the caller's, so a configuration of a variant cannot set them.
+    """
+
+    def __call__(
+        self, embed_dim: int, *, head_dim: int | None = None, **overrides: Any
+    ) -> Attention:
+        """Return a layer.
+
+        Args:
+            embed_dim: C.
+            head_dim: E.
+            overrides: further arguments of the constructor, such as `num_heads` in models whose
+                stages have heads of their own.
+        """
 
 
-def _split_heads(projected: Tensor, num_heads: int) -> Tensor:
-    """(B, N, H·E) -> (B, H, N, E)."""
-    return projected.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+def split_heads(projected: Tensor, num_heads: int, keys_per_head: int = 1) -> Tensor:
+    """(B, N, H·E) -> (B, H, N, E), or (B, N, H·K·E) -> (B, H, K, N, E) with K keys per head."""
+    if keys_per_head == 1:
+        return projected.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return projected.unflatten(-1, (num_heads, keys_per_head, -1)).permute(0, 2, 3, 1, 4)
 
 
 def _check_input(name: str, tensor: Tensor, width: int) -> None:

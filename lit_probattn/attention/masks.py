@@ -97,6 +97,8 @@ def make_masks(
 ) -> Masks:
     """Check the masks of a call and bring them to four dimensions.
 
+    Fewer dimensions are aligned on the right, as PyTorch broadcasts: (N, L) or (H, N, L).
+
     Raises:
         ValueError: a mask or the bias has a shape that cannot be broadcast to (B, H, N, L), or a
             mask is not boolean, or the bias is not floating point.
@@ -131,10 +133,10 @@ def _check_bool(name: str, mask: Tensor) -> None:
 
 
 def _four_dimensional(name: str, pairs: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """View a (N, L) or 4-dimensional tensor with four dimensions, checked against (B, H, N, L)."""
+    """View a tensor of 2, 3 or 4 dimensions with four, checked against (B, H, N, L)."""
     given = tuple(pairs.shape)
-    if pairs.dim() == 2:
-        pairs = pairs[None, None]
+    if pairs.dim() in (2, 3):
+        pairs = pairs[(None,) * (4 - pairs.dim())]
     if pairs.dim() != 4 or any(
         size not in (1, full) for size, full in zip(pairs.shape, shape, strict=True)
     ):

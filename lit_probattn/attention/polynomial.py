@@ -6,6 +6,8 @@ those of every other variant.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,13 +15,31 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.functional import compute_dtype, grouped_scores, repeat_heads
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost, reference_output
+from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.functional import (
+    compute_dtype,
+    grouped_scores,
+    reference_output,
+    repeat_heads,
+)
+from lit_probattn.attention.layer import Attention, Cost
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.softmax import product_macs, softmax_flops
 from lit_probattn.randomness import AttentionDropout
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
+
+
+@dataclass(frozen=True)
+class PolynomialArguments:
+    """What polynomial attention needs besides heads and masks.
+
+    Args:
+        degree: the even power.
+    """
+
+    degree: int
 
 
 def log_power(products: Tensor, degree: int) -> Tensor:
@@ -49,14 +69,13 @@ def polynomial_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    degree: int,
+    arguments: PolynomialArguments,
 ) -> Tensor:
     """Return Σ_j kernel[i, j] value[j] / Σ_j kernel[i, j], (B, H, N, E_v), in at least float32."""
     dtype = compute_dtype(query)
-    scores = polynomial_scores(query.to(dtype), key.to(dtype), degree=degree)
+    scores = polynomial_scores(query.to(dtype), key.to(dtype), degree=arguments.degree)
     return reference_output(scores, value, masks, dropout)
 
 
@@ -64,16 +83,15 @@ def polynomial_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    degree: int,
+    arguments: PolynomialArguments,
 ) -> Tensor:
     """Return the same block by block, O(N · block) memory."""
     dtype = compute_dtype(query)
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
-        return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, degree)
+        return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, arguments.degree)
 
     out, _ = blockwise_attention(
         scores,
@@ -87,6 +105,50 @@ def polynomial_blockwise(
     return out
 
 
+class PolynomialCore(Core):
+    """Attention with the kernel (query · key)^degree, from heads to heads; any scale cancels.
+
+    Args:
+        layout: heads and their sizes.
+        backend: implementation.
+        degree: the even power.
+
+    Raises:
+        ValueError: `degree` is odd or below 2.
+    """
+
+    variant: ClassVar[str] = "polynomial"
+    steps_over_cache: ClassVar[bool] = True
+    backends: ClassVar[Mapping[str, BackendFunction]] = {
+        "reference": polynomial_reference,
+        "blockwise": polynomial_blockwise,
+    }
+
+    def __init__(self, layout: HeadLayout, backend: Backend = "auto", *, degree: int = 2) -> None:
+        super().__init__(layout, backend)
+        if degree < 2 or degree % 2:
+            raise ValueError(
+                f"degree must be even and at least 2, so that weights are not negative, "
+                f"received {degree}"
+            )
+        self.degree = degree
+
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return the power; keys as they are."""
+        return Choice(backend, call.key, PolynomialArguments(self.degree))
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return `polynomial_scores`."""
+        dtype = compute_dtype(call.query)
+        return polynomial_scores(call.query.to(dtype), call.key.to(dtype), degree=self.degree)
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
+    ) -> Tensor:
+        """Return the scores of a part of the cache."""
+        return log_power(grouped_scores(query, key), self.degree)
+
+
 class PolynomialAttention(Attention):
     """Attention with the kernel (query · key)^degree.
 
@@ -97,72 +159,19 @@ class PolynomialAttention(Attention):
 
     Args:
         embed_dim: C.
-        head_dim: E.
         num_heads: H.
-        num_kv_heads: key/value heads, a divisor of H.
-        key_embed_dim: width of keys and values in cross-attention.
-        value_head_dim: size of a value head.
-        bias: biases of the projections.
-        dropout: attention dropout in training.
-        backend: implementation.
         degree: the even power; an odd one would make negative weights.
+        common: the other arguments of `Attention`, without rotary positions.
 
     Raises:
-        ValueError: `degree` is odd or below 2.
+        ValueError: `degree` is odd or below 2; see also `Attention`.
     """
 
-    variant: ClassVar[str] = "polynomial"
-    steps_over_cache: ClassVar[bool] = True
-    backends: ClassVar[dict[str, BackendFunction]] = {
-        "reference": polynomial_reference,
-        "blockwise": polynomial_blockwise,
-    }
+    core: PolynomialCore
 
-    def __init__(
-        self,
-        embed_dim: int,
-        head_dim: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
-        degree: int = 2,
-    ) -> None:
-        super().__init__(
-            embed_dim,
-            head_dim,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            key_embed_dim=key_embed_dim,
-            value_head_dim=value_head_dim,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-        )
-        if degree < 2 or degree % 2:
-            raise ValueError(
-                f"degree must be even and at least 2, so that weights are not negative, "
-                f"received {degree}"
-            )
-        self.degree = degree
-
-    def score_arguments(self, num_keys: int) -> dict[str, Any]:
-        """Return the power."""
-        return {"degree": self.degree}
-
-    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Return `polynomial_scores`."""
-        return polynomial_scores(query, key, **arguments)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
-    ) -> Tensor:
-        """Return the scores of a part of the cache."""
-        return log_power(grouped_scores(query, key), self.degree)
+    def __init__(self, embed_dim: int, num_heads: int, *, degree: int = 2, **common: Any) -> None:
+        super().__init__(embed_dim, num_heads, rotary_dim=0, rotary_base=10000.0, **common)
+        self.core = PolynomialCore(self.layout, self._backend, degree=degree)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost: softmax attention's, with degree − 1 more products per pair.
@@ -170,12 +179,9 @@ class PolynomialAttention(Attention):
         The paper gives no count. Per pair 2E − 1 for the product, 1 for the power of degree 2, and
         2E for the values, as in MGK appendix B for softmax attention.
         """
-        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
-        projections = n * (c * h * e + width * kv * (e + e_v) + h * e_v * c)
-        softmax = n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
+        powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
         return Cost(
-            paper_flops=softmax + n * n * h * (self.degree - 1),
-            macs=projections + n * n * h * (e + e_v),
-            num_parameters=sum(p.numel() for p in self.parameters()),
+            paper_flops=softmax_flops(self, seq_len) + powers,
+            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
+            num_parameters=self.count_parameters(),
         )

@@ -7,21 +7,24 @@ embed_dim / num_heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, pair_arguments
 from lit_probattn.attention.blockwise import Block, blockwise_attention
+from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
+    reference_output,
     repeat_heads,
+    split_precision,
     squared_distance,
 )
-from lit_probattn.attention.fused import softmax_triton
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost, reference_output
+from lit_probattn.attention.layer import Attention, Cost
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.randomness import AttentionDropout
@@ -29,7 +32,20 @@ from lit_probattn.randomness import AttentionDropout
 Score = Literal["dot", "gaussian"]
 
 
-def softmax_scores(query: Tensor, key: Tensor, *, score: Score) -> Tensor:
+@dataclass(frozen=True)
+class SoftmaxArguments:
+    """What softmax attention needs besides heads and masks.
+
+    Args:
+        score: scaled dot product, or one Gaussian per key.
+        scale_ratio: factor on the products, in units of 1/√E.
+    """
+
+    score: Score
+    scale_ratio: float = 1.0
+
+
+def softmax_scores(query: Tensor, key: Tensor, arguments: SoftmaxArguments) -> Tensor:
     """Return the scores of softmax attention.
 
     Source: MGK, ICML 2022, section 2.1 and appendix A (Gaussian, one head):
@@ -40,30 +56,29 @@ def softmax_scores(query: Tensor, key: Tensor, *, score: Score) -> Tensor:
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, L, E).
-        score: which of the two.
+        arguments: which of the two, and another factor than 1/√E.
 
     Returns:
         (B, H, N, L).
     """
     key = repeat_heads(key, query.shape[1])
-    scale = query.shape[-1] ** 0.5
-    if score == "dot":
-        return query @ key.mT / scale
-    return -squared_distance(query, key) / (2.0 * scale)
+    root = query.shape[-1] ** 0.5 / arguments.scale_ratio
+    if arguments.score == "dot":
+        return query @ key.mT / root
+    return -squared_distance(query, key) / (2.0 * root)
 
 
 def softmax_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    score: Score,
+    arguments: SoftmaxArguments,
 ) -> Tensor:
     """Return softmax(scores) @ value, (B, H, N, E_v), in at least float32."""
     dtype = compute_dtype(query)
-    scores = softmax_scores(query.to(dtype), key.to(dtype), score=score)
+    scores = softmax_scores(query.to(dtype), key.to(dtype), arguments)
     return reference_output(scores, value, masks, dropout)
 
 
@@ -85,29 +100,17 @@ def gaussian_as_dot(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([low_query, ones], -1), torch.cat([low_key, *parts], -1)
 
 
-def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three."""
-    if tensor.dtype == dtype:
-        return [tensor]
-    parts = []
-    for _ in range(3):
-        parts.append(tensor.to(dtype))
-        tensor = tensor - parts[-1].to(tensor.dtype)
-    return parts
-
-
 def softmax_sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    score: Score,
+    arguments: SoftmaxArguments,
 ) -> Tensor:
     """Return the same through PyTorch's fused attention, O(N) memory."""
-    scale = query.shape[-1] ** -0.5
-    if score == "gaussian":
+    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
+    if arguments.score == "gaussian":
         query, key = gaussian_as_dot(query, key)
     return fused_attention(query, key, value, masks=masks, scale=scale)
 
@@ -116,16 +119,15 @@ def softmax_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    score: Score,
+    arguments: SoftmaxArguments,
 ) -> Tensor:
     """Return the same block by block, with dropout, O(N · block) memory."""
     dtype = compute_dtype(query)
-    scale = query.shape[-1] ** -0.5
+    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if score == "gaussian":
+    if arguments.score == "gaussian":
         query, key = gaussian_as_dot(query, key)
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
@@ -143,6 +145,89 @@ def softmax_blockwise(
     return out
 
 
+def softmax_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: SoftmaxArguments,
+) -> Tensor:
+    """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
+    from lit_probattn.kernels.dense.attention import centred, point_terms, softmax_attention
+
+    scale, key_bias = query.shape[-1] ** -0.5 * arguments.scale_ratio, None
+    if arguments.score == "gaussian":
+        query, key = centred(query, key)
+        squares, _ = point_terms(key, None)
+        key_bias = squares * (scale / -2.0)
+    call = pair_arguments(masks, dropout, query)
+    return softmax_attention(query, key, value, scale=scale, key_bias=key_bias, **call)
+
+
+class SoftmaxCore(Core):
+    """Softmax attention from heads to heads.
+
+    Args:
+        layout: heads and their sizes.
+        backend: implementation.
+        score: scaled dot product, or one Gaussian per key with variance √E.
+
+    Raises:
+        ValueError: unknown score.
+    """
+
+    variant: ClassVar[str] = "softmax"
+    steps_over_cache: ClassVar[bool] = True
+    # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
+    auto_rules: Mapping[str, AutoRule] = {
+        **AUTO_RULES,
+        "cuda": AutoRule(("sdpa", "triton", "blockwise", "reference")),
+    }
+    backends: ClassVar[Mapping[str, BackendFunction]] = {
+        "reference": softmax_reference,
+        "sdpa": softmax_sdpa,
+        "blockwise": softmax_blockwise,
+        "triton": softmax_triton,
+    }
+
+    def __init__(
+        self, layout: HeadLayout, backend: Backend = "auto", *, score: Score = "dot"
+    ) -> None:
+        super().__init__(layout, backend)
+        if score not in ("dot", "gaussian"):
+            raise ValueError(f"score must be dot or gaussian, received {score!r}")
+        self.score: Score = score
+
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return the kind of score; keys as they are."""
+        return Choice(backend, call.key, SoftmaxArguments(self.score, call.scale_ratio()))
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return `softmax_scores`."""
+        dtype = compute_dtype(call.query)
+        arguments = SoftmaxArguments(self.score, call.scale_ratio())
+        return softmax_scores(call.query.to(dtype), call.key.to(dtype), arguments)
+
+    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
+        """Return −‖key‖² / (2 √E) of Gaussian scores, (B, H_kv, L)."""
+        if self.score == "dot":
+            return None
+        return key.to(compute_dtype(key)).square().sum(-1) / (-2.0 * self.layout.head_dim**0.5)
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
+    ) -> Tensor:
+        """Return the scores of a part of the cache, up to what is constant in a row."""
+        scores = grouped_scores(query * self.layout.head_dim**-0.5, key)
+        if self.score == "dot":
+            return scores
+        if offset is None:
+            offset = self.key_offset(key, cols.start)
+        assert offset is not None
+        return scores + repeat_heads(offset, query.shape[1])[:, :, None]
+
+
 class SoftmaxAttention(Attention):
     """Softmax attention, the baseline of every other variant.
 
@@ -153,91 +238,19 @@ class SoftmaxAttention(Attention):
 
     Args:
         embed_dim: C.
-        head_dim: E; any size ("fixed head size" when it is not C / H).
         num_heads: H.
-        num_kv_heads: key/value heads, a divisor of H; 1 is multi-query attention.
-        key_embed_dim: width of keys and values in cross-attention.
-        value_head_dim: size of a value head.
-        bias: biases of the projections.
-        dropout: attention dropout in training.
-        backend: implementation.
         score: scaled dot product, or one Gaussian per key with variance √E.
-        rotary_dim: entries of a head that rotary positions turn; 0 for none.
-        rotary_base: base of the rotary angles.
+        common: the other arguments of `Attention`.
+
+    Raises:
+        ValueError: unknown score; see also `Attention`.
     """
 
-    variant: ClassVar[str] = "softmax"
-    steps_over_cache: ClassVar[bool] = True
-    # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
-    auto_rules: ClassVar[Mapping[str, AutoRule]] = {
-        **AUTO_RULES,
-        "cuda": AutoRule(("sdpa", "triton", "blockwise", "reference")),
-    }
-    backends: ClassVar[dict[str, BackendFunction]] = {
-        "reference": softmax_reference,
-        "sdpa": softmax_sdpa,
-        "blockwise": softmax_blockwise,
-        "triton": softmax_triton,
-    }
-
     def __init__(
-        self,
-        embed_dim: int,
-        head_dim: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
-        score: Score = "dot",
-        rotary_dim: int = 0,
-        rotary_base: float = 10000.0,
+        self, embed_dim: int, num_heads: int, *, score: Score = "dot", **common: Any
     ) -> None:
-        super().__init__(
-            embed_dim,
-            head_dim,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            key_embed_dim=key_embed_dim,
-            value_head_dim=value_head_dim,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-            rotary_dim=rotary_dim,
-            rotary_base=rotary_base,
-        )
-        if score not in ("dot", "gaussian"):
-            raise ValueError(f"score must be dot or gaussian, received {score!r}")
-        self.score: Score = score
-
-    def score_arguments(self, num_keys: int) -> dict[str, Any]:
-        """Return the kind of score."""
-        return {"score": self.score}
-
-    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Return `softmax_scores`."""
-        return softmax_scores(query, key, **arguments)
-
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
-        """Return −‖key‖² / (2 √E) of Gaussian scores, (B, H_kv, L)."""
-        if self.score == "dot":
-            return None
-        return key.to(compute_dtype(key)).square().sum(-1) / (-2.0 * self.head_dim**0.5)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
-    ) -> Tensor:
-        """Return the scores of a part of the cache, up to what is constant in a row."""
-        scores = grouped_scores(query * self.head_dim**-0.5, key)
-        if self.score == "dot":
-            return scores
-        if offset is None:
-            offset = self.key_offset(key, cols.start)
-        assert offset is not None
-        return scores + repeat_heads(offset, query.shape[1])[:, :, None]
+        super().__init__(embed_dim, num_heads, **common)
+        self.core = SoftmaxCore(self.layout, self._backend, score=score)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5), output width HE.
@@ -245,11 +258,19 @@ class SoftmaxAttention(Attention):
         Grouped heads project fewer keys and values; the paper's formula covers H_kv = H only and
         is given for that case.
         """
-        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
-        projections = n * (c * h * e + width * kv * (e + e_v) + h * e_v * c)
         return Cost(
-            paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5),
-            macs=projections + n * n * h * (e + e_v),
-            num_parameters=sum(p.numel() for p in self.parameters()),
+            paper_flops=softmax_flops(self, seq_len),
+            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
+            num_parameters=self.count_parameters(),
         )
+
+
+def softmax_flops(layer: Attention, seq_len: int) -> int:
+    """Return operations by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
+    n, c, e, h = seq_len, layer.embed_dim, layer.head_dim, layer.num_heads
+    return n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
+
+
+def product_macs(layer: Attention, seq_len: int) -> int:
+    """Return multiply-adds of one map per head: N² H (E + E_v)."""
+    return seq_len * seq_len * layer.num_heads * (layer.head_dim + layer.value_head_dim)

@@ -21,27 +21,39 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from lit_probattn.cli.errors import CommandError
-from lit_probattn.cli.exit import DEBUG_VARIABLE, exit_status, quieten
-from lit_probattn.cli.files import config_files, read_config_files, run_folder_of, run_name
-from lit_probattn.cli.nulls import refuse_nulls
-from lit_probattn.cli.parser import Instantiator, RunParser
-from lit_probattn.training.callbacks import FinalValidation, RunRecord, StepNumbers, Throughput
+from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
+from lit_probattn.cli.files import (
+    config_files,
+    found_config_files,
+    read_config_files,
+    run_folder_of,
+    run_name,
+)
+from lit_probattn.cli.parser import Instantiator, RunParser, refuse_nulls
+from lit_probattn.configs import SIZES_OF_DATA
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.training.callbacks import (
+    FinalValidation,
+    PredictionWriter,
+    RunRecord,
+    StepNumbers,
+    Throughput,
+    make_progress_bar,
+)
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
 from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import SignsOfLife
-from lit_probattn.training.predictions import PredictionWriter
 from lit_probattn.training.preemption import StopSignals, job_name
-from lit_probattn.training.progress import make_progress_bar
 from lit_probattn.training.run_folder import (
+    RunPlan,
     RunSettings,
     find_checkpoint,
     folder_of_checkpoint,
     plan_fit,
+    share_plan,
 )
-from lit_probattn.training.run_plan import RunPlan, share_plan
-from lit_probattn.training.run_record import replace_text, write_record
+from lit_probattn.training.run_record import write_record
 from lit_probattn.training.saving import RunCheckpoint
 
 TRAINER_DEFAULTS = {
@@ -50,10 +62,6 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,  # its FLOPs column cannot count attention
 }
-
-
-# What the DataModule tells the model once it is constructed.
-SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 
 
 class RunCLI(LightningCLI):
@@ -76,7 +84,7 @@ class RunCLI(LightningCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             trainer_defaults=TRAINER_DEFAULTS,
-            args=self.arguments,
+            args=found_config_files(self.arguments),
         )
 
     # ---- the command line ----------------------------------------------------------------------
@@ -276,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: command line after the program's name. None takes the process's own.
 
     Returns:
-        Exit status; see `lit_probattn.cli.exit`.
+        Exit status; see `lit_probattn.cli.errors`.
     """
     if arguments is None:
         if "--debug" in sys.argv:

@@ -1,26 +1,42 @@
-"""One readable line for what a user got wrong; a fault of the program keeps its traceback."""
+"""How a command ends: one readable line and an exit status for what a user got wrong.
+
+A fault of the program keeps its traceback.
+"""
+
+from __future__ import annotations
 
 import difflib
 import errno
 import importlib
 import linecache
+import logging
+import os
 import re
-from collections.abc import Collection, Iterable
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable
 
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_probattn.attention import Attention
+from lit_probattn.configs import ConfigError, class_of, nearest
+from lit_probattn.records.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError
+from lit_probattn.training import peers
 from lit_probattn.training.checkpoints import CheckpointError
 from lit_probattn.training.memory import is_out_of_memory, told_out_of_memory
+from lit_probattn.training.preemption import Preempted, requeue
 
 # What a machine can refuse when files are written, and what to do about it.
 _FULL = (
     "free some space, or put runs (--run.root) and caches (--data.init_args.cache_dir) elsewhere"
 )
+
 _FORBIDDEN = "check the permissions; runs go to --run.root, caches to --data.init_args.cache_dir"
+
 _STORAGE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR), _FORBIDDEN),
@@ -32,6 +48,7 @@ _STORAGE = {
 _NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
 
 OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
+DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 
 
 class CommandError(ValueError):
@@ -47,16 +64,6 @@ class ConstructionError(BaseException):
     def __init__(self, key: str, error: Exception) -> None:
         super().__init__(f"{key}: {error}")
         self.key, self.error = key, error
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Text that names the most similar candidate, or lists all of them if they are few."""
-    names = sorted(set(candidates))
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    close = close or [name for name in names if name.startswith(word)]
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; valid: {', '.join(names)}" if 0 < len(names) <= 40 else ""
 
 
 # ---- the parser's messages ------------------------------------------------------------------
@@ -103,10 +110,9 @@ def _nearest_option(key: str, options: list[str]) -> str:
 
 def _argument_names(class_path: str) -> list[str]:
     """Names of a class's constructor arguments, as the parser sees them."""
-    module, _, name = class_path.rpartition(".")
+    parser = ArgumentParser(exit_on_error=False)
     try:
-        cls = getattr(importlib.import_module(module), name)
-        added = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+        added = parser.add_class_arguments(class_of(class_path), fail_untyped=False)
     except Exception:  # only the hint is lost
         return []
     return list(added)
@@ -201,7 +207,7 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     text = " ".join(str(error).split())
     if isinstance(error, NonFiniteError):
         return text, 1
-    if isinstance(error, CommandError | CheckpointError | MisconfigurationException):
+    if isinstance(error, CommandError | ConfigError | CheckpointError | MisconfigurationException):
         return text + _NO_GPU * text.startswith("No supported gpu backend found"), 2
     if isinstance(error, OSError) and error.errno in _STORAGE:
         place = "" if error.filename is None else f": {error.filename}"
@@ -260,3 +266,46 @@ def _field(error: ConstructionError) -> str:
             field = f"{error.key}.init_args"
         traceback = traceback.tb_next
     return field
+
+
+def exit_status(run: Callable[[], object]) -> int:
+    """Run a command.
+
+    Returns:
+        0; 2 for what a user got wrong; 1 for a loss that is not finite or another rank that died;
+        128 + signal for a run that was asked to end and saved itself.
+    """
+    try:
+        run()
+    except Preempted as stopped:
+        if is_first_rank():
+            print(stopped, flush=True)
+            if stopped.number == signal.SIGUSR1:
+                print(requeue(), flush=True)
+        return stopped.status
+    except (Exception, ConstructionError) as error:
+        lost = peers.explain_lost_contact(error)
+        explained = (lost, 1) if lost else explain(error)
+        if explained is not None:
+            say_error(explained[0])
+        if explained is None or os.environ.get(DEBUG_VARIABLE):
+            if isinstance(error, ConstructionError):
+                raise error.error from None
+            raise
+        return explained[1]
+    finally:
+        peers.close()
+    return 0
+
+
+def say_error(text: str) -> None:
+    """Write a line to stderr in one piece: ranks share the terminal."""
+    prefix = "error" if is_first_rank() else f"error on rank {rank()}"
+    sys.stderr.write(f"{prefix}: {text}\n")
+
+
+def quieten() -> None:
+    """Leave out Lightning's advertisements, and a deprecation inside Lightning."""
+    warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())

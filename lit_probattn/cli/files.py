@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from lit_probattn.cli.errors import CommandError, nearest
+from lit_probattn.cli.errors import CommandError
+from lit_probattn.configs import find, read_yaml, run_stem
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
@@ -20,37 +19,30 @@ def config_files(arguments: Sequence[str]) -> list[str]:
     return files
 
 
+def found_config_files(arguments: Sequence[str]) -> list[str]:
+    """Arguments with the place where each configuration file lies today."""
+    found = list(arguments)
+    for position, argument in enumerate(found):
+        if position and found[position - 1] in ("--config", "-c"):
+            found[position] = str(find(argument))
+        elif argument.startswith("--config="):
+            found[position] = f"--config={find(argument.partition('=')[2])}"
+    return found
+
+
 def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Contents of configuration files, by name.
+    """Contents of configuration files, by the names that the user gave.
 
     Raises:
-        CommandError: a file is missing, is not YAML, or stands in the wrong order.
+        ConfigError: a file is missing, or holds no configuration.
+        CommandError: a file stands in the wrong order.
     """
     contents: dict[str, dict[str, Any]] = {}
     for name in files:
-        contents[name] = _read_yaml(name)
+        contents[name] = read_yaml(name)
         _check_parts(name, contents[name])
     _check_order(contents)
     return contents
-
-
-def _read_yaml(name: str) -> dict[str, Any]:
-    path = Path(name)
-    if not path.is_file():
-        names = [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-        raise CommandError(f"configuration file not found: {name}{nearest(name, names)}")
-    try:
-        loaded = yaml.safe_load(path.read_text())
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{name} is not a text file: {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{name}:{mark.line + 1}" if mark is not None else name
-        problem = getattr(error, "problem", None) or "cannot be read"
-        raise CommandError(f"{place}: not valid YAML: {problem}") from error
-    if not isinstance(loaded, dict):
-        raise CommandError(f"{name} must hold a mapping of keys, got {type(loaded).__name__}")
-    return loaded
 
 
 def _check_parts(name: str, content: dict[str, Any]) -> None:
@@ -80,8 +72,8 @@ def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
         contents: configuration files, by name.
         model: resolved `model` part of the configuration.
     """
-    tasks = [Path(name).stem for name, content in contents.items() if sets_task(content)]
-    variants = [Path(name).stem for name, content in contents.items() if sets_attention(content)]
+    tasks = [run_stem(name) for name, content in contents.items() if sets_task(content)]
+    variants = [run_stem(name) for name, content in contents.items() if sets_attention(content)]
     task = tasks[-1] if tasks else str(model.class_path)
     attention = variants[-1] if variants else str(model.init_args.attention.class_path)
     return f"{task.rpartition('.')[2]}-{attention.rpartition('.')[2]}"

@@ -17,9 +17,10 @@ from typing import Any
 
 from lit_probattn.compare.protocol import Options, cell_config, config_files, deciding, overrides
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
+from lit_probattn.configs import run_stem
+from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import versions_of
-from lit_probattn.training.run_record import replace_text
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Name of the run, and of the result file."""
-        attention = Path(config_files(self.task, self.row, self.options)[1]).stem
+        attention = run_stem(config_files(self.task, self.row, self.options)[1])
         heads = self.config["model"]["init_args"]["attention"]["init_args"].get("num_heads")
         return f"{self.task.name}-{attention}-{heads}-seed{self.seed}-{self.digest}"
 

@@ -1,4 +1,4 @@
-"""Time and memory of a cell before it runs.
+"""A cell before it runs: data and model without a run, counts, time and memory.
 
 Training steps of one and of two samples at full length run on this machine, with the attention
 backends of the whole batch. Memory is a line through their peaks in the CPU's allocator, with
@@ -10,24 +10,30 @@ An evaluated sample counts as a third of a trained one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from lit_probattn.compare.built import (
-    build_data,
-    build_task,
-    counts,
-    make_inputs,
-    set_backends,
-    split_sizes,
-    training_step,
-)
+from datamodules.core.base import CachedDataModule, DataModule
+from datamodules.core.errors import DataError
+from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.compare.cells import Cell
+from lit_probattn.configs import attention_factory, class_of, link_sizes
+from lit_probattn.randomness import RandomKey
+from lit_probattn.tasks import ImageClassifier, LanguageModeling, PairClassifier
+from lit_probattn.tasks.base import Task
+from profiling.cost.count import attention_layers
+from profiling.cost.exact import stated_backend
+from profiling.measure.counters import torch_flops
 from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
 
 _ROUNDS, _MAX_SECONDS = 2, 20.0
+
 # Batches whose steps a line is drawn through.
 _FEW = (1, 2)
 
@@ -55,6 +61,128 @@ class Prediction:
     steps: int
     batch_size: int
     seq_len: int
+
+
+def build_data(cell: Cell) -> DataModule:
+    """Make the DataModule of a cell; nothing is read."""
+    entry = cell.config["data"]
+    places = {"data_dir": cell.place.data_dir, "cache_dir": cell.place.cache_dir}
+    data: DataModule = class_of(entry["class_path"])(**{**entry["init_args"], **places})
+    return data
+
+
+def missing_data(data: DataModule) -> str | None:
+    """Say what is missing and where it comes from; None if the data are there or generated."""
+    if getattr(data, "source", None) == "generated":
+        return None
+    try:
+        if isinstance(data, CachedDataModule):
+            try:
+                data.open()
+                return None
+            except DataError:
+                if data.sources():
+                    return None
+        data.prepare_data()
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def split_sizes(data: DataModule) -> dict[str, int]:
+    """Samples of the splits that are known without reading a release: cached, else published."""
+    if data.splits:
+        return {name: len(split) for name, split in data.splits.items()}
+    if isinstance(data, CachedDataModule):
+        try:
+            return {name: len(split) for name, split in data.splits_of(data.open()).items()}
+        except DataError:
+            pass
+    generated = getattr(data, "num_samples", None)
+    if getattr(data, "source", None) == "generated" and isinstance(generated, Mapping):
+        return dict(generated)
+    found = {name: size.num_samples for name, size in data.published.items()}
+    both = found.pop("train+val", None)
+    if both is not None:
+        found["val"] = round(getattr(data, "val_fraction", 0.1) * both)
+        found["train"] = both - found["val"]
+    return found
+
+
+def build_task(cell: Cell, data: DataModule) -> Task:
+    """Make the LightningModule of a cell on the current default device."""
+    entry = cell.config["model"]
+    model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
+    link_sizes(model, cell.task.sizes, data)
+    chosen = model["init_args"].pop("attention")
+    factory = attention_factory(chosen["class_path"], chosen.get("init_args") or {})
+    task: Task = class_of(model["class_path"])(factory, seed=cell.seed, **model["init_args"])
+    return task
+
+
+def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tensor]:
+    """Return random inputs of full length and targets."""
+    if isinstance(task, ImageClassifier):
+        size = cast(Any, data).image_size
+        return torch.randn(batch, 3, size, size), torch.zeros(batch, dtype=torch.int64)
+    shape: tuple[int, ...] = (batch, data.max_seq_len)
+    if isinstance(task, PairClassifier):
+        shape = (batch, 2, data.max_seq_len)
+    inputs = torch.randint(1, data.vocab_size or 2, shape)
+    if isinstance(task, LanguageModeling):
+        return inputs, torch.randint(0, data.vocab_size or 2, shape)
+    return inputs, torch.zeros(batch, dtype=torch.int64)
+
+
+def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], None]:
+    """Return a function that runs forward and backward of a batch."""
+    model = cast(Any, task.model)
+    key = RandomKey(0, 0, torch.arange(len(inputs)))
+
+    def step() -> None:
+        out = model(inputs, rng=key)
+        if isinstance(task, LanguageModeling):
+            loss = model.token_losses(out, target).mean()
+        else:
+            loss = F.cross_entropy(out, target)
+        loss.backward()
+        task.zero_grad(set_to_none=True)
+
+    return step
+
+
+def set_backends(model: nn.Module, batch: int, length: int) -> None:
+    """Fix every layer's backend to what a CPU training step of `batch` samples would choose."""
+    for layer in attention_layers(model):
+        call = Call(
+            device="cpu",
+            dtype=torch.float32,
+            num_scores=layer.core.num_scores(batch, length, length),
+            dropout=layer.dropout > 0,
+            bias_needs_grad=False,
+        )
+        layer.backend = cast(Backend, layer.core.pick_for(call))
+
+
+def counts(cell: Cell) -> dict[str, int]:
+    """Count parameters, and multiply-adds of one sample's forward pass by the equations.
+
+    The output layer of a language model, the same for all rows, is not in the multiply-adds.
+    """
+    data = build_data(cell)
+    with torch.device("meta"):
+        task = build_task(cell, data).eval()
+        inputs, _ = make_inputs(task, data, 1)
+        for layer in attention_layers(task):
+            layer.backend = cast(Backend, stated_backend(layer))
+        model = task.model
+
+        def forward() -> None:
+            with torch.no_grad():
+                model(inputs)
+
+        macs = torch_flops(forward) // 2
+    return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
 
 
 def predict(cell: Cell, tflops: float | None = None) -> Prediction:

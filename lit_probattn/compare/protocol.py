@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lit_probattn.compare.tables import Row, TaskEntry
+from lit_probattn.configs import ConfigError, class_of, compose, parameters_of
 from lit_probattn.training.run_folder import FREE_KEYS, flatten
-from profiling.builders import ConfigError, read_yaml
 
 ATTENTION = "model.init_args.attention.init_args"
+
 STEPS, SCHEDULE = "trainer.max_steps", "model.init_args.schedule_steps"
+
 WARMUP = "model.init_args.warmup_steps"
+
 INTERVALS = ("trainer.val_check_interval", "run.checkpoint_every")
+
 # Results do not depend on these beyond rounding: no difference of protocol.
 ROUNDING = ("data.init_args.eval_batch_size", "data.init_args.pad_multiple")
+
 # Settings that decide no number: where files lie, hardware; the number of steps decides.
 UNDECIDING = (*(key for key in FREE_KEYS if key != STEPS), "run.name", "seed_everything")
 
@@ -93,32 +97,6 @@ def _shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
     return found
 
 
-def compose(files: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge configuration files and dotted settings, as the command line does.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
-    merged: dict[str, Any] = {}
-    for name in files:
-        _merge(merged, read_yaml(name))
-    for key, value in settings.items():
-        *parents, last = key.split(".")
-        place = merged
-        for part in parents:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return merged
-
-
-def _merge(base: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
-            _merge(base[key], value)
-        else:
-            base[key] = dict(value) if isinstance(value, Mapping) else value
-
-
 def cell_config(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
     """Return the configuration of a cell, without seed and places."""
     return compose(config_files(task, row, options), overrides(task, row, options))
@@ -182,14 +160,6 @@ def default_of(config: Mapping[str, Any], key: str) -> Any:
     for part in parent.split("."):
         place = place.get(part) if isinstance(place, Mapping) else None
     path = place.get("class_path") if isinstance(place, Mapping) else None
-    for cls in class_of(path).__mro__ if path else ():
-        parameter = inspect.signature(cls.__init__).parameters.get(name)
-        if parameter is not None and parameter.default is not inspect.Parameter.empty:
-            return parameter.default
-    return None
-
-
-def class_of(path: str) -> Any:
-    """Import a class by its full name."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    parameter = parameters_of(class_of(path)).get(name) if path else None
+    has_default = parameter is not None and parameter.default is not inspect.Parameter.empty
+    return parameter.default if parameter is not None and has_default else None

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
+import seaborn as sns
 
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.figure import draw
-from lit_probattn.compare.flat import flat_result
 from lit_probattn.compare.protocol import Difference, differences
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 
 SHORTENED = "SHORTENED PROTOCOL"
+_LEGEND = [
+    "Mean ± standard deviation over seeds (n − 1). Notes are ours − published with a 95 % "
+    "interval, for which the published runs, printed without deviations, are assumed to vary as "
+    "ours do; and ours − baseline with Welch's interval, * where it excludes 0 (no correction for "
+    "several comparisons). FLOP ratio: multiply-adds of one forward pass at the published length "
+    "by the equations, without the output layer of a language model, to the baseline's.",
+]
 
 
 @dataclass
@@ -241,15 +249,6 @@ class Report:
         return lines
 
 
-_LEGEND = [
-    "Mean ± standard deviation over seeds (n − 1). Notes are ours − published with a 95 % "
-    "interval, for which the published runs, printed without deviations, are assumed to vary as "
-    "ours do; and ours − baseline with Welch's interval, * where it excludes 0 (no correction for "
-    "several comparisons). FLOP ratio: multiply-adds of one forward pass at the published length "
-    "by the equations, without the output layer of a language model, to the baseline's.",
-]
-
-
 def table_lines(summary: pd.DataFrame) -> list[str]:
     """The summary as Markdown."""
     lines = [
@@ -267,3 +266,106 @@ def table_lines(summary: pd.DataFrame) -> list[str]:
             f"{row['difference_from_baseline']} | {row['num_parameters']:,} | {ratio} |"
         )
     return lines
+
+
+def flat_result(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what rows.csv says of a finished cell."""
+    hardware, git = result.get("hardware") or {}, result.get("git") or {}
+    gpus = [gpu["name"] for gpu in hardware.get("gpus") or []]
+    backends = result.get("backends") or {}
+    on_gpu = any("(cuda" in call for call in backends)
+    packages = result.get("packages") or {}
+    shown = ("torch", "lightning", "triton", "lit-probattn")
+    versions = [f"{name} {packages[name]}" for name in shown if packages.get(name)]
+    return {
+        **{key: result[key] for key in ("task", "row", "seed")},
+        **{f"value {name}": value for name, value in result["values"].items()},
+        **{
+            key: result[key]
+            for key in (
+                *(
+                    "parameters",
+                    "macs",
+                    "macs_published_length",
+                    "num_test",
+                    "max_steps",
+                    "selected_step",
+                ),
+                *("selected_step", "selected_on_test", "num_starts", "fit_seconds_of_last_start"),
+            )
+        },
+        "backends": "; ".join(f"{call}: {name}" for call, name in backends.items()),
+        "device": gpus[0]
+        if on_gpu and gpus
+        else f"{hardware.get('processor')}, {hardware.get('num_cores')} cores",
+        "versions": ", ".join([f"python {result.get('python')}", *versions]),
+        "git_revision": f"{str(git.get('revision'))[:7]}{'+' if git.get('dirty') else ''}",
+        "run_folder": result["run_folder"],
+        "command": result["command"],
+    }
+
+
+def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, path: Path) -> None:
+    """Draw one panel per task and metric; rows of the table from top to bottom.
+
+    Args:
+        summary: the report's summary.
+        rows: one row per finished cell.
+        title: above the panels.
+        path: PNG file.
+    """
+    panels = [
+        (key, part)
+        for key, part in summary.groupby(["task", "metric"], sort=False)
+        if f"value {key[1]}" in rows and key[0] in set(rows["task"])
+    ]
+    tallest = max(len(part) for _, part in panels)
+    sns.set_theme(style="whitegrid")
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(1.5 + 4.2 * len(panels), 1.9 + 0.33 * tallest),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, ((task, metric), part) in zip(axes[0], panels, strict=True):
+        places = {name: -index for index, name in enumerate(part["row"])}
+        seeds = rows[(rows["task"] == task) & rows["row"].isin(places)]
+        axis.scatter(
+            seeds[f"value {metric}"],
+            [places[name] for name in seeds["row"]],
+            s=14,
+            color="tab:blue",
+            alpha=0.6,
+            label="one seed",
+            zorder=3,
+        )
+        heights = [places[name] + 0.22 for name in part["row"]]
+        axis.errorbar(
+            part["mean"],
+            heights,
+            xerr=part["std"].astype(float).fillna(0.0),
+            fmt="o",
+            color="black",
+            markersize=5,
+            capsize=3,
+            label="mean ± std",
+        )
+        known = part["published"].notna()
+        axis.scatter(
+            part["published"][known],
+            [places[name] - 0.22 for name in part["row"][known]],
+            marker="D",
+            facecolors="none",
+            edgecolors="tab:red",
+            label="published (its own protocol)",
+        )
+        axis.set_yticks(list(places.values()), list(part["method"]))
+        axis.set_ylim(-len(places) + 0.4, 0.6)
+        axis.set(xlabel=f"{task}: {metric}, {part['unit'].iloc[0]}")
+        axis.grid(axis="y", visible=False)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(textwrap.fill(title, 24 + 32 * len(panels)), fontsize=10)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,19 +1,17 @@
-"""What the files of configs/paper say: tables, rows, tasks, published values."""
+"""What the files of configs/reproduce say: tables, rows, tasks, published values."""
 
 from __future__ import annotations
 
 import csv
-import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from profiling.builders import ConfigError, read_yaml
+from lit_probattn.configs import ConfigError, nearest, read_yaml
 
-FOLDER = Path("configs/paper")
-NOT_TABLES = ("tasks", "other_tables")
+FOLDER = Path("configs/reproduce")
 # The column of a table that is the mean over its tasks.
 AVERAGE = "average"
 
@@ -148,10 +146,8 @@ class Table:
         for name in only:
             found = set(fnmatch.filter(rows, name))
             if not found and name not in tasks:
-                raise ConfigError(
-                    f"{self.name} has no task or row {name!r}{nearest(name, [*tasks, *rows])}; "
-                    f"tasks are {', '.join(self.tasks)}; rows are {', '.join(self.rows)}"
-                )
+                hint = nearest(name, [*tasks, *rows])
+                raise ConfigError(f"{self.name} has no task or row {name!r}{hint}")
             named_rows |= found
         return [
             (task, row)
@@ -227,10 +223,9 @@ def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> 
 
 def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     """Return `title`, `kind` and more of every published table, by name, in order."""
-    found = {
-        path.stem: read_yaml(path) for path in folder.glob("*.yaml") if path.stem not in NOT_TABLES
-    }
-    found |= read_yaml(folder / "other_tables.yaml")
+    contents = {path.stem: read_yaml(path) for path in folder.glob("*.yaml")}
+    found = {name: content for name, content in contents.items() if "kind" in content}
+    found |= contents["other_tables"]
     return {name: found[name] for name in sorted(found, key=_natural)}
 
 
@@ -244,9 +239,3 @@ def read_published(folder: Path = FOLDER) -> list[dict[str, str]]:
     """Rows of published.csv: table, task, method, heads, metric, split, value."""
     with (folder / "published.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def nearest(given: str, valid: Iterable[str]) -> str:
-    """Return a hint at the nearest valid name, or nothing."""
-    close = difflib.get_close_matches(given, list(valid), n=1, cutoff=0.4)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -14,20 +14,78 @@ The result is where fine-tuning starts, not an equal model: the errors are part 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.mgk.functions import Score, component_scores
 from lit_probattn.convert.algebra import (
     best_groups,
     cosine_distances,
     jensen_shannon_distances,
+    low_rank_regression,
     second_moment,
     shared_query_factors,
 )
-from lit_probattn.convert.inputs import LayerErrors, LayerInputs, query_rows, sample_maps
-from lit_probattn.convert.values import augment, head_rows, set_head_rows, set_values
+
+# Rows of a map that enter distances and normalisers, evenly spread over a sample.
+_ROWS = 256
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a layer saw: its inputs, with what was real.
+
+    Args:
+        x: (S, N, C).
+        key_mask: (S, N) bool. None means all.
+        is_causal: whether the layer is used with a causal mask.
+    """
+
+    x: Tensor
+    key_mask: Tensor | None = None
+    is_causal: bool = False
+
+    def part(self, samples: slice) -> LayerInputs:
+        """Return some of the samples."""
+        mask = None if self.key_mask is None else self.key_mask[samples]
+        return LayerInputs(self.x[samples], mask, self.is_causal)
+
+    @property
+    def real(self) -> Tensor:
+        """Real tokens, (S, N) bool."""
+        if self.key_mask is None:
+            return torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device)
+        return self.key_mask
+
+
+@dataclass(frozen=True)
+class LayerErrors:
+    """How well one layer was converted; errors are relative root mean squares.
+
+    Args:
+        groups: old heads of every new head.
+        logit_error: of the bilinear forms, from the discarded singular values.
+        output_error: of the layer's output without its bias, on inputs that were not fitted where
+            there were enough. None without inputs.
+        held_out: whether `output_error` is on inputs that were not fitted.
+    """
+
+    groups: list[list[int]]
+    logit_error: float
+    output_error: float | None
+    held_out: bool
+
+    def line(self) -> str:
+        """One line for a person."""
+        pairs = " ".join("+".join(map(str, group)) for group in self.groups)
+        output = "not measured (no inputs)"
+        if self.output_error is not None:
+            output = f"{100 * self.output_error:.1f} %"
+            output += " on held-out inputs" if self.held_out else " on the fitted inputs"
+        return f"heads {pairs}: logit error {100 * self.logit_error:.1f} %, output error {output}"
 
 
 @torch.no_grad()
@@ -70,8 +128,8 @@ def convert_layer(
     groups = best_groups(_distances(old, forms, fit), num_components)
     new = MGKAttention(
         old.embed_dim,
-        old.head_dim if head_dim is None else head_dim,
         len(groups),
+        head_dim=old.head_dim if head_dim is None else head_dim,
         num_components=num_components,
         value_head_dim=old.value_head_dim if value_head_dim is None else value_head_dim,
         key_embed_dim=old.key_embed_dim,
@@ -102,11 +160,11 @@ def convert_layer(
 
 
 def _check_layer(old: SoftmaxAttention, num_components: int) -> None:
-    if old.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
+    if old.core.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
         raise ValueError(
             "only softmax layers with score=dot, num_kv_heads=num_heads and no rotary positions "
-            f"can be converted, received score={old.score}, num_kv_heads={old.num_kv_heads} of "
-            f"{old.num_heads}, rotary={old.rotary}"
+            f"can be converted, received score={old.core.score}, "
+            f"num_kv_heads={old.num_kv_heads} of {old.num_heads}, rotary={old.rotary}"
         )
     if num_components < 1 or old.num_heads % num_components:
         raise ValueError(
@@ -123,8 +181,8 @@ def _copy(old: SoftmaxAttention) -> SoftmaxAttention:
     """Return the layer in float64 and evaluation mode, through the reference."""
     copy = SoftmaxAttention(
         old.embed_dim,
-        old.head_dim,
         old.num_heads,
+        head_dim=old.head_dim,
         value_head_dim=old.value_head_dim,
         bias=old.use_bias,
         dropout=old.dropout,
@@ -147,6 +205,87 @@ def _split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs 
     return inputs.part(slice(0, cut)), inputs.part(slice(cut, count)), True
 
 
+def sample_maps(layer: Attention, one: LayerInputs) -> Tensor:
+    """Return the maps of a single sample, (H, N, N)."""
+    return layer.weights(one.x, key_mask=one.key_mask, is_causal=one.is_causal)[0]
+
+
+def query_rows(one: LayerInputs) -> Tensor:
+    """Return up to `_ROWS` real positions of a single sample, evenly spread."""
+    places = one.real[0].nonzero()[:, 0]
+    if len(places) <= _ROWS:
+        return places
+    return places[torch.linspace(0, len(places) - 1, _ROWS).long()]
+
+
+def augment(x: Tensor, layer: SoftmaxAttention) -> Tensor:
+    """Add the coordinate that biases act on: (…, C) -> (…, C + 1); unchanged without biases."""
+    return torch.cat([x, torch.ones_like(x[..., :1])], -1) if layer.use_bias else x
+
+
+def head_rows(proj: torch.nn.Linear, num_heads: int) -> Tensor:
+    """Return a projection by heads, bias as last column: (H, rows, C [+ 1])."""
+    weight = proj.weight
+    if proj.bias is not None:
+        weight = torch.cat([weight, proj.bias[:, None]], 1)
+    return weight.unflatten(0, (num_heads, -1))
+
+
+def set_head_rows(proj: torch.nn.Linear, index: int, rows: Tensor) -> None:
+    """Write one head's rows, bias as last column."""
+    span = slice(index * rows.shape[0], (index + 1) * rows.shape[0])
+    if proj.bias is not None:
+        proj.bias[span] = rows[:, -1]
+        rows = rows[:, :-1]
+    proj.weight[span] = rows
+
+
+def set_values(
+    old: SoftmaxAttention, new: MGKAttention, groups: list[list[int]], fit: LayerInputs | None
+) -> None:
+    """Write value and output maps of every new head; the output's bias stays."""
+    values = head_rows(old.value_proj, old.num_heads)  # (H, E_v, C [+ 1])
+    outs = old.out_proj.weight.unflatten(1, (old.num_heads, -1)).transpose(0, 1)  # (H, C, E_v)
+    maps = (outs @ values).mT  # (H, C [+ 1], C): gathered inputs -> outputs
+    statistics = None if fit is None else _regression_statistics(old, new, maps, groups, fit)
+    columns = []
+    for index, group in enumerate(groups):
+        if statistics is None:
+            gram = torch.eye(maps.shape[1]).to(maps)
+            cross = maps[group].sum(0)
+        else:
+            gram, cross = statistics[0][index], statistics[1][index]
+        into, out = low_rank_regression(gram, cross, new.value_head_dim)
+        set_head_rows(new.value_proj, index, into)
+        columns.append(out)
+    new.out_proj.weight.copy_(torch.cat(columns, 1))
+    if old.out_proj.bias is not None:
+        new.out_proj.bias.copy_(old.out_proj.bias)
+
+
+def _regression_statistics(
+    old: SoftmaxAttention,
+    new: MGKAttention,
+    maps: Tensor,
+    groups: list[list[int]],
+    fit: LayerInputs,
+) -> tuple[Tensor, Tensor]:
+    """Return Σ gᵀg and Σ gᵀy per group: g gathered by the new map, y the group's old output."""
+    width, out = maps.shape[1], maps.shape[2]
+    gram = torch.zeros(len(groups), width, width).to(maps)
+    cross = torch.zeros(len(groups), width, out).to(maps)
+    for sample in range(fit.x.shape[0]):
+        one = fit.part(slice(sample, sample + 1))
+        real, x = one.real[0], augment(one.x, old)[0]
+        before = sample_maps(old, one) @ x  # (H, N, C [+ 1])
+        gathered = (sample_maps(new, one) @ x)[:, real]
+        outputs = (before @ maps)[:, real]
+        target = torch.stack([outputs[group].sum(0) for group in groups])
+        gram += gathered.mT @ gathered
+        cross += gathered.mT @ target
+    return gram, cross
+
+
 def _bilinear_forms(old: SoftmaxAttention) -> Tensor:
     """Return A_h = W̃_q,hᵀ W̃_k,h, (H, C [+ 1], C [+ 1]): old logits times √E."""
     return head_rows(old.query_proj, old.num_heads).mT @ head_rows(old.key_proj, old.num_heads)
@@ -165,14 +304,14 @@ def _distances(old: SoftmaxAttention, forms: Tensor, fit: LayerInputs | None) ->
 
 def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
     """Give every component the same starting mass: c_r = −mean_i log Z_ir."""
-    assert new.prior is not None
-    new.prior.value.zero_()
+    assert new.core.prior is not None
+    new.core.prior.value.zero_()
     total = torch.zeros(new.num_heads, new.num_components, dtype=torch.float64)
     count = 0
     for sample in range(fit.x.shape[0]):
         one = fit.part(slice(sample, sample + 1))
         rows = query_rows(one)
-        scores = _component_scores(new, one.x, rows)  # (H', K, n, N)
+        scores = scores_of_components(new, one.x, rows)  # (H', K, n, N)
         hidden = ~one.real[0].expand(len(rows), -1)
         if one.is_causal:
             places = torch.arange(one.x.shape[1], device=rows.device)
@@ -181,18 +320,18 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
         total += normalisers.sum(-1).cpu()
         count += len(rows)
     logits = -total / max(1, count)
-    new.prior.value.copy_(logits - logits.mean(1, keepdim=True))
+    new.core.prior.value.copy_(logits - logits.mean(1, keepdim=True))
 
 
-def _component_scores(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
+def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of every component without priors, for some queries of one sample."""
-    query, key, _, _ = new._prepare(x, None, None, None, None, False, None, None)
+    call = new.call(x)
     return component_scores(
-        query[:, :, rows],
-        new.expand_keys(key),
+        call.query[:, :, rows],
+        new.core.components(call.key),
         log_prior=None,
-        variance=new.variance(),
-        score=new.score,
+        variance=new.core.variance(),
+        score=new.core.score,
         include_log_det=False,
     )[0]
 

@@ -14,20 +14,133 @@ it (--weights_only) only the weights count, and --head_dim is needed.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.convert import LayerErrors, LayerInputs, convert_layer
-from lit_probattn.convert.run import Run, build_run
+from lit_probattn.configs import find
+from lit_probattn.convert.layer import LayerErrors, LayerInputs, convert_layer
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+from lit_probattn.training.trained import open_trained
+
+
+@dataclass(frozen=True)
+class ModelErrors:
+    """What conversion did to the whole model, on validation batches.
+
+    Args:
+        logit_error: ‖new − old‖ / ‖old‖ of the model's outputs.
+        agreement: share of rows whose largest output is the same.
+        num_rows: rows compared.
+    """
+
+    logit_error: float
+    agreement: float
+    num_rows: int
+
+    def line(self) -> str:
+        """One line for a person."""
+        return (
+            f"model: output error {100 * self.logit_error:.1f} %, same prediction in "
+            f"{100 * self.agreement:.1f} % of {self.num_rows} rows"
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained task and its data.
+
+    Args:
+        task: the task, in evaluation mode, with the checkpoint's weights.
+        data: the DataModule, set up.
+        head_dim: E, if all layers have the same.
+        attention_dropout: dropout of the attention layers.
+    """
+
+    task: pl.LightningModule
+    data: pl.LightningDataModule
+    head_dim: int | None
+    attention_dropout: float
+
+    def batches(self, count: int) -> list[dict[str, Tensor]]:
+        """Return the first validation batches."""
+        loader: Iterable[dict[str, Tensor]] = self.data.val_dataloader()
+        return list(islice(loader, count))
+
+    @torch.no_grad()
+    def layer_inputs(self, names: list[str], num_batches: int) -> dict[str, LayerInputs]:
+        """Return what the named layers see on validation batches.
+
+        Raises:
+            ConversionError: a layer adds a bias of its own to the scores of each head.
+        """
+        seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
+
+        def watch(name: str) -> Any:
+            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                bias = kwargs.get("bias")
+                if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
+                    raise ConversionError(
+                        f"{name}: every head has a bias of its own (relative positions), which "
+                        "fewer heads cannot take: train MGK on pictures from the beginning"
+                    )
+                inputs = LayerInputs(
+                    args[0], kwargs.get("key_mask"), kwargs.get("is_causal", False)
+                )
+                seen[name].append(inputs)
+
+            return self.task.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+
+        hooks = [watch(name) for name in names]
+        try:
+            for batch in self.batches(num_batches):
+                self.task(batch)
+        finally:
+            for handle in hooks:
+                handle.remove()
+        return {name: _join(parts) for name, parts in seen.items()}
+
+    @torch.no_grad()
+    def model_errors(self, layers: dict[str, MGKAttention], num_batches: int) -> ModelErrors:
+        """Compare the outputs of the task with the old and the new layers."""
+        converted = copy.deepcopy(self.task)
+        for name, layer in layers.items():
+            converted.set_submodule(name, copy.deepcopy(layer).eval())
+        difference = size = 0.0
+        same = rows = 0
+        for batch in self.batches(num_batches):
+            real = batch["sample_ids"] >= 0
+            before, after = (task(batch)[real].double() for task in (self.task, converted))
+            difference += float((after - before).square().sum())
+            size += float(before.square().sum())
+            same += int((before.argmax(-1) == after.argmax(-1)).sum())
+            rows += before[..., 0].numel()
+        return ModelErrors((difference / size) ** 0.5, same / max(1, rows), rows)
+
+
+def _join(parts: list[LayerInputs]) -> LayerInputs:
+    """Put the inputs of several batches together, padded to the longest."""
+    length = max(part.x.shape[1] for part in parts)
+    xs, masks = [], []
+    for part in parts:
+        missing = length - part.x.shape[1]
+        xs.append(nn.functional.pad(part.x, (0, 0, 0, missing)))
+        masks.append(nn.functional.pad(part.real, (0, missing)))
+    return LayerInputs(torch.cat(xs), torch.cat(masks), parts[0].is_causal)
+
 
 _PARTS = ("query_proj", "key_proj", "value_proj", "out_proj")
+
 # What belongs to the run that wrote the checkpoint and not to the new weights.
 _DROPPED = ("loops", "callbacks", "MixedPrecision", "training")
 
@@ -73,8 +186,8 @@ def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> Softmax
     num_heads = width // head_dim
     layer = SoftmaxAttention(
         embed_dim,
-        head_dim,
         num_heads,
+        head_dim=head_dim,
         value_head_dim=own["value_proj.weight"].shape[0] // num_heads,
         bias="query_proj.bias" in own,
     )
@@ -119,7 +232,7 @@ def attention_config(layer: MGKAttention, dropout: float) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "num_heads": layer.num_heads,
         "num_components": layer.num_components,
-        "score": layer.score,
+        "score": layer.core.score,
         "prior_param": "softmax",
         "dropout": dropout,
     }
@@ -144,7 +257,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
             raise ConversionError(f"{path} exists: choose another name or remove it")
     checkpoint = load_checkpoint(options.checkpoint)
     state = checkpoint.get("state_dict", {})
-    run = None if options.weights_only else _find_run(options, state)
+    run = None if options.weights_only else _open_run(options)
     head_dim = options.head_dim or (run.head_dim if run is not None else None)
     head_dim = head_dim or checkpoint.get("hyper_parameters", {}).get("head_dim")
     if head_dim is None:
@@ -187,22 +300,31 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     return [*lines, f"wrote {options.output} and {config_file}"]
 
 
-def _find_run(options: argparse.Namespace, state: dict[str, Tensor]) -> Run:
-    """Build the run from its config file."""
-    path = options.config
-    if path is None:
-        path = options.checkpoint.resolve().parent.parent / "config.yaml"
-    if not path.is_file():
+def _open_run(options: argparse.Namespace) -> Run:
+    """Open the run that the checkpoint belongs to.
+
+    Raises:
+        ConversionError: there is no configuration, or it does not fit checkpoint or data.
+    """
+    path = options.config or options.checkpoint.resolve().parent.parent / "config.yaml"
+    if not find(path).is_file():
         raise ConversionError(
             f"no config at {path}: give the run's --config, or --weights_only with --head_dim"
         )
-    config = yaml.safe_load(path.read_text())
-    if not isinstance(config, dict):
-        raise ConversionError(f"{path} is not a configuration: expected a mapping")
+    wanted = argparse.Namespace(checkpoint=options.checkpoint, config=[path], data=[], device="cpu")
     try:
-        return build_run(config, state)
+        trained = open_trained(wanted)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConversionError(f"cannot build the run of {path}: {error}") from error
+    if type(trained.task).forward is pl.LightningModule.forward:
+        raise ConversionError(
+            f"{type(trained.task).__name__} does not map a batch to one prediction per row, so "
+            "data cannot be used: give --weights_only with --head_dim"
+        )
+    layers = list(trained.layers.values())
+    sizes = {layer.head_dim for layer in layers}
+    dropout = max((layer.dropout for layer in layers), default=0.0)
+    return Run(trained.task, trained.data, sizes.pop() if len(sizes) == 1 else None, dropout)
 
 
 def main(arguments: list[str] | None = None) -> int:

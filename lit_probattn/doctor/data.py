@@ -16,6 +16,7 @@ from datamodules.text.wikitext_release import Corpus, find_release
 from lit_probattn.doctor.findings import Finding, size
 
 SECTION = "Data"
+_CORPORA: tuple[Corpus, ...] = ("wikitext-103", "wikitext-2")
 
 
 def folders(data_dir: str | None, cache_dir: str | None) -> tuple[Path, Path]:
@@ -99,7 +100,6 @@ def _wikitext(data: Path) -> tuple[bool, str]:
     return False, looked[_CORPORA[0]][1]
 
 
-_CORPORA: tuple[Corpus, ...] = ("wikitext-103", "wikitext-2")
 _LOOK: dict[str, Callable[[Path], tuple[bool, str]]] = {
     "listops": _listops,
     "text": _release(imdb.find_release),

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 
 from lit_probattn.doctor.data import folders
 from lit_probattn.doctor.findings import Finding, size
-from lit_probattn.training.run_record import hardware
-from profiling.measure.memory import available_bytes
+from lit_probattn.records.provenance import hardware
+from lit_probattn.training.memory import available_bytes
 
 PACKAGE = "lit-probattn"
 # Below so much free space, checkpoints and caches of the papers' tasks do not fit.

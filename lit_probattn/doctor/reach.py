@@ -1,19 +1,20 @@
 """Can processes of this machine talk to each other: gloo, and NCCL where there are GPUs.
 
-    python -m lit_probattn.doctor.reach BACKEND RANK COUNT PORT
+    python -m lit_probattn.doctor.reach BACKEND RANK COUNT PORT TIMEOUT_S
 
 is one of the processes; `check_contact` starts them and waits a bounded time.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -93,6 +94,23 @@ def _take_part(backend: str, rank: int, count: int, port: int, timeout_s: float)
         raise RuntimeError(f"the sum over {count} processes is {float(number)}")
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Be one of the processes; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_probattn.doctor.reach",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("backend", choices=("gloo", "nccl"))
+    parser.add_argument("rank", type=int, help="of this process")
+    parser.add_argument("count", type=int, help="of processes")
+    parser.add_argument("port", type=int, help="where the processes meet, on this machine")
+    parser.add_argument("timeout_s", type=float, help="how long to wait for the others")
+    options = parser.parse_args(arguments)
+    _take_part(options.backend, options.rank, options.count, options.port, options.timeout_s)
+    return 0
+
+
 if __name__ == "__main__":
-    _rank, _count, _port = map(int, sys.argv[2:5])
-    _take_part(sys.argv[1], _rank, _count, _port, float(sys.argv[5]))
+    sys.exit(main())

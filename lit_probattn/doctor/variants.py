@@ -9,7 +9,7 @@ import torch
 
 from lit_probattn import attention
 from lit_probattn.attention import Attention
-from lit_probattn.attention.backends import Call, choose_backend
+from lit_probattn.attention.backends import Call
 from lit_probattn.doctor.findings import Finding
 from lit_probattn.kernels import runtime, selftest
 
@@ -33,7 +33,7 @@ def check_backends() -> Iterator[Finding]:
 def _choices(name: str, cls: Callable[..., Attention], device: str) -> Finding:
     label = f"{name} on {device}"
     try:
-        layer = cls(HEADS * HEAD_DIM, HEAD_DIM, HEADS, **_OPTIONS.get(name, {}))
+        layer = cls(HEADS * HEAD_DIM, HEADS, head_dim=HEAD_DIM, **_OPTIONS.get(name, {}))
         calls = {
             f"training, {LONG} tokens, dropout": _choose(layer, device, LONG, True),
             f"training, {SHORT} tokens, dropout": _choose(layer, device, SHORT, True),
@@ -48,13 +48,11 @@ def _choose(layer: Attention, device: str, seq_len: int, dropout: bool) -> str:
     call = Call(
         device=device,
         dtype=torch.float32,
-        num_scores=BATCH * layer.num_heads * seq_len**2 * layer.score_maps,
+        num_scores=layer.core.num_scores(BATCH, seq_len, seq_len),
         dropout=dropout,
         bias_needs_grad=False,
     )
-    return choose_backend(
-        layer.variant, "auto", layer.backends, layer.unsupported, call, layer.auto_rules
-    )
+    return layer.core.pick_for(call)
 
 
 def check_kernels() -> Iterator[Finding]:

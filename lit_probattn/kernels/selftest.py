@@ -32,6 +32,7 @@ FAMILIES = {
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 SelfTest = Callable[[str, torch.device, torch.dtype, int], list[tuple[Tensor, Tensor]]]
+_results: dict[Tested, str | None] = {}
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,6 @@ class Tested:
     triton: str
     dtype: torch.dtype
     head_dim: int
-
-
-_results: dict[Tested, str | None] = {}
 
 
 def failure(family: str, dtype: torch.dtype, head_dim: int) -> str | None:

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import Attention
-from lit_probattn.randomness import RandomKey, philox4x32
-
-STREAM_SAMPLING = 4
+from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
 
 
 class Decoder(Protocol):

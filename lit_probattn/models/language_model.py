@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, AdaptiveSoftmax, FullSoftmax
-from lit_probattn.models.positions import Positions, Sinusoid
+from lit_probattn.models.embeddings import Positions, Sinusoid
 from lit_probattn.models.transformer import Activation, Transformer
 from lit_probattn.randomness import RandomKey
 
@@ -96,7 +97,7 @@ class LanguageModel(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
         self.encoder = Transformer(
-            lambda width, head: attention(width, head, **options),
+            partial(attention, **options),
             embed_dim,
             head_dim,
             num_layers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,7 +150,7 @@ class MaskedLanguageModel(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(dropout)
         self.encoder = Transformer(
-            lambda width, head: attention(width, head, **options),
+            partial(attention, **options),
             embed_dim,
             head_dim,
             num_layers,

@@ -138,7 +138,12 @@ class Transformer(nn.Module):
                 raise ValueError(f"{name} must be at least 1, received {size}")
         self.blocks = nn.ModuleList(
             Block(
-                attention(embed_dim, head_dim), embed_dim, mlp_dim, dropout, norm_first, activation
+                attention(embed_dim, head_dim=head_dim),
+                embed_dim,
+                mlp_dim,
+                dropout,
+                norm_first,
+                activation,
             )
             for _ in range(num_layers)
         )

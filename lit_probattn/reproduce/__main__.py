@@ -29,16 +29,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.core.errors import DataError
+from lit_probattn.cli.shards import parse_shard, torchrun_shard
 from lit_probattn.compare.cells import Place, parse_settings, portable
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.tables import FOLDER, kinds, nearest, read_table
-from lit_probattn.reproduce.commands import dry_run, run_table
-from lit_probattn.reproduce.states import list_lines, make_cells, missing_parts, other_lines
-from profiling.builders import ConfigError
-from profiling.sweep.plan import parse_shard
-from profiling.sweep.run import torchrun_shard
+from lit_probattn.compare.tables import FOLDER, kinds, read_table
+from lit_probattn.configs import ConfigError, nearest
+from lit_probattn.reproduce.commands import (
+    dry_run,
+    list_lines,
+    make_cells,
+    missing_parts,
+    other_lines,
+    run_table,
+)
+from lit_probattn.reproduce.uea.__main__ import main as run_benchmark
+from lit_probattn.reproduce.uea.recipes import Table as Benchmark
 
 PROGRAM = "python -m lit_probattn.reproduce"
+# Options that the command of the UEA archives takes.
+_UEA = (
+    *("only", "seeds", "shard", "dry_run", "as_published"),
+    *("accelerator", "data_dir", "cache_dir", "runs", "out"),
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -121,13 +133,6 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 0
 
 
-# Options that the command of the UEA archives takes.
-_UEA = (
-    *("only", "seeds", "shard", "dry_run", "as_published"),
-    *("accelerator", "data_dir", "cache_dir", "runs", "out"),
-)
-
-
 def _refuse(options: argparse.Namespace, *taken: str) -> None:
     """Refuse options that a table of another kind does not take.
 
@@ -195,9 +200,6 @@ def _devices(text: str) -> list[str]:
 
 def _uea(options: argparse.Namespace) -> int:
     """Hand the table of the UEA archives to its own command."""
-    from lit_probattn.reproduce.uea.__main__ import main as benchmark
-    from lit_probattn.reproduce.uea.recipes import Table as Benchmark
-
     given = Benchmark.read(str(options.tables / f"{options.table}.yaml"))
     own = [name for name in options.only if name in given.variants]
     archives = [name for name in options.only if name not in given.variants]
@@ -213,7 +215,7 @@ def _uea(options: argparse.Namespace) -> int:
     more += ["--select_on", "test"] if options.as_published else []
     more += ["--dry-run"] if options.dry_run else []
     print(f"$ python -m lit_probattn.uea_benchmark {shlex.join(more)}", flush=True)
-    return benchmark(more)
+    return run_benchmark(more)
 
 
 if __name__ == "__main__":

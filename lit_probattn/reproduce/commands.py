@@ -1,7 +1,8 @@
-"""The two things that are done with cells: predicting them, and running them to a report."""
+"""What is done with tables: their state, predictions of their cells, running them to a report."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import sys
@@ -10,13 +11,114 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import DataError
-from lit_probattn.compare.built import build_data, counts, missing_data
-from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.predict import Prediction, predict
+from lit_probattn.compare.cells import Cell, Options, Place
+from lit_probattn.compare.predict import Prediction, build_data, counts, missing_data, predict
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import Runner
-from lit_probattn.compare.tables import Table
-from profiling.measure.environment import device_name
+from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
+from lit_probattn.configs import ConfigError, find
+from lit_probattn.records.provenance import device_name
+
+
+def missing_parts(table: Table) -> list[str]:
+    """Return the files that a table needs and this package does not have."""
+    needed = [task.config for task in table.tasks.values()]
+    needed += [row.attention for row in table.rows.values()]
+    return sorted({name for name in needed if not find(name).is_file()})
+
+
+def make_cells(
+    table: Table, only: Sequence[str], seeds: Sequence[int], options: Options, place: Place
+) -> list[Cell]:
+    """Return the cells of a table whose parts are there: all rows of a seed before the next.
+
+    Raises:
+        ConfigError: `only` names nothing that the table has.
+    """
+    there = [p for p in table.select(only) if find(p[1].attention).is_file()]
+    there = [p for p in there if find(p[0].config).is_file()]
+    return [Cell(task, row, seed, options, place) for seed in seeds for task, row in there]
+
+
+def list_lines(place: Place, folder: Path = FOLDER) -> list[str]:
+    """Return one line per table: kind, printed numbers, state."""
+    numbers: dict[str, int] = {}
+    for row in read_published(folder):
+        numbers[row["table"]] = numbers.get(row["table"], 0) + 1
+    lines = []
+    for name, part in kinds(folder).items():
+        state = _state(name, part, place, folder)
+        head = f"{name:20} {part['kind']:13} {numbers.get(name, 0):3} numbers"
+        lines.append(f"{head}  {part['title']}: {state}")
+    return lines
+
+
+def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> str:
+    kind = part["kind"]
+    if kind == "fits":
+        table = read_table(name, folder)
+        cells = make_cells(table, [], table.seeds, Options(), place)
+        done = sum(cell.result() is not None for cell in cells)
+        text = f"{done} of {len(cells)} cells finished (full protocol)"
+        parts = missing_parts(table)
+        return f"{text}; missing parts: {', '.join(parts)}" if parts else text
+    if kind == "uea":
+        return "run by python -m lit_probattn.uea_benchmark"
+    if kind == "out_of_scope":
+        return f"not made: {part['reason']}"
+    if kind == "analysis" and importlib.util.find_spec(part["needs"]) is None:
+        return f"missing part: {part['needs']}"
+    return "see the commands of `reproduce " + name + "`"
+
+
+def other_lines(
+    name: str, part: Mapping[str, Any], place: Place, folder: Path = FOLDER
+) -> list[str]:
+    """Return what to run for a table that is no table of fits, and the printed numbers.
+
+    Raises:
+        ConfigError: the table is out of scope, or a part of the package is missing.
+    """
+    title = part["title"]
+    if part["kind"] == "out_of_scope":
+        raise ConfigError(f"{name} ({title}) is not made: {part['reason']}")
+    if part["kind"] == "analysis":
+        if importlib.util.find_spec(part["needs"]) is None:
+            raise ConfigError(f"{name} ({title}) needs {part['needs']}, which is missing")
+        return [f"{name}: {title}", *_study_lines(part, place, folder), *_printed(name, folder)]
+    return [
+        f"{name}: {title}",
+        "with a GPU:",
+        *part["commands"],
+        "without:",
+        *part["without_gpu"],
+    ]
+
+
+def _study_lines(part: Mapping[str, Any], place: Place, folder: Path) -> list[str]:
+    """Commands that train the models of a study, or study those that are trained."""
+    lines: list[str] = []
+    for words in part["models"]:
+        before = len(lines)
+        table = read_table(words.split()[0], folder)
+        only = words.partition(" --only ")[2].split()
+        for cell in make_cells(table, only, table.seeds, Options(), place):
+            result = cell.result()
+            if result is not None:
+                run = Path(result["run_folder"])
+                best = f"{run}/checkpoints/best-{result['selected_step']:08d}.ckpt"
+                lines.append(
+                    f"python -m lit_probattn.analysis {part['study']} --checkpoint {best} "
+                    f"--out {run}/{part['study']}"
+                )
+        if len(lines) == before:
+            lines.append(f"train first: python -m lit_probattn.reproduce {words}")
+    return lines
+
+
+def _printed(name: str, folder: Path) -> list[str]:
+    rows = [row for row in read_published(folder) if row["table"] == name]
+    return [f"printed: {r['method']}, {r['heads']}: {r['metric']} {r['value']}" for r in rows]
 
 
 def _data_key(cell: Cell) -> str:

@@ -5,8 +5,7 @@ from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.tasks.image_classifier import ImageClassifier
 from lit_probattn.tasks.language_model import LanguageModeling
 from lit_probattn.tasks.masked_language_model import MaskedLanguageModeling
-from lit_probattn.tasks.pair_classifier import PairClassifier
-from lit_probattn.tasks.sequence_classifier import SequenceClassifier
+from lit_probattn.tasks.sequence_classifier import PairClassifier, SequenceClassifier
 from lit_probattn.tasks.series_classifier import SeriesClassifier
 
 __all__ = [

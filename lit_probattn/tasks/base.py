@@ -1,6 +1,10 @@
 """What every task shares: optimiser, schedule, randomness, prior updates, the stop on NaN."""
 
-from typing import Any
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import lightning.pytorch as pl
 import torch
@@ -8,8 +12,14 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.randomness import RandomKey, mix_integers
-from lit_probattn.tasks.batch import Batch as Batch
-from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
+from lit_probattn.tasks.distributed import (
+    agreed_signal,
+    gather_objects,
+    num_ranks,
+    shard,
+    stop_counts,
+    sum_over_ranks,
+)
 from lit_probattn.tasks.finite import (
     NonFiniteError,
     describe_samples,
@@ -17,6 +27,7 @@ from lit_probattn.tasks.finite import (
     first_bad_module,
     largest_gradient,
 )
+from lit_probattn.tasks.renaming import ordered_parameters, rename_checkpoint
 from lit_probattn.tasks.schedules import (
     OPEN_ENDED,
     ScheduleName,
@@ -24,11 +35,63 @@ from lit_probattn.tasks.schedules import (
     check_schedule,
     schedule_values,
 )
-from lit_probattn.tasks.settings import check_optimizer, check_trainer
-from lit_probattn.tasks.sharding import shard
-from lit_probattn.tasks.stopping import agreed_signal, stop_counts
 
 MAX_OVERFLOWS_IN_A_ROW = 10
+_UNCHANGED = "The weights were not updated."
+
+
+class Batch(TypedDict):
+    """A batch of sequences.
+
+    `inputs` (B, N) token ids, `key_mask` (B, N) True where the token is real, `target` (B,),
+    `sample_ids` (B,) index in the split; -1 marks a row that only fills up an evaluation batch.
+    Pairs of texts have `inputs` and `key_mask` (B, 2, N).
+    """
+
+    inputs: Tensor
+    key_mask: Tensor
+    target: Tensor
+    sample_ids: Tensor
+
+
+def check_optimizer(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> None:
+    """Check the arguments of AdamW.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+    if not (lr > 0 and math.isfinite(lr)):
+        raise ValueError(f"lr must be positive, got {lr}")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {list(betas)}")
+    if not (eps >= 0 and math.isfinite(eps)):
+        raise ValueError(f"eps must not be negative, got {eps}")
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+
+
+def check_trainer(trainer: pl.Trainer) -> None:
+    """Check what a training run needs to know of its trainer.
+
+    Raises:
+        ValueError: `max_steps` is missing, or a number of batches is below 1.
+    """
+    if trainer.max_steps < 1:
+        raise ValueError(
+            f"trainer.max_steps must be set, got {trainer.max_steps}: runs are counted in "
+            "optimiser steps, for example --trainer.max_steps 5000"
+        )
+    if trainer.accumulate_grad_batches < 1:
+        raise ValueError(
+            "trainer.accumulate_grad_batches must be at least 1, got "
+            f"{trainer.accumulate_grad_batches}"
+        )
+    interval = getattr(trainer, "val_check_interval", None)
+    if isinstance(interval, int | float) and not interval > 0:
+        raise ValueError(
+            f"trainer.val_check_interval must be positive, got {interval}: micro-batches from one "
+            "validation to the next; --trainer.limit_val_batches 0 turns validation off"
+        )
 
 
 class Task(pl.LightningModule):
@@ -116,7 +179,7 @@ class Task(pl.LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """AdamW over all parameters; learning rate and beta1 are set before every step."""
         return AdamW(
-            self.parameters(),
+            ordered_parameters(self).values(),
             lr=self.lr,
             betas=(self.betas[0], self.betas[1]),
             eps=self.eps,
@@ -268,12 +331,13 @@ class Task(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore it.
+        """Restore it, from checkpoints with old names too.
 
         Raises:
             ValueError: training goes on with another number of micro-batches per step, so that
                 the position in the data, counted in micro-batches, would not mean the same.
         """
+        rename_checkpoint(checkpoint, self)
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
         if self._trainer is None or not self.trainer.training:
@@ -285,6 +349,3 @@ class Task(pl.LightningModule):
                 f"the checkpoint was written with trainer.accumulate_grad_batches {before}, this "
                 f"run has {now}: resume with {before}"
             )
-
-
-_UNCHANGED = "The weights were not updated."

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.tasks.sharding import local_part
+from lit_probattn.tasks.distributed import local_part
 
 MAX_LISTED_SAMPLES = 64
 

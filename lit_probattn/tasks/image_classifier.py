@@ -15,6 +15,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.models.images.replace import WeightInit
 from lit_probattn.tasks.base import Batch
+from lit_probattn.tasks.renaming import ordered_parameters
 from lit_probattn.tasks.schedules import ScheduleValues
 from lit_probattn.tasks.sequence_classifier import LabelTask
 
@@ -33,7 +34,8 @@ class ImageClassifier(LabelTask):
     Departs from the source: nothing.
 
     Args:
-        attention: called once per replaced layer as `attention(embed_dim, head_dim, num_heads=H)`.
+        attention: called once per replaced layer as
+            `attention(embed_dim, head_dim=E, num_heads=H)`.
         num_classes: number of labels.
         model_name: timm's name of the model.
         image_size: side of the pictures in pixels.
@@ -166,7 +168,7 @@ class ImageClassifier(LabelTask):
     def configure_optimizers(self) -> Optimizer:
         """AdamW; weight decay leaves out vectors, biases and tables of positions."""
         skipped = cast(ImageModel, self.model).no_weight_decay()
-        named = list(self.model.named_parameters())
+        named = ordered_parameters(self.model).items()
         groups: list[dict[str, Any]] = [
             {"params": [p for name, p in named if name not in skipped]},
             {"params": [p for name, p in named if name in skipped], "weight_decay": 0.0},

@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS
 from lit_probattn.models.decoding import Sampling, generate
+from lit_probattn.models.embeddings import Positions
 from lit_probattn.models.language_model import Initialisation, LanguageModel, Output
-from lit_probattn.models.positions import Positions
 from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.base import Batch, Task
 from lit_probattn.tasks.distributed import sum_over_ranks
@@ -31,7 +31,7 @@ class LanguageModeling(Task):
     Source: MGK, ICML 2022, appendix A.1.2 (specification e.3, e.4).
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         vocab_size: number of token ids.
         max_seq_len: longest segment.
         embed_dim: C, width of the residual stream.

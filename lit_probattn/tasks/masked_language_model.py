@@ -29,7 +29,7 @@ class MaskedLanguageModeling(Task):
     Departs from the source: the paper does not define its error; this is the usual reading.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         vocab_size: number of token ids, the last three begin, end and mask.
         max_seq_len: longest sequence.
         embed_dim: C, width of the residual stream.

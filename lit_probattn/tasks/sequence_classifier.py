@@ -1,4 +1,6 @@
-"""One label per sequence: ListOps, Text and other sequence classification tasks."""
+"""One label per sequence (ListOps, Text, …), or per pair of texts (Retrieval)."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -11,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.classifiers import Classifier
+from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.models.heads import Pooling
 from lit_probattn.tasks.base import Batch, Task
 
@@ -103,7 +106,7 @@ class SequenceClassifier(LabelTask):
     Departs from the source: whole validation and test sets are scored, each sample once.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         vocab_size: number of token ids.
         num_classes: number of labels.
         max_seq_len: N, the padded length.
@@ -150,3 +153,21 @@ class SequenceClassifier(LabelTask):
             pooling=pooling,
             activation_checkpointing=activation_checkpointing,
         )
+
+
+class PairClassifier(SequenceClassifier):
+    """One encoder for both texts of a pair, and a head that compares them.
+
+    Batches have `inputs` and `key_mask` of shape (B, 2, N). Both texts go through the encoder in
+    one call of 2 B sequences; for attention dropout, noise and random features, the texts of
+    sample i are samples 2 i and 2 i + 1, so that their draws differ. Priors that follow an M-step
+    (setting B) are updated once per optimiser step, from both texts of all pairs of that step.
+
+    Everything else, arguments and logged values included, is as in SequenceClassifier.
+
+    Source: MGK, ICML 2022, Retrieval set-up on the Long Range Arena (spec d.2, h-26).
+    Departs from the source: one M-step per optimiser step instead of one per text; whole validation
+    and test sets are scored, each pair once.
+    """
+
+    model_class: ClassVar[Callable[..., nn.Module]] = PairModel

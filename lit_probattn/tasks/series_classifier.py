@@ -12,6 +12,7 @@ from lit_probattn.models.series.encoder import AttentionInit, Positions, SeriesT
 from lit_probattn.models.series.norm import Norm, NormPositions, SeriesBatchNorm
 from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.distributed import sum_with_gradients
+from lit_probattn.tasks.renaming import ordered_parameters
 from lit_probattn.tasks.sequence_classifier import LabelTask
 
 
@@ -28,7 +29,7 @@ class SeriesClassifier(LabelTask):
     incomplete batches at the end of an epoch are dropped.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         num_features: dimensions of a series.
         num_classes: number of labels.
         max_seq_len: N, the longest series.
@@ -113,7 +114,7 @@ class SeriesClassifier(LabelTask):
         if self.optimizer_name == "adamw":
             return super().configure_optimizers()
         return RAdam(
-            self.parameters(),
+            ordered_parameters(self).values(),
             lr=self.lr,
             betas=(self.betas[0], self.betas[1]),
             eps=self.eps,

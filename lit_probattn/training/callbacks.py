@@ -1,15 +1,24 @@
-"""Callbacks of every run: the end of a run, step numbers, record, throughput."""
+"""Callbacks of every run: its end, step numbers, record, throughput, predictions, progress."""
 
+from __future__ import annotations
+
+import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pandas as pd
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from torch import Tensor
 
 from lit_probattn.attention import recorded_choices
+from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.run_record import add_to_last_start
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class FinalValidation(Callback):
@@ -127,3 +136,148 @@ class Throughput(Callback):
         if self._started is not None:
             self._seconds += time.perf_counter() - self._started
             self._started = None
+
+
+def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows of `predict_step` outputs, ordered by sample.
+
+    Returns:
+        A column for each output: numbers, texts, or a list of numbers per row; `probabilities`
+        become `probability_0` … (float32), one column per class.
+    """
+    frames = []
+    for batch in batches:
+        columns: dict[str, Any] = {}
+        for name, values in batch.items():
+            if name == "probabilities":
+                table = values.float().cpu().numpy()
+                columns |= {f"probability_{c}": table[:, c] for c in range(table.shape[1])}
+            elif isinstance(values, Tensor):
+                columns[name] = values.cpu().numpy() if values.dim() == 1 else values.tolist()
+            else:
+                columns[name] = values
+        frames.append(pd.DataFrame(columns))
+    table = pd.concat(frames, ignore_index=True)
+    return table.sort_values("sample_id", kind="stable", ignore_index=True)
+
+
+class PredictionWriter(Callback):
+    """Collects predictions on every rank; the first rank writes them to one Parquet file.
+
+    Args:
+        path: the file, replaced whole if it exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._batches: list[dict[str, Any]] = []
+
+    def on_predict_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep one batch, on the CPU."""
+        self._batches.append(
+            {name: v.cpu() if isinstance(v, Tensor) else v for name, v in outputs.items()}
+        )
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Gather the ranks' rows and write the file."""
+        frames = gather_objects(predictions_frame(self._batches))
+        self._batches = []
+        if not trainer.is_global_zero:
+            return
+        table = pd.concat(frames, ignore_index=True)
+        table = table.sort_values("sample_id", kind="stable", ignore_index=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        table.to_parquet(temporary, index=False)
+        temporary.replace(self.path)
+
+
+def make_progress_bar() -> ProgressBar:
+    """The kind that suits where the output goes."""
+    return StepProgressBar(leave=True) if sys.stdout.isatty() else PlainProgress()
+
+
+class StepProgressBar(RichProgressBar):
+    """Rich bar whose total is the whole run: `max_steps`, in micro-batches."""
+
+    @property
+    def total_train_batches(self) -> int | float:
+        """Micro-batches of the run."""
+        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "training"
+
+    def get_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """Metrics beside the bar, without the logger's version number."""
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return metrics
+
+
+class PlainProgress(ProgressBar):
+    """One line at the first step, then at most every ten seconds, and for every evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first_step, self._started, self._printed = 0, 0.0, 0.0
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Print nothing; Lightning calls this on all ranks but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Print again."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._first_step, self._started = trainer.global_step, time.monotonic()
+        self._printed = 0.0
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Print a line if it is time."""
+        now, step = time.monotonic(), trainer.global_step
+        is_last = step == trainer.max_steps
+        if step == self._first_step or (
+            now - self._printed < SECONDS_BETWEEN_LINES and not is_last
+        ):
+            return
+        self._printed = now
+        rate = (step - self._first_step) / max(now - self._started, 1e-9)
+        left = timedelta(seconds=round((trainer.max_steps - step) / rate))
+        loss = trainer.callback_metrics.get("train/loss", float("nan"))
+        self._line(trainer, f"loss {float(loss):.4f}  {rate:.2f} steps/s  remaining {left}")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Print the validation metrics."""
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._line(trainer, _metrics(trainer, "val/"))
+
+    def _line(self, trainer: pl.Trainer, text: str) -> None:
+        if self._enabled and trainer.is_global_zero:
+            width = len(str(trainer.max_steps))
+            print(f"step {trainer.global_step:>{width}}/{trainer.max_steps}  {text}", flush=True)
+
+
+def _metrics(trainer: pl.Trainer, prefix: str) -> str:
+    values = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
+    return "  ".join(f"{name} {value:.4f}" for name, value in sorted(values.items()))

@@ -27,6 +27,16 @@ _BAD_ARCHIVE = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError),
     *(NotImplementedError, RuntimeError),
 )
+# The archive's comment, at its very end, holds the SHA-256 of all before it: checksums of members
+# do not cover the table of contents, whose damage PyTorch's reader may not notice.
+_SEAL = b"sha256:"
+_SEAL_BYTES = len(_SEAL) + 64
+
+# The record that ends an archive; its last two bytes say how long the comment is.
+_END, _END_BYTES = b"PK\x05\x06", 22
+
+# What a checkpoint of a run holds at least.
+_PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
 
 
 class CheckpointError(RuntimeError):
@@ -73,14 +83,6 @@ def check_checkpoint(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is damaged: checksum of {member!r} is wrong")
     if not sealed:
         raise CheckpointError(f"checkpoint {path} is damaged: checksum of the file is wrong")
-
-
-# The archive's comment, at its very end, holds the SHA-256 of all before it: checksums of members
-# do not cover the table of contents, whose damage PyTorch's reader may not notice.
-_SEAL = b"sha256:"
-_SEAL_BYTES = len(_SEAL) + 64
-# The record that ends an archive; its last two bytes say how long the comment is.
-_END, _END_BYTES = b"PK\x05\x06", 22
 
 
 def _seal(file: BinaryIO) -> None:
@@ -177,10 +179,6 @@ def _refusal(error: Exception) -> str:
         )
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
-
-
-# What a checkpoint of a run holds at least.
-_PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
 
 
 def _require_parts(loaded: dict[str, Any], path: Path) -> dict[str, Any]:

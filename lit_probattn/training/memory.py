@@ -1,14 +1,12 @@
-"""Out of memory: what the step would have needed, and what to lower, with predicted numbers.
+"""Peak memory of a step predicted on fake tensors, and advice when memory runs out."""
 
-The numbers come from a dry run of the same step on fake tensors, which allocates nothing (see
-`profiling.measure.memory`): another micro-batch, another attention backend. CUDA's workspaces and
-the fragments of its allocator come on top.
-"""
+from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +15,21 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from lit_probattn.attention import Attention, recorded_choices
 
 _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+
 # Exact forms that need less than N x N memory, or trade memory for speed.
 _BACKENDS = ("blockwise", "sdpa")
+
 _GIB = 1 << 30
+StepFunction = Callable[[], object]
+
+# Modules and tensors that exist before a step and after it.
+Resident = Sequence[torch.nn.Module | torch.Tensor]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -123,7 +129,7 @@ def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
     step = Step(task, batch, bool(trainer.training), str(trainer.precision))
     stage = f"training at step {trainer.global_step}" if step.train else _stage(trainer)
     backends = _backends_in_use(task)
-    needed = predicted_bytes(step, step.num_rows, None)
+    needed = predicted_step_bytes(step, step.num_rows, None)
     need = "" if needed is None else f", predicted to need {_size(needed)}"
     advice = "; ".join(_advice(trainer, step, needed, backends))
     return (
@@ -139,7 +145,7 @@ def _advice(
     smallest = next((d for d in range(2, step.num_rows + 1) if step.num_rows % d == 0), None)
     data: Any = getattr(trainer, "datamodule", None)
     if smallest is not None:
-        predicted = predicted_bytes(step, step.num_rows // smallest, None)
+        predicted = predicted_step_bytes(step, step.num_rows // smallest, None)
         fewer = "" if predicted is None else f" ({_size(predicted)})"
         if step.train:
             accumulate = trainer.accumulate_grad_batches * smallest
@@ -155,7 +161,7 @@ def _advice(
     for name in _BACKENDS:
         if name in backends:
             continue
-        predicted = predicted_bytes(step, step.num_rows, name)
+        predicted = predicted_step_bytes(step, step.num_rows, name)
         if predicted is not None and (needed is None or predicted < 0.9 * needed):
             yield (
                 f"--model.init_args.attention.init_args.backend {name}, with the same results "
@@ -165,7 +171,7 @@ def _advice(
         yield "the sequence length or the sizes of the model: the micro-batch has one sample"
 
 
-def predicted_bytes(step: Step, num_rows: int, backend: str | None) -> int | None:
+def predicted_step_bytes(step: Step, num_rows: int, backend: str | None) -> int | None:
     """Predict the memory of the step with another micro-batch or backend, in bytes.
 
     Weights, activations, gradients and AdamW's state in training. None if fake tensors cannot
@@ -176,7 +182,6 @@ def predicted_bytes(step: Step, num_rows: int, backend: str | None) -> int | Non
         num_rows: samples of the micro-batch.
         backend: name for every attention layer; None keeps what each has.
     """
-    from profiling.measure.memory import predicted_bytes as predict
 
     def build() -> tuple[Any, Any]:
         model = _fake_copy(step.task.model)
@@ -190,7 +195,7 @@ def predicted_bytes(step: Step, num_rows: int, backend: str | None) -> int | Non
         return lambda: _run(task, batch, step), (model, *_tensors(batch))
 
     try:
-        peak, resident = predict(build)
+        peak, resident = predicted_bytes(build)
     except Exception:  # only the numbers are lost
         return None
     trained = [p for p in step.task.model.parameters() if p.requires_grad]
@@ -237,7 +242,7 @@ def _tensors(batch: dict[str, Any]) -> list[Tensor]:
 def _own_backend(layer: Attention) -> str:
     """Backend that a layer used, as far as fake tensors on the CPU can follow it."""
     calls = recorded_choices().items()
-    chosen = [name for call, name in calls if call.startswith(f"{layer.variant} (")]
+    chosen = [name for call, name in calls if call.startswith(f"{layer.core.variant} (")]
     name = layer.backend if layer.backend != "auto" or not chosen else chosen[-1]
     return "blockwise" if name == "triton" else name  # a kernel keeps O(N) memory, as blocks do
 
@@ -268,8 +273,6 @@ def _shape(trainer: pl.Trainer, step: Step) -> str:
 
 
 def _free(trainer: pl.Trainer) -> str:
-    from profiling.measure.memory import available_bytes
-
     device = trainer.strategy.root_device
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -282,3 +285,47 @@ def _size(num_bytes: int) -> str:
     if num_bytes < _GIB // 8:
         return f"{num_bytes / (1 << 20):.1f} MiB"
     return f"{num_bytes / _GIB:.2f} GiB"
+
+
+def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple[int, int]:
+    """Predict (peak above resident, resident) in bytes with fake tensors; nothing is allocated.
+
+    Args:
+        build: makes the model and its inputs on the CPU and returns a function that runs one step,
+            and what is resident: modules and tensors.
+
+    Equal to the byte to `measured_cpu_bytes`. CUDA rounds blocks to 512 bytes and adds workspaces.
+    """
+    with FakeTensorMode():
+        step, resident = build()
+        tracker = MemTracker()
+        tracker.track_external(*resident)
+        with tracker:
+            step()
+        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+        held = resident_bytes(resident)
+    return int(peak) - held, held
+
+
+def resident_bytes(resident: Resident) -> int:
+    """Return the bytes of parameters, buffers and tensors, shared storage counted once."""
+    storages: dict[int, int] = {}
+    for item in resident:
+        tensors = (
+            [item] if isinstance(item, torch.Tensor) else [*item.parameters(), *item.buffers()]
+        )
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free now on a device, or None if that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None

@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import Callback
 INTERVAL_S = 1.0
 MISSED_BEATS = 3
 LOST_CONTACT = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout")
+_current: Peers | None = None
 
 
 def is_lost_contact(error: BaseException) -> bool:
@@ -141,9 +142,6 @@ class Peers:
 
 def _place() -> str:
     return f"{socket.gethostname()}, process {os.getpid()}"
-
-
-_current: Peers | None = None
 
 
 class SignsOfLife(Callback):

@@ -20,8 +20,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from lit_probattn.tasks.distributed import gather_objects
-from lit_probattn.tasks.stopping import STOP_SIGNALS
+from lit_probattn.tasks.distributed import STOP_SIGNALS, gather_objects
 
 
 class Preempted(BaseException):

@@ -1,17 +1,22 @@
 """`versions.json` and `config.yaml` of a run folder: what is needed to run it again."""
 
+from __future__ import annotations
+
 import json
-import os
 import platform
 import shlex
-import subprocess
-import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("lit-probattn", "torch", "lightning", "triton", "numpy", "torchmetrics", "jsonargparse")
+from lit_probattn.records.provenance import (
+    RUN_PACKAGES,
+    git_state,
+    hardware,
+    package_versions,
+    replace_text,
+)
+
 FILE_NAME = "versions.json"
 
 
@@ -41,7 +46,7 @@ def write_record(
         "job": job,
         "seed": seed,
         "python": platform.python_version(),
-        "packages": {name: _package_version(name) for name in PACKAGES},
+        "packages": package_versions(RUN_PACKAGES),
         "git": git_state(),
         "hardware": hardware(),
     }
@@ -65,91 +70,3 @@ def read_starts(folder: Path) -> list[dict[str, Any]]:
         return []
     starts: list[dict[str, Any]] = json.loads(path.read_text())["starts"]
     return starts
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that its name never shows half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
-def git_state() -> dict[str, Any] | None:
-    """Revision of the code that runs, and whether tracked files were changed.
-
-    None if the package does not lie in a git checkout that tracks it.
-    """
-    package = Path(__file__).parent
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    revision = _git(package, "rev-parse", "HEAD")
-    status = _git(package, "status", "--porcelain", "--untracked-files=no")
-    return {"revision": revision, "dirty": None if status is None else bool(status)}
-
-
-def hardware() -> dict[str, Any]:
-    """Processor, memory and GPUs of this machine."""
-    return {
-        "machine": platform.machine(),
-        "processor": _processor_name(),
-        "num_cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
-        "gpus": _gpus(),
-    }
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if sys.platform == "linux" and cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _gpus() -> list[dict[str, Any]]:
-    """Name, memory and driver of the GPUs, without starting CUDA in this process."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver: no GPU
-        return []
-    driver = pynvml.nvmlSystemGetDriverVersion()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    gpus = [
-        {
-            "name": pynvml.nvmlDeviceGetName(handle),
-            "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-            "driver": driver,
-        }
-        for handle in handles
-    ]
-    pynvml.nvmlShutdown()
-    return gpus

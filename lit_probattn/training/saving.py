@@ -6,7 +6,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
-from lit_probattn.tasks.stopping import agree_on_signal
+from lit_probattn.tasks.distributed import agree_on_signal
 from lit_probattn.training.checkpoints import checkpoint_path, list_checkpoints
 from lit_probattn.training.preemption import Preempted
 

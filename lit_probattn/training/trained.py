@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
-import importlib
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +12,16 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import yaml
-from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_probattn.attention import Attention
+from lit_probattn.configs import instantiate, link_sizes, read_config
 from lit_probattn.training.checkpoints import load_checkpoint
 
-# Sizes that the command line links from the data to the model.
-_LINKED = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 
-
-class AnalysisError(ValueError):
-    """A study cannot be made as asked; the message is one line and says what to do."""
+class OpenError(ValueError):
+    """A trained run cannot be opened as asked; the message is one line and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ class Trained:
 def _num_samples(loader: Any, sampler: Any) -> int:
     count = getattr(loader.dataset, "__len__", None)
     if count is None:
-        raise AnalysisError("the data cannot be drawn from: expected a data set with a length")
+        raise OpenError("the data cannot be drawn from: expected a data set with a length")
     return int(count())
 
 
@@ -113,39 +107,6 @@ def crop(batch: dict[str, Any], max_len: int | None) -> dict[str, Any]:
     return result
 
 
-# ---- opening ------------------------------------------------------------------------------------
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that name a trained model and where its results go."""
-    add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="a file of runs/NAME/VERSION/checkpoints")
-    add(
-        "--config",
-        type=Path,
-        action="append",
-        help="configuration; default: config.yaml of the run folder. Later files add to earlier",
-    )
-    add("--data", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the DataModule")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
-    add("--out", type=Path, required=True, help="folder of the results")
-
-
-def add_data_arguments(parser: argparse.ArgumentParser, num_samples: int, max_len: int) -> None:
-    """Add the flags that choose sequences."""
-    add = parser.add_argument
-    add("--split", choices=("val", "test"), default="val", help="default: val")
-    add("--num_samples", type=int, default=num_samples, help=f"samples; default {num_samples}")
-    add("--batch_size", type=int, help="samples of a batch; default: the run's")
-    add(
-        "--max_len",
-        type=int,
-        default=max_len,
-        help=f"cut sequences to this many positions, 0 for none; default {max_len}",
-    )
-    add("--seed", type=int, default=0, help="decides which samples; default 0")
-
-
 def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trained:
     """Rebuild the model and the data of a checkpoint.
 
@@ -154,7 +115,7 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
         with_data: whether the data are opened too. Without, `data` is None.
 
     Raises:
-        AnalysisError: configuration, data and checkpoint do not go together.
+        OpenError: configuration, data and checkpoint do not go together.
         CheckpointError: the checkpoint is missing or damaged.
     """
     loaded = load_checkpoint(options.checkpoint)
@@ -168,13 +129,8 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
         data = instantiate(pl.LightningDataModule, config["data"])
         data.prepare_data()
         data.setup("test")
-    arguments = config["model"].setdefault("init_args", {})
-    known = loaded.get("hyper_parameters", {})
-    for name in _accepted(config["model"]["class_path"], _LINKED):
-        size = known.get(name, getattr(data, name, None))
-        if size is not None:
-            arguments.setdefault(name, size)
-    arguments.setdefault("seed", seed)
+    link_sizes(config["model"], loaded.get("hyper_parameters", {}), data)
+    config["model"]["init_args"].setdefault("seed", seed)
     task = instantiate(pl.LightningModule, config["model"])
     _load_weights(task, loaded.get("state_dict", {}), options.checkpoint)
     if getattr(task, "ema", None) is not None:
@@ -182,16 +138,6 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     device = choose_device(options.device)
     step = int(loaded.get("global_step", 0))
     return Trained(task.eval().to(device), data, config, options.checkpoint, step, device)
-
-
-def _accepted(class_path: str, names: tuple[str, ...]) -> list[str]:
-    """Return those names that the constructor of a class has among its own arguments."""
-    module, _, name = class_path.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise AnalysisError(f"model: unknown class {class_path!r}: {error}") from error
-    return [name for name in names if name in inspect.signature(cls).parameters]
 
 
 def identity(trained: Trained) -> dict[str, Any]:
@@ -205,68 +151,14 @@ def identity(trained: Trained) -> dict[str, Any]:
     }
 
 
-def read_config(checkpoint: Path, files: list[Path] | None) -> dict[str, Any]:
-    """Return the configuration of a run: `files` merged, or config.yaml of the run folder.
-
-    Raises:
-        AnalysisError: there is none, or it has no model or data.
-    """
-    found = files or [checkpoint.resolve().parent.parent / "config.yaml"]
-    config: dict[str, Any] = {}
-    for path in found:
-        if not path.is_file():
-            raise AnalysisError(
-                f"no configuration {path}: give the run's, --config runs/NAME/0/config.yaml"
-            )
-        try:
-            content = yaml.safe_load(path.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise AnalysisError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-        config = _merged(config, content if isinstance(content, dict) else {})
-    for part in ("model", "data"):
-        if "class_path" not in (config.get(part) or {}):
-            names = ", ".join(path.name for path in found)
-            raise AnalysisError(
-                f"{names}: no {part}.class_path; give a task file and an attention file"
-            )
-    return config
-
-
-def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    result = copy.deepcopy(first)
-    for key, value in second.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = _merged(result[key], value) if both else copy.deepcopy(value)
-    return result
-
-
 def _pairs(texts: list[str]) -> dict[str, Any]:
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise AnalysisError(f"--data takes KEY=VALUE, received {text!r}")
+            raise OpenError(f"--data takes KEY=VALUE, received {text!r}")
         pairs[key] = yaml.safe_load(value)
     return pairs
-
-
-def instantiate(base: type, config: dict[str, Any]) -> Any:
-    """Build a class from `class_path` and `init_args`.
-
-    Raises:
-        AnalysisError: it cannot be built.
-    """
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(base, "it")
-    try:
-        parsed = parser.parse_object({"it": config})
-        # Renamed in jsonargparse 4.49; older releases have the old name only.
-        make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-        return make(parsed).it
-    except Exception as error:
-        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-        last = lines[-1] if lines else repr(error)
-        raise AnalysisError(f"{config['class_path']}: {last}") from error
 
 
 def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -> None:
@@ -274,7 +166,7 @@ def _load_weights(task: nn.Module, state: dict[str, Tensor], checkpoint: Path) -
         task.load_state_dict(state)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        raise AnalysisError(
+        raise OpenError(
             f"{checkpoint.name} does not fit the configuration: {' '.join(lines)[:300]}"
         ) from error
 
@@ -283,14 +175,14 @@ def choose_device(name: str) -> torch.device:
     """Return a device by name; `auto` takes a GPU if there is one.
 
     Raises:
-        AnalysisError: unknown, or not there.
+        OpenError: unknown, or not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise AnalysisError(f"unknown device {name!r}: use auto, cpu or cuda") from error
+        raise OpenError(f"unknown device {name!r}: use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise AnalysisError(f"device {name} is not there: no CUDA device; use --device cpu")
+        raise OpenError(f"device {name} is not there: no CUDA device; use --device cpu")
     return device

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import Attention
+from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
 from lit_probattn.randomness import RandomKey
 from profiling.cost.exact import (
     ExactCost,
@@ -26,12 +27,6 @@ from profiling.cost.exact import (
     printed_gap_operations,
     scope_costs,
     stated_backend,
-)
-from profiling.cost.structure import (
-    attention_layers,
-    count_parameters,
-    require_identical,
-    table_parameters,
 )
 from profiling.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from profiling.measure.rows import Scope, Source, Status
@@ -56,33 +51,6 @@ class CostEntry:
     backend_note: str | None = None
     status: Status = "ok"
     reason: str | None = None
-
-
-class AttentionOnlyView(nn.Module):
-    """Calls an attention layer with its input alone."""
-
-    def __init__(self, layer: Attention) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, N, C) to (B, N, C)."""
-        out: Tensor = self.layer(inputs, rng=RandomKey(0))
-        return out
-
-
-def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -> str:
-    """Name the operations that the backend runs, and what backward adds to twice the forward."""
-    view = AttentionOnlyView(layer)
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        view(inputs)
-    operations = sorted(str(k).removeprefix("aten.") for k in counter.flop_counts["Global"])
-    note = f"{backend}: {', '.join(operations)}"
-    if train:
-        ratio = torch_train_macs(view, inputs).products / max(1, counter.get_total_flops() // 2)
-        note += f"; forward + backward = {ratio:.4f} x forward (3 if nothing is computed again)"
-    return note
 
 
 @dataclass(frozen=True)
@@ -132,6 +100,74 @@ class Setting:
         else:
             with torch.device("meta"):
                 yield "meta"
+
+
+class AttentionOnlyView(nn.Module):
+    """Calls an attention layer with its input alone."""
+
+    def __init__(self, layer: Attention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, N, C) to (B, N, C)."""
+        out: Tensor = self.layer(inputs, rng=RandomKey(0))
+        return out
+
+
+def attention_layers(model: nn.Module) -> list[Attention]:
+    """Return the attention layers of a model, in order."""
+    return [m for m in model.modules() if isinstance(m, Attention)]
+
+
+def require_identical(blocks: nn.ModuleList) -> None:
+    """Check that all blocks of a stack have the same structure and parameter shapes.
+
+    Raises:
+        ValueError: they differ, so that counting one of them would not do.
+    """
+
+    def signature(block: nn.Module) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
+        return repr(block), [(n, tuple(p.shape)) for n, p in block.named_parameters()]
+
+    first = signature(blocks[0])
+    for index, block in enumerate(blocks):
+        if signature(block) != first:
+            raise ValueError(f"block {index} differs from block 0: expected identical blocks")
+
+
+def count_parameters(model: nn.Module, attention_only: bool) -> dict[Scope, int]:
+    """Count the parameters of the attention layers, the blocks and the whole model."""
+    layers = attention_layers(model)
+    counts: dict[Scope, int] = {"attention": sum(_numel(layer) for layer in layers)}
+    if not attention_only:
+        counts["layers"] = _numel(cast(Any, model.encoder).blocks)
+        counts["model"] = _numel(model)
+    return counts
+
+
+def table_parameters(model: nn.Module) -> int:
+    """Count token and position tables, and an output layer that is tied to them."""
+    tables = (nn.Embedding, AdaptiveSoftmax)
+    return sum(_numel(m) for m in model.modules() if isinstance(m, tables))
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -> str:
+    """Name the operations that the backend runs, and what backward adds to twice the forward."""
+    view = AttentionOnlyView(layer)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        view(inputs)
+    operations = sorted(str(k).removeprefix("aten.") for k in counter.flop_counts["Global"])
+    note = f"{backend}: {', '.join(operations)}"
+    if train:
+        ratio = torch_train_macs(view, inputs).products / max(1, counter.get_total_flops() // 2)
+        note += f"; forward + backward = {ratio:.4f} x forward (3 if nothing is computed again)"
+    return note
 
 
 def count_costs(setting: Setting) -> tuple[Attention, list[CostEntry]]:

@@ -34,7 +34,7 @@ class AttentionOnly(nn.Module):
         self, attention: AttentionFactory, *, embed_dim: int, head_dim: int, is_causal: bool = False
     ) -> None:
         super().__init__()
-        self.layer = attention(embed_dim, head_dim)
+        self.layer = attention(embed_dim, head_dim=head_dim)
         self.is_causal = is_causal
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from lit_probattn.attention import (
     SoftmaxAttention,
 )
 
+_FISH = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -33,8 +35,6 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     masks: tuple[str, ...] = ()
 
-
-_FISH = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
 
 CASES: list[Case] = [
     Case("softmax", SoftmaxAttention),

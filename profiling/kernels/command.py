@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from profiling.builders import ConfigError
-from profiling.measure.environment import command_line, device_name, git_revision, versions
-from profiling.report.tables import markdown_table
+from lit_probattn.configs import ConfigError
+from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
 
 PARITY_SHAPES = {
@@ -82,7 +82,7 @@ def write(folder: Path, text: str, rows: list[dict[str, object]]) -> None:
 def _report(title: str, facts: list[str], rows: list[dict[str, object]]) -> str:
     lines = [f"# {title}", "", f"- Command: `{command_line()}`"]
     lines += [f"- Versions: {versions()}; revision {git_revision()}", *(f"- {f}" for f in facts)]
-    return "\n".join([*lines, "", *markdown_table(pd.DataFrame(rows))])
+    return "\n".join([*lines, "", *markdown_lines(pd.DataFrame(rows))])
 
 
 def _integers(text: str | None, default: tuple[int, ...]) -> list[int]:
@@ -180,8 +180,7 @@ def _parity(options: argparse.Namespace, device: str) -> tuple[str, list[dict[st
 
 
 def _tune(options: argparse.Namespace, device: str) -> tuple[str, list[dict[str, object]], bool]:
-    from profiling.kernels.compile import HEAD_DIMS, selected_cases
-    from profiling.kernels.tune import tune
+    from profiling.kernels.compile import HEAD_DIMS, selected_cases, tune
 
     if device != "cuda":
         raise ConfigError("launch configurations are found by measurement, which needs a GPU")
@@ -195,7 +194,7 @@ def _tune(options: argparse.Namespace, device: str) -> tuple[str, list[dict[str,
 
 
 def _train(options: argparse.Namespace, device: str) -> tuple[str, list[dict[str, object]], bool]:
-    from profiling.kernels.train import BOUND, TASK, compare_training
+    from profiling.kernels.parity import BOUND, TASK, compare_training
 
     if options.train_steps < 1:
         raise ConfigError(f"--train-steps must be at least 1, received {options.train_steps}")

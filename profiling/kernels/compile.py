@@ -1,23 +1,75 @@
-"""Registers, spills and shared memory of every kernel, compiled for GPUs that need not be there."""
+"""Kernels compiled for GPUs that need not be there: registers, spills, memory; tuning.
+
+Needs no driver: the assembler comes with Triton. Needs compiled mode: kernels that were imported
+for the interpreter cannot be compiled.
+"""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from lit_probattn.kernels.runtime import Launched, interpreted, recording
-from profiling.builders import ConfigError
-from profiling.kernels import aot
+from lit_probattn.configs import ConfigError
+from lit_probattn.kernels.runtime import (
+    Launch,
+    Launched,
+    Shape,
+    forced_for,
+    interpreted,
+    recording,
+    seen_shapes,
+    write_tuned,
+)
+from lit_probattn.records.provenance import device_name, versions
 from profiling.kernels.cases import Case, compile_cases
 from profiling.kernels.parity import heads_and_gradients, make_inputs
+from profiling.measure.timing import summarise, time_once
 
+# Shared memory that one program may use, in bytes.
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+
+_OPTIONS = ("num_warps", "num_stages")
 CAPABILITIES = (80, 90)
 HEAD_DIMS = (16, 32, 64, 128)
 _LENGTH = 1024  # a multiple of every tile, as the tests of speed use
+_TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one program of a compiled kernel takes.
+
+    Args:
+        registers: per thread.
+        spill_bytes: stored to memory for want of registers, per thread.
+        shared_bytes: shared memory.
+        num_warps: warps.
+        uses_wgmma: whether products use Hopper's warp-group instructions.
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    num_warps: int
+    uses_wgmma: bool
 
 
 @dataclass(frozen=True)
@@ -55,12 +107,86 @@ class CompiledRow:
     compile_s: float
 
 
+def _argument(value: Any) -> tuple[str, Any, bool]:
+    """Return the type of an argument, its value if it is compiled in, and whether 16 divides it."""
+    if value is None:
+        return "constexpr", None, False
+    if isinstance(value, torch.Tensor):
+        return _POINTERS[value.dtype], None, True
+    if isinstance(value, float):
+        return "fp32", None, False
+    if value == 1:
+        return "constexpr", 1, False
+    return ("i32" if abs(value) < 2**31 else "i64"), None, value % 16 == 0
+
+
+def compile_launch(launched: Launched, capability: int) -> Any:
+    """Compile a launch as the launcher would on a GPU of this capability (80, 90).
+
+    Raises:
+        RuntimeError: the kernel was imported for the interpreter.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = launched.kernel
+    if not isinstance(kernel, triton.JITFunction):
+        raise RuntimeError(
+            "kernels were imported for the interpreter; unset TRITON_INTERPRET to compile"
+        )
+    options = {k: v for k, v in launched.options.items() if k in _OPTIONS}
+    constexprs = {k: v for k, v in launched.options.items() if k not in _OPTIONS}
+    signature: dict[str, str] = {}
+    attributes = {}
+    for index, (name, value) in enumerate(zip(kernel.arg_names, launched.args, strict=False)):
+        kind, fixed, divisible = _argument(value)
+        signature[name] = kind
+        if kind == "constexpr":
+            constexprs[name] = fixed
+        if divisible:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    for name in kernel.arg_names[len(launched.args) :]:
+        signature[name] = "constexpr"
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def resources(compiled: Any, capability: int) -> Resources:
+    """Assemble compiled code once more, verbosely, and return what it takes."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    ptx = compiled.asm["ptx"]
+    found = re.search(r"\.target (\w+)", ptx)
+    assert found is not None
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name={found.group(1)}"]
+        log = subprocess.run(
+            [*command, file.name, "-o", "/dev/null"], capture_output=True, text=True, check=True
+        ).stderr
+
+    def number(pattern: str) -> int:
+        match = re.search(pattern, log)
+        assert match is not None, log
+        return int(match.group(1))
+
+    return Resources(
+        registers=number(r"Used (\d+) reg"),
+        spill_bytes=number(r"(\d+) bytes spill stores"),
+        shared_bytes=compiled.metadata.shared,
+        num_warps=compiled.metadata.num_warps,
+        uses_wgmma="wgmma" in ptx,
+    )
+
+
 def recorded_launches(
     case: Case, head_dim: int, dtype: torch.dtype, capability: int = 90
 ) -> list[Launched]:
     """Return the launches of one forward and backward call, without running them."""
     torch.manual_seed(0)
-    layer = case.layer(head_dim, head_dim, **{"num_heads": 2, **case.options})
+    layer = case.layer(head_dim, head_dim=head_dim, **{"num_heads": 2, **case.options})
     inputs = make_inputs(layer, case, _LENGTH, _LENGTH, dtype, seed=0, clear=False)
     with recording(capability) as launches:
         heads_and_gradients(layer, "triton", inputs, dtype)
@@ -92,9 +218,9 @@ def _row(
     case: Case, head_dim: int, dtype: torch.dtype, launched: Launched, capability: int
 ) -> CompiledRow:
     start = time.perf_counter()
-    compiled = aot.compile_launch(launched, capability)
+    compiled = compile_launch(launched, capability)
     seconds = time.perf_counter() - start
-    found = aot.resources(compiled, capability)
+    found = resources(compiled, capability)
     options = launched.options
     tiles = f"{options.get('BLOCK_Q', '–')}x{options.get('BLOCK_K', '–')}"
     return CompiledRow(
@@ -124,7 +250,7 @@ def faults(rows: Sequence[CompiledRow]) -> list[str]:
     found = []
     for row in rows:
         where = f"{row.kernel} of {row.case}, heads of {row.head_dim}, sm_{row.capability}"
-        if row.shared_bytes > aot.SHARED_LIMIT[row.capability]:
+        if row.shared_bytes > SHARED_LIMIT[row.capability]:
             found.append(f"{where}: {row.shared_bytes} bytes of shared memory")
         if "forward" in row.kernel and row.spill_bytes:
             found.append(f"{where}: spills {row.spill_bytes} bytes")
@@ -146,3 +272,69 @@ def selected_cases(names: str | None) -> list[Case]:
         known = ", ".join(case.name for case in cases)
         raise ConfigError(f"no kernel is named like {names!r}; expected a part of one of: {known}")
     return found
+
+
+def candidates(shape: Shape) -> Iterator[Launch]:
+    """Return what is worth trying for a kernel."""
+    tiles = [(128, 64), (128, 32), (64, 64), (64, 32), (128, 128), (64, 128), (32, 64), (32, 32)]
+    for (block_q, block_k), warps, stages in product(tiles, (4, 8), (2, 3)):
+        if "key" in shape.kernel:  # the outer tile is one of keys
+            block_q, block_k = block_k, block_q
+        if block_q * block_k * shape.num_tiles <= 128 * 128 * 2:
+            yield Launch(block_q, block_k, warps, stages)
+
+
+def tune(
+    head_dims: Sequence[int] = HEAD_DIMS,
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    cases: Sequence[Case] | None = None,
+) -> tuple[str, list[dict[str, object]]]:
+    """Time forward and backward with every candidate; store the fastest of every kernel.
+
+    A candidate that does not compile, or does not fit, is passed over. Kernels are tuned one after
+    the other, the others keeping what they have.
+
+    Returns:
+        The file that holds the table, and a line per kernel.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    best: dict[str, Launch] = {}
+    lines: list[dict[str, object]] = []
+    for case, head_dim, dtype in product(cases or compile_cases(), head_dims, dtypes):
+        heads = max(1, 512 // head_dim // case.options.get("num_components", 1))
+        torch.manual_seed(0)
+        layer = case.layer(head_dim, head_dim=head_dim, **{**case.options, "num_heads": heads}).to(
+            device
+        )
+        inputs = make_inputs(layer, case, _TUNED_LENGTH, _TUNED_LENGTH, dtype, seed=0, clear=False)
+
+        def run() -> None:
+            heads_and_gradients(layer, "triton", inputs, dtype)  # noqa: B023
+
+        with seen_shapes() as shapes:
+            run()
+        for shape in shapes:
+            if shape.key in best:
+                continue
+            times = {}
+            for launch in candidates(shape):
+                try:
+                    with _disable_current_modes(), forced_for(shape.key, launch):
+                        run()
+                        seconds = [time_once(run, device) for _ in range(_REPEATS)]
+                except Exception:  # a candidate may ask for more than the GPU has
+                    continue
+                times[launch] = summarise(seconds).median_s
+            if times:
+                best[shape.key] = min(times, key=lambda launch: times[launch])
+                lines.append(
+                    {
+                        "kernel": shape.key,
+                        "best": str(best[shape.key]),
+                        "candidates": len(times),
+                        "ms": f"{times[best[shape.key]] * 1e3:.3f}",
+                    }
+                )
+    about = f"{device_name('cuda')}; {versions()}; N = {_TUNED_LENGTH}, causal"
+    path = write_tuned(torch.cuda.get_device_capability(device), best, about)
+    return str(path), lines

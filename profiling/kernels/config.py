@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from profiling.builders import ConfigError, read_yaml
+from lit_probattn.configs import ConfigError, read_yaml
 from profiling.sweep.config import AttentionEntry, describe
 
 Mode = Literal["train", "eval"]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lit_probattn.kernels.dense.terms import centred, gaussian_row_terms, point_terms
+from lit_probattn.kernels.dense.attention import centred, gaussian_row_terms, point_terms
 
 
 @lru_cache

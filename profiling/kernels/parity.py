@@ -1,4 +1,4 @@
-"""Errors of the fused kernels beside those of plain eager code in the same precision.
+"""Errors of the fused kernels beside those of plain eager code, and a training run with either.
 
 The yardstick is the reference in float64. Eager code is the same reference with every matrix
 product in the kernel's precision (inputs and results rounded to it) and the rest in float32, as
@@ -8,21 +8,35 @@ output and in every gradient.
 
 from __future__ import annotations
 
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.attention.mgk.functions import component_scores
+from lit_probattn.configs import ConfigError
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case
 
 BUDGET = 2.0  # error of the kernel over that of eager code
+TASK = "configs/tasks/tiny/lra_listops.yaml"
+ATTENTION = tuple(f"configs/attention/{name}.yaml" for name in ("mgk", "smgk", "fish", "mlk"))
+
+# Gap between the losses of a step, in float32: rounding, amplified by a few steps of training.
+BOUND = 1e-4
 
 
 @dataclass(frozen=True)
@@ -99,14 +113,14 @@ def make_inputs(
     def coin(*shape: int) -> Tensor:
         return (torch.rand(*shape, generator=generator) < 0.7).to(device)
 
-    def split(width: int, count: int, length: int) -> Tensor:
-        return draw(batch, length, width).unflatten(-1, (count, -1)).transpose(1, 2)
-
-    query = split(layer.num_query_heads * layer.head_dim, layer.num_query_heads, num_queries)
-    key = layer.split_keys(draw(batch, num_keys, layer.key_width))
-    value = split(layer.num_value_heads * layer.value_head_dim, layer.num_value_heads, num_keys)
+    layout = layer.layout
+    width = layout.query * layout.head_dim
+    query = split_heads(draw(batch, num_queries, width), layout.query)
+    key = split_heads(draw(batch, num_keys, layer.key_width), layout.key, layout.keys_per_head)
+    width = layout.value * layout.value_head_dim
+    value = split_heads(draw(batch, num_keys, width), layout.value)
     pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
-    if clear and isinstance(layer, MGKAttention) and layer.e_step == "hard":
+    if clear and isinstance(layer, MGKAttention) and layer.core.e_step == "hard":
         leads = _clear_winners(layer, query, key)
         pairs = leads if pairs is None else leads & pairs
     masks = make_masks(
@@ -129,10 +143,10 @@ def _clear_winners(layer: MGKAttention, query: Tensor, key: Tensor) -> Tensor:
     """Return the pairs whose best component leads by more than rounding in 16 bit, (B, H, N, L)."""
     scores = component_scores(
         query.double(),
-        layer.expand_keys(key).double(),
+        layer.core.components(key).double(),
         log_prior=None,
-        variance=layer.variance().double(),
-        score=layer.score,
+        variance=layer.core.variance().double(),
+        score=layer.core.score,
         include_log_det=False,
     )
     best = scores.topk(2, 2).values
@@ -145,11 +159,9 @@ def heads_and_gradients(
     """Return the heads' output and the gradients of query, keys, value, parameters and bias."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in inputs.tensors]
     names = ["query", "key", "value"]
-    projections = {id(p) for m in layer.children() for p in _linear_parameters(m)}
-    for name, parameter in layer.named_parameters():
-        if id(parameter) not in projections:
-            names.append(name)
-            leaves.append(parameter)
+    for name, parameter in layer.core.named_parameters():
+        names.append(name)
+        leaves.append(parameter)
     query, key, value = leaves[:3]
     bias = inputs.masks.bias
     if bias is not None:
@@ -164,29 +176,20 @@ def heads_and_gradients(
         inputs.masks.is_causal,
         bias,
     )
-    arguments = layer.score_arguments(value.shape[2])
-    arguments.update(layer.random_arguments(RandomKey(3), 0))
-    out = layer.run(
-        *(backend, query, layer.keys_for(backend, key), value),
-        masks=masks,
-        dropout=inputs.dropout,
-        arguments=arguments,
-        cache=None,
-    )
+    call = HeadCall(query, key, value, masks, dropout=inputs.dropout, rng=RandomKey(3))
+    choice = layer.core.choose(call, backend)
+    run = layer.core.backends[backend]
+    out = run(query, choice.key, value, masks, inputs.dropout, choice.arguments)
     grads = torch.autograd.grad(out, leaves, inputs.cotangent.to(out.dtype))
     return {"out": out.detach(), **dict(zip(names, grads, strict=True))}
-
-
-def _linear_parameters(module: torch.nn.Module) -> list[Tensor]:
-    return list(module.parameters()) if isinstance(module, torch.nn.Linear) else []
 
 
 def make_layer(case: Case, head_dim: int, device: torch.device) -> Attention:
     """Return the layer of a case in float32, with priors that differ."""
     torch.manual_seed(0)
-    layer = case.layer(head_dim, head_dim, **{"num_heads": 2, **case.options})
+    layer = case.layer(head_dim, head_dim=head_dim, **{"num_heads": 2, **case.options})
     with torch.no_grad():
-        for name, parameter in layer.named_parameters():
+        for name, parameter in layer.core.named_parameters():
             if name.startswith("prior"):
                 parameter.uniform_(0.2, 0.8)
     return layer.to(device)
@@ -233,3 +236,63 @@ def parity_rows(
 def _finite(value: Tensor) -> float:
     """Return a number; infinity for NaN, so that no comparison hides it."""
     return float(value) if bool(torch.isfinite(value)) else float("inf")
+
+
+def losses(attention: str, backend: str, steps: int, device: str, folder: Path) -> list[float]:
+    """Return the training loss of every step of a run of the command line.
+
+    Raises:
+        ConfigError: the run failed; the message ends with its last line.
+    """
+    accelerator = "gpu" if device == "cuda" else "cpu"
+    command = [
+        *(sys.executable, "-m", "lit_probattn", "fit", "--config", TASK, "--config", attention),
+        *("--model.init_args.attention.init_args.backend", backend),
+        *("--trainer.accelerator", accelerator, "--trainer.devices", "1"),
+        *("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)),
+        *("--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1"),
+        *("--run.root", str(folder), "--run.name", f"{Path(attention).stem}-{backend}"),
+    ]
+    environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"}
+    if device == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise ConfigError(f"the run with backend {backend} failed: {' '.join(last)}")
+    (path,) = folder.glob(f"{Path(attention).stem}-{backend}/*/metrics.csv")
+    with path.open(encoding="utf-8") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+
+
+def compare_training(
+    steps: int, device: str, attention: Sequence[str] = ATTENTION
+) -> tuple[list[dict[str, object]], bool]:
+    """Train with both backends; return a line per step and whether all gaps are within the bound.
+
+    Args:
+        steps: optimiser steps.
+        device: `cuda`, or `cpu` for Triton's interpreter.
+        attention: attention files.
+    """
+    lines: list[dict[str, object]] = []
+    followed = True
+    for path in attention:
+        with tempfile.TemporaryDirectory() as folder:
+            found = losses(path, "triton", steps, device, Path(folder))
+            expected = losses(path, "reference", steps, device, Path(folder))
+        followed &= len(found) == len(expected) == steps
+        for step, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1):
+            gap = abs(ours - theirs)
+            followed &= gap <= BOUND * max(1.0, theirs)
+            if step <= 5 or step % 20 == 0 or step == steps:
+                lines.append(
+                    {
+                        "attention": Path(path).stem,
+                        "step": step,
+                        "loss, triton": f"{ours:.6f}",
+                        "loss, reference": f"{theirs:.6f}",
+                        "gap": f"{gap:.1e}",
+                    }
+                )
+    return lines, followed

@@ -5,22 +5,159 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from profiling.builders import ConfigError
-from profiling.kernels.config import Comparison, KernelsConfig, points
-from profiling.kernels.sides import side_function
+from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention.layer import split_heads
+from lit_probattn.attention.masks import make_masks
+from lit_probattn.configs import ConfigError, build_attention
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.records.tables import markdown_lines
+from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
 from profiling.measure.counters import UncountedOperationError, torch_flops
-from profiling.measure.environment import command_line, device_name, git_revision, versions
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import Timing, quantile, summarise, time_once, time_sides
-from profiling.report.tables import markdown_table
 from profiling.sweep.run import missing_device
+
+_SDPA = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def heads_of(
+    layer: Attention, batch: int, seq_len: int, make: Callable[..., Tensor]
+) -> list[Tensor]:
+    """Return random query, stored keys and value of a layer, as its projections would give."""
+
+    heads = layer.layout
+
+    def draw(head_dim: int, num_heads: int, keys_per_head: int = 1) -> Tensor:
+        width = num_heads * keys_per_head * head_dim
+        return split_heads(make(batch, seq_len, width), num_heads, keys_per_head)
+
+    query = draw(heads.head_dim, heads.query)
+    key = draw(heads.head_dim, heads.key, heads.keys_per_head)
+    value = draw(heads.value_head_dim, heads.value)
+    return [x.contiguous().requires_grad_() for x in (query, key, value)]
+
+
+def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor]]:
+    """Return a function that runs a side once, forward or forward and backward.
+
+    Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
+    priors inside, as in the layer, and parameters get their gradients.
+
+    Raises:
+        ConfigError: the attention cannot be built.
+    """
+    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    train = config.mode == "train"
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
+
+    if side.torch_sdpa is not None:
+        shape = (config.batch_size, side.torch_sdpa.num_heads, config.seq_len, config.head_dim)
+        inputs = [make(*shape).requires_grad_() for _ in range(3)]
+        parameters: list[Tensor] = []
+
+        forward = _sdpa_call(side.torch_sdpa, inputs, config)
+    else:
+        assert side.attention is not None
+        class_path, init_args = side.attention.resolve(Path.cwd())
+        layer = build_attention(class_path, init_args, config.head_dim, config.head_dim)
+        layer.to(device=device, dtype=dtype).train(train)
+        inputs = heads_of(layer, config.batch_size, config.seq_len, make)
+        parameters = list(layer.core.parameters())
+        forward = _attention_call(layer, side.backend, inputs, config)
+    with torch.no_grad():
+        grad_out = make(*forward().shape)
+
+    def run() -> list[Tensor]:
+        if not train:
+            with torch.no_grad():
+                return [forward()]
+        out = forward()
+        return [out, *torch.autograd.grad(out, [*inputs, *parameters], grad_out.to(out.dtype))]
+
+    return run
+
+
+def _sdpa_call(
+    sdpa: TorchSdpa, inputs: list[Tensor], config: KernelsConfig
+) -> Callable[[], Tensor]:
+    def forward() -> Tensor:
+        chosen = _SDPA.get(sdpa.backend)
+        with nullcontext() if chosen is None else sdpa_kernel([chosen]):
+            return F.scaled_dot_product_attention(
+                inputs[0], inputs[1], inputs[2], is_causal=config.is_causal
+            )
+
+    return forward
+
+
+def _attention_call(
+    layer: Attention, backend: str, inputs: list[Tensor], config: KernelsConfig
+) -> Callable[[], Tensor]:
+    if backend == "flex":
+        return _flex_call(layer, inputs, config)
+    core = layer.core
+    if backend not in core.backends:
+        raise ConfigError(
+            f"{core.variant} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
+        )
+    dropout = None
+    if layer.dropout and config.mode == "train":
+        dropout = AttentionDropout(layer.dropout, RandomKey(config.seed))
+    query, key, value = inputs
+    sizes = (query.shape[0], layer.num_heads, query.shape[2], value.shape[2])
+    masks = make_masks(*sizes, is_causal=config.is_causal)
+    call = HeadCall(query, key, value, masks, dropout=dropout, rng=RandomKey(config.seed))
+
+    def forward() -> Tensor:
+        choice = core.choose(call, backend)
+        run = core.backends[backend]
+        return run(query, choice.key, value, masks, dropout, choice.arguments)
+
+    return forward
+
+
+def _flex_call(
+    layer: Attention, inputs: list[Tensor], config: KernelsConfig
+) -> Callable[[], Tensor]:
+    """FlexAttention over the expanded keys; for comparison only, layers have no such backend."""
+    from profiling.kernels.flex import mgk_flex
+
+    if not isinstance(layer, MGKAttention) or layer.core.e_step == "hard":
+        raise ConfigError(f"flex serves soft MGK only, received {layer.core.variant}")
+    query, key, value = inputs
+
+    def forward() -> Tensor:
+        core = layer.core
+        return mgk_flex(
+            *(query, core.components(key), value),
+            precision=1.0 / core.variance(),
+            offset=None if core.prior is None else core.prior(key.shape[-2]),
+            gaussian=core.score == "gaussian",
+            equal_precision=core.variance.is_equal,
+            is_causal=config.is_causal,
+        )
+
+    return forward
 
 
 @dataclass(frozen=True)
@@ -137,7 +274,7 @@ def _section(config: KernelsConfig, ceiling: float, green: bool) -> tuple[list[s
         f"## N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}, "
         f"{passes}{', causal' if config.is_causal else ''}",
         "",
-        *markdown_table(pd.DataFrame([_side_line(n, r, ceiling) for n, r in results.items()])),
+        *markdown_lines(pd.DataFrame([_side_line(n, r, ceiling) for n, r in results.items()])),
         "",
         *(f"{name} did not run: {reason}" for name, reason in failed.items()),
         "",
@@ -149,7 +286,7 @@ def _section(config: KernelsConfig, ceiling: float, green: bool) -> tuple[list[s
         for c in config.comparisons
         if c.side in results and c.against in results
     ]
-    lines += markdown_table(pd.DataFrame([line for line, _ in compared]))
+    lines += markdown_lines(pd.DataFrame([line for line, _ in compared]))
     return lines, all(passed for _, passed in compared)
 
 

@@ -6,17 +6,13 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
-Step = Callable[[], object]
-# Modules and tensors that exist before a step and after it.
-Resident = Sequence[torch.nn.Module | torch.Tensor]
+from lit_probattn.training.memory import Resident, StepFunction, resident_bytes
 
 
 def cpu_peak_bytes(function: Callable[[], object]) -> int:
@@ -74,27 +70,7 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     return cpu_peak_bytes(function)
 
 
-def predicted_bytes(build: Callable[[], tuple[Step, Resident]]) -> tuple[int, int]:
-    """Predict (peak above resident, resident) in bytes with fake tensors; nothing is allocated.
-
-    Args:
-        build: makes the model and its inputs on the CPU and returns a function that runs one step,
-            and what is resident: modules and tensors.
-
-    Equal to the byte to `measured_cpu_bytes`. CUDA rounds blocks to 512 bytes and adds workspaces.
-    """
-    with FakeTensorMode():
-        step, resident = build()
-        tracker = MemTracker()
-        tracker.track_external(*resident)
-        with tracker:
-            step()
-        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-        held = resident_bytes(resident)
-    return int(peak) - held, held
-
-
-def measured_cpu_bytes(build: Callable[[], tuple[Step, Resident]]) -> tuple[int, int]:
+def measured_cpu_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple[int, int]:
     """Measure the same with real tensors: the model is built inside the measured part."""
     held = 0
 
@@ -105,19 +81,6 @@ def measured_cpu_bytes(build: Callable[[], tuple[Step, Resident]]) -> tuple[int,
         step()
 
     return cpu_peak_bytes(run) - held, held
-
-
-def resident_bytes(resident: Resident) -> int:
-    """Return the bytes of parameters, buffers and tensors, shared storage counted once."""
-    storages: dict[int, int] = {}
-    for item in resident:
-        tensors = (
-            [item] if isinstance(item, torch.Tensor) else [*item.parameters(), *item.buffers()]
-        )
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
 
 
 def nvml_used_bytes(device: torch.device) -> int | None:
@@ -147,14 +110,3 @@ def nvml_handle(device: torch.device) -> Any:
     """
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Return the memory that is free now on a device, or None if that is unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import RowsError, to_frame
 from profiling.report.ratios import METRICS, PLACE, tidy
-from profiling.report.tables import markdown_table
 
 
 def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
@@ -36,7 +36,7 @@ def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
     for column in ("device_name", "versions", "git_revision", "sweep"):
         values = {n: " | ".join(sorted(map(str, f[column].unique()))) for n, f in frames.items()}
         facts.append({"": column, **values})
-    lines += [*markdown_table(pd.DataFrame(facts)), ""]
+    lines += [*markdown_lines(pd.DataFrame(facts)), ""]
     rows = []
     for (metric, scope, variant), group in both.groupby(["metric", "scope", "variant"], sort=False):
         rows.append(
@@ -51,7 +51,7 @@ def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
                 "largest": f"{group['b_over_a'].max():.4f}",
             }
         )
-    lines += [*markdown_table(pd.DataFrame(rows)), ""]
+    lines += [*markdown_lines(pd.DataFrame(rows)), ""]
     only = {n: len(t) - len(both) for n, t in tables.items()}
     lines += [f"Values in A only: {only['A']}; in B only: {only['B']}."]
     path = out / "compare.md"

@@ -1,24 +1,27 @@
-"""`python -m profiling report`: tables, figures and text of one sweep, in a folder."""
+"""`python -m profiling report`: tables, figures and text of one sweep, in a folder or one page."""
 
 from __future__ import annotations
 
-import os
+import base64
+import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import markdown_lines
 from profiling.cost.explain import explain_row
 from profiling.measure.counters import CONVENTION
 from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
-from profiling.report.dearer import dearer_lines
-from profiling.report.ratios import METRICS, PLACE, crossovers, ratio_table, tidy
-from profiling.report.report_figures import draw_figures
+from profiling.report.figures import draw_figures
+from profiling.report.ratios import METRICS, crossovers, ratio_table, relative_errors
 from profiling.report.tables import (
     crossover_table,
+    dearer_lines,
     extremes_table,
     failures_table,
-    markdown_table,
     published_table,
     quantity_tables,
     trends,
@@ -26,7 +29,155 @@ from profiling.report.tables import (
 )
 from profiling.sweep.config import SweepConfig
 
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .6rem 0; font-size: .85rem; display: block;
+        overflow-x: auto; }
+td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: left; }
+th { background: #f4f4f4; } tr:nth-child(even) td { background: #fafafa; }
+img { max-width: 100%; border: 1px solid #eee; } code { background: #f4f4f4; padding: 0 .2rem; }
+"""
 _PROVENANCE = ["sweep", "device_name", "versions", "git_revision", "command"]
+_READABLE = {
+    *("model", "num_layers", "mlp_dim", "head_dim", "embed_dim", "seq_len", "batch_size"),
+    *("mode", "backend", "dtype", "device", "grid_heads"),
+}
+_EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
+
+
+def write_report(
+    config: SweepConfig, results: Path, out: Path, *, html: bool = False
+) -> list[Path]:
+    """Write report.md, rows.csv, ratios.csv and figures; return the files written.
+
+    Args:
+        config: the sweep.
+        results: its results folder.
+        out: the report's folder.
+        html: also write one self-contained page.
+
+    Raises:
+        RowsError: no rows, rows of several versions, or no baseline row.
+    """
+    frame = to_frame(load_results(results), list(config.variants))
+    require_one_version(frame)
+    notes = require_baselines(config, frame)
+    ratios = ratio_table(frame)
+    out.mkdir(parents=True, exist_ok=True)
+    lines, note = provenance(frame, config)
+    table, constants = compact(frame)
+    _write_csv(table, out / "rows.csv")
+    _write_csv(ratios.dropna(axis=1, how="all"), out / "ratios.csv", digits=8)
+    figures = draw_figures(frame, ratios, out / "figures", note)
+    text = _compose(config, frame, ratios, lines, constants, notes, figures)
+    (out / "report.md").write_text(text, encoding="utf-8")
+    written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
+    written += [out / "figures" / name for name, _ in figures]
+    if html:
+        written.append(write_page(out))
+    return written
+
+
+def _write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:
+    form = None if digits is None else f"%.{digits}g"
+    replace_text(path, table.to_csv(index=False, float_format=form))
+
+
+def _compose(
+    config: SweepConfig,
+    frame: pd.DataFrame,
+    ratios: pd.DataFrame,
+    lines: Sequence[str],
+    constants: dict[str, object],
+    notes: Sequence[str],
+    figures: Sequence[tuple[str, str]],
+) -> str:
+    figure = config.report
+    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
+    parts = [f"# {figure.title if figure else config.name}", "", *dearer]
+    parts += ["", *lines, ""] if dearer else [*lines, ""]
+    same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
+    parts += [f"Same in every row: {same}.", ""] if same else []
+    parts += variants_table(frame)
+    if figure is not None and (figure.paper or figure.published):
+        parts += ["## The paper says / we measure", ""]
+        parts += [f"- The paper: {sentence}" for sentence in figure.paper]
+        parts += [f"- We measure: {sentence}" for sentence in trends(ratios)]
+        parts += [f"- Note: {sentence}" for sentence in figure.notes]
+        parts += ["", *published_table(figure.published, frame, ratios)]
+    parts += ["## Ratios", "", *extremes_table(ratios)]
+    parts += ["## Values", "", *quantity_tables(frame, ratios)]
+    parts += _agreement(frame)
+    parts += _terms(frame)
+    cross = crossovers(ratios)
+    if not cross.empty:
+        parts += crossover_table(cross)
+    parts += failures_table(frame, notes)
+    parts += ["## Figures", ""]
+    for name, caption in figures:
+        parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _agreement(frame: pd.DataFrame) -> list[str]:
+    """Say how measured and expected numbers compare at every point."""
+    errors = relative_errors(frame)
+    parts = ["## Measured against expected", ""]
+    if errors.empty:
+        return [*parts, "Nothing here has a closed form or a prediction.", ""]
+    rows = []
+    for (metric, source), group in errors.groupby(["metric", "source"], sort=False):
+        rows.append(
+            {
+                "quantity": METRICS[str(metric)][0],
+                "expected by": _EXPECTED_BY[str(source)],
+                "values": len(group),
+                "equal": int((group["error"] == 0.0).sum()),
+                "largest relative difference": f"{group['error'].abs().max():.2e}",
+            }
+        )
+    parts += [*markdown_lines(pd.DataFrame(rows)), ""]
+    notes = sorted(frame["backend_note"].dropna().unique())
+    if notes:
+        parts += ["What the backends run (operations that the counter saw in one layer):", ""]
+        parts += [f"- {note}" for note in notes[:12]]
+        parts += [f"- … and {len(notes) - 12} more in rows.csv"] if len(notes) > 12 else []
+        parts += [""]
+    return parts
+
+
+def _terms(frame: pd.DataFrame) -> list[str]:
+    """Explain the distance from counted multiply-adds to the papers' operations, at one place."""
+    rows = frame[
+        (frame["source"] == "analytic")
+        & (frame["scope"] == "attention")
+        & (frame["mode"] == frame["mode"].min())
+        & frame["paper_operations"].notna()
+    ]
+    parts: list[str] = []
+    for variant in dict.fromkeys(rows["variant"]):
+        row = rows[rows["variant"] == variant].iloc[-1].to_dict()
+        terms = explain_row(row)
+        if terms is None:
+            continue
+        place = f"D = {row['embed_dim']}, N = {row['seq_len']}"
+        parts += [f"{variant}, one layer, one sequence, {place}, {row['num_heads']} heads:", ""]
+        lines = [
+            {"term": f"**{t.text}**" if t.is_total else t.text, "operations": f"{t.operations:+,}"}
+            for t in terms
+        ]
+        parts += [*markdown_lines(pd.DataFrame(lines)), ""]
+    if not parts:
+        return []
+    return [
+        *("## From counted multiply-adds to the paper's operations", ""),
+        "The paper counts multiplications and additions of the layer without biases; counters "
+        "count multiply-adds. Term by term:",
+        "",
+        *parts,
+    ]
 
 
 def load_results(folder: Path) -> list[ProfileRow]:
@@ -112,160 +263,54 @@ def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
     return kept, constants
 
 
-def write_report(
-    config: SweepConfig, results: Path, out: Path, *, html: bool = False
-) -> list[Path]:
-    """Write report.md, rows.csv, ratios.csv and figures; return the files written.
-
-    Args:
-        config: the sweep.
-        results: its results folder.
-        out: the report's folder.
-        html: also write one self-contained page.
-
-    Raises:
-        RowsError: no rows, rows of several versions, or no baseline row.
-    """
-    frame = to_frame(load_results(results), list(config.variants))
-    require_one_version(frame)
-    notes = require_baselines(config, frame)
-    ratios = ratio_table(frame)
-    out.mkdir(parents=True, exist_ok=True)
-    lines, note = provenance(frame, config)
-    table, constants = compact(frame)
-    _write_csv(table, out / "rows.csv")
-    _write_csv(ratios.dropna(axis=1, how="all"), out / "ratios.csv", digits=8)
-    figures = draw_figures(frame, ratios, out / "figures", note)
-    text = _compose(config, frame, ratios, lines, constants, notes, figures)
-    (out / "report.md").write_text(text, encoding="utf-8")
-    written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
-    written += [out / "figures" / name for name, _ in figures]
-    if html:
-        from profiling.report.html_page import write_page
-
-        written.append(write_page(out))
-    return written
+def write_page(folder: Path) -> Path:
+    """Turn report.md and its figures into report.html in the same folder."""
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    body = "\n".join(_blocks(text, folder))
+    title = html.escape(text.splitlines()[0].lstrip("# "))
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
 
 
-def _write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    form = None if digits is None else f"%.{digits}g"
-    table.to_csv(temporary, index=False, float_format=form)
-    os.replace(temporary, path)
+def _blocks(text: str, folder: Path) -> list[str]:
+    """Turn the Markdown that reports use (headings, lists, tables, images) into HTML."""
+    out: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        heading = re.match(r"(#+) (.*)", lines[0])
+        image = re.match(r"!\[(.*)\]\((.*)\)", lines[0])
+        if heading:
+            level = len(heading[1])
+            out.append(f"<h{level}>{_inline(heading[2])}</h{level}>")
+        elif image:
+            data = base64.b64encode((folder / image[2]).read_bytes()).decode()
+            alt = html.escape(image[1])
+            out.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
+        elif lines[0].startswith("|"):
+            out.append(_table(lines))
+        elif lines[0].startswith("- "):
+            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
+            out.append(f"<ul>{items}</ul>")
+        else:
+            out.append(f"<p>{_inline(' '.join(lines))}</p>")
+    return out
 
 
-def _compose(
-    config: SweepConfig,
-    frame: pd.DataFrame,
-    ratios: pd.DataFrame,
-    lines: Sequence[str],
-    constants: dict[str, object],
-    notes: Sequence[str],
-    figures: Sequence[tuple[str, str]],
-) -> str:
-    figure = config.report
-    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
-    parts = [f"# {figure.title if figure else config.name}", "", *dearer]
-    parts += ["", *lines, ""] if dearer else [*lines, ""]
-    same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
-    parts += [f"Same in every row: {same}.", ""] if same else []
-    parts += variants_table(frame)
-    if figure is not None and (figure.paper or figure.published):
-        parts += ["## The paper says / we measure", ""]
-        parts += [f"- The paper: {sentence}" for sentence in figure.paper]
-        parts += [f"- We measure: {sentence}" for sentence in trends(ratios)]
-        parts += [f"- Note: {sentence}" for sentence in figure.notes]
-        parts += ["", *published_table(figure.published, frame, ratios)]
-    parts += ["## Ratios", "", *extremes_table(ratios)]
-    parts += ["## Values", "", *quantity_tables(frame, ratios)]
-    parts += _agreement(frame)
-    parts += _terms(frame)
-    cross = crossovers(ratios)
-    if not cross.empty:
-        parts += crossover_table(cross)
-    parts += failures_table(frame, notes)
-    parts += ["## Figures", ""]
-    for name, caption in figures:
-        parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
-    return "\n".join(parts).rstrip() + "\n"
+def _table(lines: list[str]) -> str:
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if "---" not in line]
+    head = "".join(f"<th>{_inline(c)}</th>" for c in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_inline(c)}</td>" for c in row) + "</tr>" for row in rows[1:]
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
-_READABLE = {
-    *("model", "num_layers", "mlp_dim", "head_dim", "embed_dim", "seq_len", "batch_size"),
-    *("mode", "backend", "dtype", "device", "grid_heads"),
-}
-
-
-_EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
-
-
-def _agreement(frame: pd.DataFrame) -> list[str]:
-    """Say how measured and expected numbers compare at every point."""
-    errors = relative_errors(frame)
-    parts = ["## Measured against expected", ""]
-    if errors.empty:
-        return [*parts, "Nothing here has a closed form or a prediction.", ""]
-    rows = []
-    for (metric, source), group in errors.groupby(["metric", "source"], sort=False):
-        rows.append(
-            {
-                "quantity": METRICS[str(metric)][0],
-                "expected by": {"analytic": "closed form", "predicted": "fake tensors"}[
-                    str(source)
-                ],
-                "values": len(group),
-                "equal": int((group["error"] == 0.0).sum()),
-                "largest relative difference": f"{group['error'].abs().max():.2e}",
-            }
-        )
-    parts += [*markdown_table(pd.DataFrame(rows)), ""]
-    notes = sorted(frame["backend_note"].dropna().unique())
-    if notes:
-        parts += ["What the backends run (operations that the counter saw in one layer):", ""]
-        parts += [f"- {note}" for note in notes[:12]]
-        parts += [f"- … and {len(notes) - 12} more in rows.csv"] if len(notes) > 12 else []
-        parts += [""]
-    return parts
-
-
-def relative_errors(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return expected over measured, minus one, wherever both exist."""
-    long = tidy(frame)
-    keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
-    measured = long[long["source"] == "measured"]
-    expected = long[long["source"] != "measured"]
-    both = expected.merge(measured, on=keys, suffixes=("", "_measured"))
-    both["error"] = both["value"] / both["value_measured"] - 1.0
-    return both
-
-
-def _terms(frame: pd.DataFrame) -> list[str]:
-    """Explain the distance from counted multiply-adds to the papers' operations, at one place."""
-    rows = frame[
-        (frame["source"] == "analytic")
-        & (frame["scope"] == "attention")
-        & (frame["mode"] == frame["mode"].min())
-        & frame["paper_operations"].notna()
-    ]
-    parts: list[str] = []
-    for variant in dict.fromkeys(rows["variant"]):
-        row = rows[rows["variant"] == variant].iloc[-1].to_dict()
-        terms = explain_row(row)
-        if terms is None:
-            continue
-        place = f"D = {row['embed_dim']}, N = {row['seq_len']}"
-        parts += [f"{variant}, one layer, one sequence, {place}, {row['num_heads']} heads:", ""]
-        lines = [
-            {"term": f"**{t.text}**" if t.is_total else t.text, "operations": f"{t.operations:+,}"}
-            for t in terms
-        ]
-        parts += [*markdown_table(pd.DataFrame(lines)), ""]
-    if not parts:
-        return []
-    return [
-        *("## From counted multiply-adds to the paper's operations", ""),
-        "The paper counts multiplications and additions of the layer without biases; counters "
-        "count multiply-adds. Term by term:",
-        "",
-        *parts,
-    ]
+def _inline(text: str) -> str:
+    escaped = html.escape(text, quote=False)
+    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
+    return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", escaped)

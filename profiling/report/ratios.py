@@ -20,8 +20,11 @@ METRICS: dict[str, tuple[str, float, str]] = {
     "time_median_s": ("time", 1e-3, "ms"),
     "energy_j": ("energy", 1.0, "J"),
 }
+
 PLACE = ["embed_dim", "seq_len", "grid_heads", "batch_size"]
+
 SETTING = ["mode", "backend", "dtype", "device_name", "scope"]
+
 COLUMNS = [
     *("metric", "variant", "baseline", *PLACE, *SETTING),
     *("baseline_measured", "variant_measured", "ratio_measured"),
@@ -110,3 +113,14 @@ def _cross(lengths: list[int], ratios: list[float]) -> str:
     share = (ratios[i] - 1.0) / (ratios[i] - ratios[i + 1])
     low, high = math.log(lengths[i]), math.log(lengths[i + 1])
     return f"N ≈ {math.exp(low + share * (high - low)):.0f}"
+
+
+def relative_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return expected over measured, minus one, wherever both exist."""
+    long = tidy(frame)
+    keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
+    measured = long[long["source"] == "measured"]
+    expected = long[long["source"] != "measured"]
+    both = expected.merge(measured, on=keys, suffixes=("", "_measured"))
+    both["error"] = both["value"] / both["value_measured"] - 1.0
+    return both

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
+from lit_probattn.attention.fish.cost import break_even_head_dim
+from lit_probattn.records.tables import markdown_lines
 from profiling.report.ratios import METRICS, PLACE, SETTING
 from profiling.sweep.config import Published
 
 _MAX_ROWS = 48
-
-
-def markdown_table(table: pd.DataFrame) -> list[str]:
-    """Return a table as lines of Markdown."""
-    lines = ["| " + " | ".join(map(str, table.columns)) + " |", "|" + " --- |" * len(table.columns)]
-    for row in table.itertuples(index=False):
-        lines.append("| " + " | ".join(_cell(v) for v in row) + " |")
-    return lines
-
-
-def _cell(value: Any) -> str:
-    if value is None or (not isinstance(value, str) and pd.isna(value)):
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "H", "batch_size": "B"}
+_COSTS = ("macs", "num_parameters", "peak_memory_bytes", "time_median_s", "energy_j")
 
 
 def _settings(table: pd.DataFrame) -> list[str]:
@@ -65,10 +53,7 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
     is_size = table["quantity"].str.startswith("parameters")
     modes = pd.Series([", ".join(m) for m in lines.values()])
     table.insert(3, "mode", modes.where(~is_size, "–"))
-    return [*markdown_table(table), ""]
-
-
-_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "H", "batch_size": "B"}
+    return [*markdown_lines(table), ""]
 
 
 def _varying(ratios: pd.DataFrame, metric: str) -> list[str]:
@@ -147,7 +132,7 @@ def crossover_table(cross: pd.DataFrame) -> list[str]:
         for _, line in group.iterrows():
             where = ", ".join(f"{_LETTERS.get(c, c)} {line[c]}" for c in varying)
             rows.append({**head, "where": where, "crossover": line["crossover"]})
-    return [*parts, *markdown_table(pd.DataFrame(rows)), ""]
+    return [*parts, *markdown_lines(pd.DataFrame(rows)), ""]
 
 
 def variants_table(frame: pd.DataFrame) -> list[str]:
@@ -161,7 +146,7 @@ def variants_table(frame: pd.DataFrame) -> list[str]:
         cells = [", ".join(map(str, sorted(group[c].dropna().unique()))) for c in columns[4:]]
         baseline = group["baseline"].iloc[0]
         rows.append([variant, baseline, name, f"`{arguments}`", *cells])
-    return [*markdown_table(pd.DataFrame(rows, columns=columns)), ""]
+    return [*markdown_lines(pd.DataFrame(rows, columns=columns)), ""]
 
 
 def published_table(
@@ -180,7 +165,7 @@ def published_table(
                 "source": item.source,
             }
         )
-    return [*markdown_table(pd.DataFrame(rows)), ""] if rows else []
+    return [*markdown_lines(pd.DataFrame(rows)), ""] if rows else []
 
 
 def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
@@ -208,7 +193,7 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
             continue
         order = [v for v in dict.fromkeys(good["variant"]) if v in wide]
         wide = wide[order].map(lambda v: None if pd.isna(v) else f"{v:.4g}").reset_index()
-        parts += [f"{heading}, {scope} ({unit}):", "", *markdown_table(wide), ""]
+        parts += [f"{heading}, {scope} ({unit}):", "", *markdown_lines(wide), ""]
     return parts
 
 
@@ -228,7 +213,74 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
         columns = ["quantity", "variant", *PLACE, "mode", "backend", "status", "reason"]
         table = bad[columns].drop_duplicates()
         varying = [c for c in columns if c in ("status", "reason") or table[c].nunique() > 1]
-        parts += [*markdown_table(table[varying].head(_MAX_ROWS)), ""]
+        parts += [*markdown_lines(table[varying].head(_MAX_ROWS)), ""]
         if len(table) > _MAX_ROWS:
             parts += [f"… and {len(table) - _MAX_ROWS} more in rows.csv.", ""]
     return parts
+
+
+def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
+    """Return one line per variant and quantity that exceeds its baseline somewhere in the grid.
+
+    Args:
+        frame: the rows of a sweep.
+        ratios: their ratios.
+
+    Returns:
+        Lines of Markdown; for FiSH, also the head size below which a pair of positions costs more.
+    """
+    if ratios.empty:
+        return []
+    lines = []
+    ratio = ratios["ratio_measured"].fillna(ratios["ratio_analytic"])
+    ratio = ratio.fillna(ratios["ratio_predicted"])
+    table = ratios.assign(ratio=ratio)
+    table = table[table["metric"].isin(_COSTS) & table["ratio"].notna()]
+    keys = ["metric", "variant", "baseline", "scope", "mode"]
+    varying = [c for c in PLACE if table[c].nunique(dropna=False) > 1]
+    for (metric, variant, baseline, scope, mode), group in table.groupby(keys, sort=False):
+        above = group[group["ratio"] > 1.0]
+        if above.empty:
+            continue
+        worst = above.loc[above["ratio"].idxmax()]
+        place = ", ".join(f"{_LETTERS[c]} = {worst[c]}" for c in varying)
+        line = f"**{variant} costs more than {baseline}**: {METRICS[str(metric)][0]}, {scope}, "
+        line += (
+            f"{mode}, at {len(above)} of {len(group)} places; at most {worst['ratio']:.4g} times"
+        )
+        lines.append(line + (f" ({place})." if place else "."))
+    return [*lines, *_break_even(frame)]
+
+
+def _break_even(frame: pd.DataFrame) -> list[str]:
+    """Say at which of the head sizes the N² term of a FiSH variant exceeds that of MHA.
+
+    The N² term of the scores by the paper's rule; projections are the N term, which is always
+    smaller with fewer global heads.
+    """
+    rows = frame[frame["attention_class"] == "FiSHAttention"]
+    lines = []
+    for variant, group in rows.groupby("variant", sort=False):
+        first = group.iloc[0]
+        arguments = json.loads(first["attention_args"])
+        heads, num_global = int(first["num_heads"]), arguments.get("num_global_heads")
+        mixer = arguments.get("mixer", "linear")
+        plain = not arguments.get("mixer_ratios") and mixer != "relu_sum"
+        if num_global is None or not plain or num_global >= heads:
+            continue
+        limit = break_even_head_dim(
+            heads,
+            num_global,
+            mixer,
+            arguments.get("noise", "global"),
+            arguments.get("mixing_bias", "hidden"),
+        )
+        sizes = sorted(int(s) for s in group["head_dim"].unique())
+        dear = [str(s) for s in sizes if s < limit]
+        if dear:
+            lines.append(
+                f"{variant}: the N² term of the scores is above that of {heads}-head attention "
+                f"for head sizes below {limit:.4g}, here {', '.join(dear)} (the N term is always "
+                "below)."
+            )
+    return lines

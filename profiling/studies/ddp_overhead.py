@@ -26,8 +26,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.cli.app import main as train
+from lit_probattn.records.provenance import device_name, git_revision, versions
 from lit_probattn.tasks.distributed import sum_over_ranks
-from profiling.measure.environment import device_name, git_revision, versions
 from profiling.measure.processes import RanksError, run_in_ranks
 from profiling.measure.timing import quantile
 
@@ -67,7 +67,7 @@ def fit_arguments(side: str, variant: str, steps: int, folder: Path) -> list[str
     """Command line of one training: two layers of width 64 over 128 positions of ListOps."""
     processes, batch = SIDES[side]
     configs = ROOT / "configs"
-    files = [configs / "tasks/lra_listops_tiny.yaml", configs / f"attention/{variant}.yaml"]
+    files = [configs / "tasks/tiny/lra_listops.yaml", configs / f"attention/{variant}.yaml"]
     sizes = {"embed_dim": 64, "head_dim": 32, "mlp_dim": 128, "schedule_steps": steps}
     data = {"min_length": 60, "max_length": 128, "max_length_tokens": 128, "pad_to": "max"}
     return [

@@ -36,7 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def layer_peak_bytes(variant: str, backend: Backend, seq_len: int, num_global_heads: int) -> int:
     """Return the peak of one training step of a layer above what is live before, in bytes."""
     layer = FiSHAttention(
-        *(128, 16, 8),
+        *(128, 8),
+        head_dim=16,
         num_global_heads=num_global_heads,
         bias=False,
         backend=backend,

@@ -27,8 +27,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.cli.app import main as train
+from lit_probattn.records.provenance import device_name, git_revision, versions
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
-from profiling.measure.environment import device_name, git_revision, versions
 from profiling.measure.processes import RanksError, run_in_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def fit_arguments(
 ) -> list[str]:
     """Command line of one training of tiny ListOps, with a global batch of 8."""
     configs = ROOT / "configs"
-    files = [configs / "tasks/lra_listops_tiny.yaml", configs / f"attention/{variant}.yaml"]
+    files = [configs / "tasks/tiny/lra_listops.yaml", configs / f"attention/{variant}.yaml"]
     strategy = ["--trainer.strategy", "ddp"] if layout.processes > 1 else []
     callback = "profiling.studies.layouts.StepLosses"
     return [

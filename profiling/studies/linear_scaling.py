@@ -30,10 +30,10 @@ WIDTH, HEAD = 64, 32
 def build_sides(device: torch.device) -> dict[str, Attention]:
     """Return the layers by name: same head size, half the heads for mixtures."""
     layers: dict[str, Attention] = {
-        "softmax (fused)": SoftmaxAttention(WIDTH, HEAD, 8, backend="sdpa"),
-        "linear": LinearAttention(WIDTH, HEAD, 8, backend="blockwise"),
-        "mlk": MLKAttention(WIDTH, HEAD, 4, backend="blockwise"),
-        "smlk": MLKAttention(WIDTH, HEAD, 4, backend="blockwise", shifted_keys=True),
+        "softmax (fused)": SoftmaxAttention(WIDTH, 8, head_dim=HEAD, backend="sdpa"),
+        "linear": LinearAttention(WIDTH, 8, head_dim=HEAD, backend="blockwise"),
+        "mlk": MLKAttention(WIDTH, 4, head_dim=HEAD, backend="blockwise"),
+        "smlk": MLKAttention(WIDTH, 4, head_dim=HEAD, backend="blockwise", shifted_keys=True),
     }
     return {name: layer.to(device) for name, layer in layers.items()}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from datamodules import WikiText103
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import AttentionFactory, MGKAttention, SoftmaxAttention
 from lit_probattn.models.language_model import LanguageModel, Output
 from lit_probattn.randomness import RandomKey
 
@@ -95,9 +96,9 @@ def model(
 ) -> None:
     """Print time and peak memory of a training step and of sliding windows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    variants = {
-        "softmax": lambda c, e, **kw: SoftmaxAttention(c, e, 8, **kw),
-        "mgk": lambda c, e, **kw: MGKAttention(c, e, 4, **kw),
+    variants: dict[str, AttentionFactory] = {
+        "softmax": partial(SoftmaxAttention, num_heads=8),
+        "mgk": partial(MGKAttention, num_heads=4),
     }
     small = LanguageModel(
         variants[variant], vocab_size=_VOCABULARY, max_seq_len=256, output=output

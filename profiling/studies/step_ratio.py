@@ -4,7 +4,7 @@
 
 The model of the Long Range Arena's ListOps with softmax of 8 heads, MGK and sMGK of 4, each with
 the package's own choice of backend and with attention written as released code writes it
-(`profiling/studies/materialised.py`). Forward, backward, float32. All sides run in turns in one
+(`profiling/studies/step_ratio.py`). Forward, backward, float32. All sides run in turns in one
 process after a warm-up; ratios are medians over rounds of the ratio within a round, with 20 % and
 80 % quantiles. Before timing, both forms must give the same logits.
 """
@@ -24,17 +24,17 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from lit_probattn.attention import recorded_choices
+from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention, recorded_choices
+from lit_probattn.attention.layer import split_heads
+from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from profiling.builders import attention_entry, attention_factory
-from profiling.measure.environment import device_name, git_revision, versions
+from lit_probattn.records.provenance import device_name, git_revision, versions
+from lit_probattn.records.tables import markdown_table
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import quantile, summarise, time_sides
-from profiling.report.tables import markdown_table
-from profiling.studies.materialised import materialise
 
 VARIANTS = {
     "softmax, 8 heads": ("softmax", 8),
@@ -44,6 +44,80 @@ VARIANTS = {
 BASELINE = "softmax, 8 heads"
 PACKAGE, PLAIN = "package", "plain"
 TOLERANCE = 1e-4  # of logits of order 0.1, float32, before training
+
+
+class PlainAttention(nn.Module):
+    """Self-attention by the plain formula, on the weights of a layer.
+
+    Args:
+        layer: softmax, or a mixture with two projections or shifts, without grouped heads.
+
+    Raises:
+        NotImplementedError: another variant or option; use the layer's reference backend.
+    """
+
+    def __init__(self, layer: Attention) -> None:
+        super().__init__()
+        served = type(layer) is SoftmaxAttention and layer.core.score == "dot"
+        if isinstance(layer, MGKAttention):
+            served = layer.core.score == "gaussian" and layer.core.e_step != "hard"
+        if not served or layer.num_kv_heads != layer.num_heads or layer.rotary is not None:
+            raise NotImplementedError(
+                f"no plain form of {type(layer).__name__} with these options: use its reference"
+            )
+        self.layer = layer
+
+    def forward(self, inputs: Tensor, *, key_mask: Tensor | None = None, **ignored: Any) -> Tensor:
+        """Map (B, N, C) to (B, N, C)."""
+        layer = self.layer
+        sizes = (layer.num_heads, layer.head_dim)
+        query, value = (
+            proj(inputs).unflatten(-1, sizes).transpose(1, 2)
+            for proj in (layer.query_proj, layer.value_proj)
+        )  # (B, H, N, E)
+        key = split_heads(layer.key_proj(inputs), layer.layout.key, layer.layout.keys_per_head)
+        maps = self._mixture if isinstance(layer, MGKAttention) else self._softmax
+        weights = F.dropout(maps(query, key, key_mask), layer.dropout, self.training)
+        out: Tensor = layer.out_proj((weights @ value).transpose(1, 2).flatten(2))
+        return out
+
+    def _softmax(self, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor:
+        """softmax(q · k / √E), (B, H, N, N)."""
+        scores = query @ key.transpose(-2, -1) / self.layer.head_dim**0.5
+        if key_mask is not None:
+            scores = scores.masked_fill(~key_mask[:, None, None], float("-inf"))
+        return scores.softmax(dim=-1)
+
+    def _mixture(self, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Σ_r π_r exp(−‖q − k_r‖² / 2σ_r²) over its row sum, (B, H, N, N)."""
+        layer = self.layer
+        assert isinstance(layer, MGKAttention)
+        core = layer.core
+        assert core.prior is not None
+        if core.key_shift is not None:
+            key = key[:, :, None] + core.key_shift[None, :, :, None]  # (B, H, K, N, E)
+        prior, variance = core.prior.value.clamp(0.0, 1.0), core.variance()
+        density: Tensor | None = None
+        for r in range(layer.num_components):
+            one = key[:, :, r]
+            distance = query.square().sum(-1, keepdim=True) - 2 * query @ one.transpose(-2, -1)
+            distance = (distance + one.square().sum(-1)[:, :, None]).clamp_min(0.0)
+            scale = variance[..., r].reshape(-1, 1, 1).to(query.dtype)
+            part = prior[..., r].reshape(-1, 1, 1) * torch.exp(-distance / (2 * scale))
+            density = part if density is None else density + part
+        assert density is not None
+        if key_mask is not None:
+            density = density * key_mask[:, None, None]
+        return density / density.sum(-1, keepdim=True)
+
+
+def materialise(model: nn.Module) -> nn.Module:
+    """Replace every attention layer of a model by its plain form, on the same weights."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Attention):
+                setattr(module, name, PlainAttention(child))
+    return model
 
 
 def build(config: str, heads: int, length: int, dropout: float) -> Classifier:
@@ -204,7 +278,7 @@ def write_report(
     ratios.to_csv(out / "ratios.csv", index=False, float_format="%.4f")
     where = f"{options.batch} sequences of {options.length} tokens"
     draw(rows, out / "figures" / "step_time.png", f"ListOps model, {where}, {options.device}")
-    text = "\n".join(markdown_table(table(rows)))
+    text = markdown_table(table(rows))
     rounds = " and ".join(str(n) for n in dict.fromkeys(rows["time_repeats"]))
     backends = "; ".join(f"{call}: {name}" for call, name in recorded_choices().items())
     (out / "report.md").write_text(
@@ -217,7 +291,7 @@ forward and backward; dropout 0.1 outside attention. Backends that `auto` chose:
 
 {text}
 
-`plain` stores every N x N map, as released code does (`profiling/studies/materialised.py`), on \
+`plain` stores every N x N map, as released code does (`profiling/studies/step_ratio.py`), on \
 the same weights; in evaluation the logits of the two forms differ by at most {difference:.1e}. \
 All sides run in turns in one process: {options.warmup} untimed rounds, then {rounds}; ratios are \
 medians over rounds of the ratio within a round. Peak memory is the allocator's, above what is \
@@ -251,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     measured = [measure(options, dropout) for dropout in options.dropout]
     rows = pd.concat([part for part, _ in measured], ignore_index=True)
-    command = shlex.join(["python", "-m", "profiling.studies.step_ratio", *arguments])
+    command = shlex.join(["python", "-m", "profiling.step_ratio", *arguments])
     print(write_report(rows, max(d for _, d in measured), options, command))
     print(f"\nreport: {options.out / 'report.md'}")
     return 0

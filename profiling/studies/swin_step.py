@@ -31,15 +31,15 @@ STAGES = (2, 3)
 PUBLISHED = {"softmax": ("28.3M", 4.51), "Hard GFiSH 6/12": ("26.2M", 4.27)}
 
 
-def hard_gfish(*sizes: int, **options: Any) -> FiSHAttention:
+def hard_gfish(embed_dim: int, **options: Any) -> FiSHAttention:
     """Two-layer mixing, as in the released configuration."""
     preset = {"mixer": "mlp", "mixing_bias": "all", "noise": "none", "scale_position": "before"}
-    return FiSHAttention(*sizes, **{**preset, **options})
+    return FiSHAttention(embed_dim, **{**preset, **options})
 
 
-def hard_fish(*sizes: int, **options: Any) -> FiSHAttention:
+def hard_fish(embed_dim: int, **options: Any) -> FiSHAttention:
     """One linear layer without bias."""
-    return FiSHAttention(*sizes, **{"noise": "none", "scale_position": "before", **options})
+    return FiSHAttention(embed_dim, **{"noise": "none", "scale_position": "before", **options})
 
 
 VARIANTS: dict[str, Callable[..., Any] | None] = {
@@ -139,7 +139,9 @@ def loader(data_dir: str | None, workers: int, batch: int, repeats: int) -> None
 
 def main() -> None:
     """Run a command."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m profiling.swin_step", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("command", choices=("sizes", "step", "loader"))
     parser.add_argument("--batch", type=int, default=8, help="pictures per step")
     parser.add_argument("--repeats", type=int, default=5, help="timed steps of each side")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from profiling.builders import ConfigError, attention_entry, read_yaml
+from lit_probattn.configs import ConfigError, attention_entry, read_yaml
 from profiling.measure.rows import Quantity
 
 ModelKind = Literal["attention", "language_model", "classifier", "pair_classifier"]

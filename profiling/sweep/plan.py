@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiling.builders import ConfigError, read_yaml
+from lit_probattn.configs import ConfigError, read_yaml
 from profiling.measure.rows import Quantity
 from profiling.sweep.config import ModelConfig, SweepConfig
 
 _SIZES = ("num_layers", "mlp_dim", "vocab_size", "num_classes", "dropout", "head_dim")
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "attention": {},
     "language_model": {"num_layers": 16, "vocab_size": 267735, "dropout": 0.1},
     "classifier": {"num_layers": 2, "dropout": 0.1},
     "pair_classifier": {"num_layers": 2, "dropout": 0.1, "num_classes": 2},
 }
+
 _NEEDED = {
     "attention": ("head_dim",),
     "language_model": ("head_dim", "mlp_dim", "num_layers", "vocab_size"),
@@ -180,21 +182,6 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
             )
         )
     return points
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return (index, count) of `i/n`, i from 0 to n − 1.
-
-    Raises:
-        ConfigError: another form, or i out of range.
-    """
-    try:
-        index, count = (int(part) for part in text.split("/"))
-    except ValueError as error:
-        raise ConfigError(f"--shard expects i/n, such as 0/4, received {text!r}") from error
-    if not 0 <= index < count:
-        raise ConfigError(f"--shard expects 0 <= i < n, received {text!r}")
-    return index, count
 
 
 def shard(points: Sequence[Point], index: int, count: int) -> list[Point]:

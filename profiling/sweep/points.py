@@ -11,20 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention
-from profiling.builders import attention_factory
+from lit_probattn.configs import attention_factory
+from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.training.memory import (
+    Resident,
+    StepFunction,
+    predicted_bytes,
+    resident_bytes,
+)
 from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.cost.exact import ModelShape
 from profiling.cost.models import AttentionOnly, LanguageModel, PairModel, SequenceModel
-from profiling.measure.environment import command_line, device_name, git_revision, versions
 from profiling.measure.memory import (
-    Resident,
-    Step,
     cuda_peak_bytes,
     measured_cpu_bytes,
     nvml_energy_j,
     nvml_used_bytes,
-    predicted_bytes,
-    resident_bytes,
 )
 from profiling.measure.rows import ProfileRow, Scope, Source
 from profiling.measure.timing import summarise, time_sides
@@ -198,7 +200,7 @@ def _cost_entry(entry: CostEntry) -> dict[str, Any]:
     return values
 
 
-def make_step(point: Point, device: torch.device) -> tuple[Step, Resident]:
+def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Resident]:
     """Return a function that runs one step (backward too in training), and what is resident."""
     with torch.device(device):
         model = build_model(point)

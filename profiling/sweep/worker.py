@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from profiling.measure.environment import git_revision
+from lit_probattn.records.provenance import git_revision
 from profiling.measure.rows import ProfileRow
 from profiling.sweep.plan import Point
 

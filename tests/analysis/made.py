@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,20 @@ import lightning.pytorch as pl
 import torch
 import yaml
 
-from lit_probattn import tasks
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.configs import SIZES_OF_DATA, instantiate, link_sizes
 from lit_probattn.training.checkpoints import save_checkpoint
-from lit_probattn.training.trained import instantiate
 from tests.datamodules.lra.files import write_pairs
 from tests.datamodules.pictures.made import write_pictures
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 
-LINKED = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 FILES = {
-    "sequence": "lra_text_tiny",
-    "pair": "lra_retrieval_tiny",
-    "picture": "imagenet_swin_tiny_tiny",
-    "series": "uea_tiny",
-    "text": "wikitext103_small_tiny",
+    "sequence": "lra_text",
+    "pair": "lra_retrieval",
+    "picture": "imagenet_swin_tiny",
+    "series": "uea",
+    "text": "wikitext103_small",
 }
 
 
@@ -42,12 +40,6 @@ def data_options(task: str, folder: Path) -> dict[str, Any]:
     return {"data_dir": str(folder), "cache_dir": str(folder / "cache")}
 
 
-def accepted(class_path: str, names: tuple[str, ...]) -> list[str]:
-    """Names that a task's constructor takes."""
-    cls = getattr(tasks, class_path.rpartition(".")[2])
-    return [name for name in names if name in inspect.signature(cls).parameters]
-
-
 def checkpoint(
     folder: Path, task: str, cls: str, spread: float = 0.3, seed: int = 0, **attention: Any
 ) -> Path:
@@ -61,7 +53,7 @@ def checkpoint(
         seed: of the weights.
         attention: the class's arguments; `num_heads` is 4 unless given.
     """
-    config = yaml.safe_load((ROOT / f"configs/tasks/{FILES[task]}.yaml").read_text())
+    config = yaml.safe_load((ROOT / f"configs/tasks/tiny/{FILES[task]}.yaml").read_text())
     options = {"num_heads": 4, **attention}
     entry = {"class_path": f"lit_probattn.attention.{cls}", "init_args": options}
     config["model"]["init_args"]["attention"] = entry
@@ -69,10 +61,9 @@ def checkpoint(
     data = instantiate(pl.LightningDataModule, config["data"])
     data.prepare_data()
     data.setup("fit")
-    names = accepted(config["model"]["class_path"], LINKED)
-    sizes = {name: getattr(data, name, None) for name in names}
-    sizes = {name: size for name, size in sizes.items() if size is not None}
-    model = {**config["model"], "init_args": {**config["model"]["init_args"], **sizes}}
+    model = copy.deepcopy(config["model"])
+    link_sizes(model, data)
+    sizes = {k: v for k, v in model["init_args"].items() if k in SIZES_OF_DATA}
     torch.manual_seed(seed)
     module = instantiate(pl.LightningModule, model)
     with torch.no_grad():

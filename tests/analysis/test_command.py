@@ -14,8 +14,8 @@ from matplotlib import pyplot as plt
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.registry import STUDIES
-from lit_probattn.analysis.results import MAX_BYTES, png_bytes
 from lit_probattn.analysis.studies import curves
+from lit_probattn.records.tables import MAX_BYTES, png_bytes
 from tests.analysis.made import checkpoint
 
 MAPS = ("attention_maps", "rank", "head_distance", "spectrum")

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies import distance, maps, rank, spectrum
 from lit_probattn.attention import LinearAttention, SoftmaxAttention
-from lit_probattn.training.trained import AnalysisError
 from tests.analysis.made import change, checkpoint, layer_call
 
 
@@ -136,7 +136,7 @@ def test_distances_of_a_study_are_those_of_the_maps(tmp_path):
 
 
 def test_scores_are_products_and_zero_where_masked():
-    layer = SoftmaxAttention(10, 4, 3)
+    layer = SoftmaxAttention(10, 3, head_dim=4)
     call = layer_call(layer, is_causal=True)
     scores = distance.attention_maps(call.one(0), "logits")
     query, key = (p(call.query[0]).view(11, 3, 4) for p in (layer.query_proj, layer.key_proj))
@@ -145,7 +145,7 @@ def test_scores_are_products_and_zero_where_masked():
 
 
 def test_linear_attention_has_no_scores():
-    call = layer_call(LinearAttention(10, 4, 3))
+    call = layer_call(LinearAttention(10, 3, head_dim=4))
     with pytest.raises(AnalysisError, match="use --maps probs"):
         distance.attention_maps(call, "logits")
 
@@ -204,7 +204,7 @@ def test_spectrum_refuses_what_memory_or_data_do_not_allow(tmp_path, capsys):
 
 def test_statistics_of_uniform_and_diagonal_maps():
     n = 5
-    call = layer_call(SoftmaxAttention(10, 4, 2), length=n, sequences=1)
+    call = layer_call(SoftmaxAttention(10, 2, head_dim=4), length=n, sequences=1)
     weights = torch.stack([torch.full((n, n), 1 / n), torch.eye(n)]).double()
     uniform, diagonal = maps.map_statistics(call, weights)
     assert uniform["entropy_nats"] == pytest.approx(np.log(n))

@@ -26,9 +26,11 @@ MASK = torch.arange(7) < LENGTHS[:, None]
 
 
 def mgk(**options) -> MGKAttention:
-    layer = MGKAttention(10, 3, 2, **{"variance": [1.0, 2.5], "shifted_keys": True, **options})
-    if layer.prior is not None:
-        torch.nn.init.uniform_(layer.prior.value, 0.2, 0.9)
+    layer = MGKAttention(
+        10, 2, head_dim=3, **{"variance": [1.0, 2.5], "shifted_keys": True, **options}
+    )
+    if layer.core.prior is not None:
+        torch.nn.init.uniform_(layer.core.prior.value, 0.2, 0.9)
     return layer
 
 
@@ -38,8 +40,8 @@ def parts_of(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     split = {"query": layer.query_proj(call.query), "key": layer.key_proj(call.query)}
     query = split["query"].unflatten(-1, (2, 3)).transpose(1, 2)
     key = split["key"].unflatten(-1, (2, 3)).transpose(1, 2)
-    key = key[:, :, None] + layer.key_shift[None, :, :, None]
-    return query, key, layer.prior.value, layer.variance()
+    key = key[:, :, None] + layer.core.key_shift[None, :, :, None]
+    return query, key, layer.core.prior.value, layer.core.variance()
 
 
 # ---- likelihood ------------------------------------------------------------------------------
@@ -87,9 +89,9 @@ def test_density_integrates_to_one():
 
 
 def test_softmax_attention_is_one_gaussian_per_key():
-    soft = SoftmaxAttention(10, 3, 2, score="gaussian")
-    one = MGKAttention(10, 3, 2, num_components=1)
-    one.load_state_dict(soft.state_dict() | {"prior.value": torch.full((2, 1), 0.4)})
+    soft = SoftmaxAttention(10, 2, head_dim=3, score="gaussian")
+    one = MGKAttention(10, 2, head_dim=3, num_components=1)
+    one.load_state_dict(soft.state_dict() | {"core.prior.value": torch.full((2, 1), 0.4)})
     found = likelihood.query_nll(layer_call(soft, length=7, key_mask=MASK))
     expected = likelihood.query_nll(layer_call(one, length=7, key_mask=MASK))
     for name, values in expected.items():
@@ -125,23 +127,23 @@ def test_responsibilities_are_the_formula_and_sum_to_one(e_step):
     layer = call.layer
     query = layer.query_proj(call.query).unflatten(-1, (2, 3)).transpose(1, 2)
     key = layer.key_proj(call.query).unflatten(-1, (2, 3)).transpose(1, 2)
-    key = key[:, :, None] + layer.key_shift[None, :, :, None]
+    key = key[:, :, None] + layer.core.key_shift[None, :, :, None]
     for s, h, i, j in np.ndindex(2, 2, 7, 7):
         gaps = (query[s, h, i] - key[s, h, :, j]).square().sum(-1)
-        values = torch.exp(-gaps / (2 * layer.variance()[h]))
+        values = torch.exp(-gaps / (2 * layer.core.variance()[h]))
         if e_step == "hard":
             expected = torch.zeros(2, dtype=torch.float64)
             expected[values.argmax()] = 1.0
         else:
-            values = values * layer.prior.value[h]
+            values = values * layer.core.prior.value[h]
             expected = values / values.sum()
         torch.testing.assert_close(shares[s, h, :, i, j], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_responsibilities_of_linear_mixtures(causal):
-    layer = MLKAttention(10, 3, 2)
-    torch.nn.init.uniform_(layer.prior.value, 0.2, 0.9)
+    layer = MLKAttention(10, 2, head_dim=3)
+    torch.nn.init.uniform_(layer.core.prior.value, 0.2, 0.9)
     call = layer_call(layer, length=7, key_mask=MASK, is_causal=causal)
     weights, shares = mixtures.posterior(call)
     torch.testing.assert_close(weights, call.weights(), rtol=0, atol=1e-13)
@@ -150,7 +152,7 @@ def test_responsibilities_of_linear_mixtures(causal):
     for s, h, i, j in np.ndindex(2, 2, 7, 7):
         features = torch.nn.functional.elu(key[s, h, :, j]) + 1
         kernel = features @ (torch.nn.functional.elu(query[s, h, i]) + 1)
-        expected = layer.prior.value[h] * kernel
+        expected = layer.core.prior.value[h] * kernel
         torch.testing.assert_close(
             shares[s, h, :, i, j], (expected / expected.sum()).detach(), rtol=0, atol=1e-12
         )
@@ -177,7 +179,7 @@ def test_token_shares_split_the_attention():
 
 def test_one_component_answers_everything():
     found = responsibilities.token_shares(
-        layer_call(MGKAttention(10, 3, 2, num_components=1)).one(0)
+        layer_call(MGKAttention(10, 2, head_dim=3, num_components=1)).one(0)
     )
     torch.testing.assert_close(found["query_share"], torch.ones(2, 1, 11).double())
     torch.testing.assert_close(found["mutual_information"], torch.zeros(2, 11).double())
@@ -188,7 +190,7 @@ def test_one_component_answers_everything():
 
 def test_priors_are_clamped_and_normalised(tmp_path):
     path = checkpoint(tmp_path, "sequence", "MGKAttention", num_heads=2)
-    change(path, "prior.value", torch.tensor([[0.2, 0.6], [1.7, 0.25]]))
+    change(path, "core.prior.value", torch.tensor([[0.2, 0.6], [1.7, 0.25]]))
     assert main(["priors", "--checkpoint", str(path), "--out", str(tmp_path / "out")]) == 0
     table = pd.read_csv(tmp_path / "out" / "priors.csv")
     assert set(table["quantity"]) == {"prior"}
@@ -203,39 +205,39 @@ def test_other_learned_quantities():
     learned = priors.layer_values(mgk(learn_variance=True))
     assert set(learned) == {"prior", "variance"}
     np.testing.assert_allclose(learned["variance"][0], [3**0.5, 2.5 * 3**0.5], rtol=1e-6)
-    fish = FiSHAttention(10, 3, 4, num_global_heads=2)
+    fish = FiSHAttention(10, 4, head_dim=3, num_global_heads=2)
     found = priors.layer_values(fish)
     torch.testing.assert_close(
-        found["mixing"].float(), fish.mixing.values(None).weights[0].detach()
+        found["mixing"].float(), fish.core.mixing.values(None).weights[0].detach()
     )
     torch.testing.assert_close(found["noise_scale"], torch.full((1, 2), 0.01).double())
-    assert set(priors.layer_values(MLKAttention(10, 3, 2))) == {"prior"}
-    assert priors.layer_values(SoftmaxAttention(10, 3, 2)) == {}
+    assert set(priors.layer_values(MLKAttention(10, 2, head_dim=3))) == {"prior"}
+    assert priors.layer_values(SoftmaxAttention(10, 2, head_dim=3)) == {}
 
 
 def test_learned_alphas():
     pytest.importorskip("entmax")
-    layer = ASTAttention(10, 3, 2)
-    torch.nn.init.zeros_(layer.pre_alpha)
+    layer = ASTAttention(10, 2, head_dim=3)
+    torch.nn.init.zeros_(layer.core.pre_alpha)
     torch.testing.assert_close(
         priors.layer_values(layer)["alpha"], torch.full((2, 1), 1.5).double()
     )
-    assert priors.layer_values(ASTAttention(10, 3, 2, alpha=1.5)) == {}
+    assert priors.layer_values(ASTAttention(10, 2, head_dim=3, alpha=1.5)) == {}
 
 
 def test_position_priors_are_averaged():
     layer = mgk(prior_share="head_position", max_positions=5)
     found = priors.layer_values(layer)["prior"]
-    torch.testing.assert_close(found.float(), layer.prior.value.detach().mean(-1))
+    torch.testing.assert_close(found.float(), layer.core.prior.value.detach().mean(-1))
 
 
 # ---- keys ------------------------------------------------------------------------------------
 
 LAYERS = {
-    "softmax": SoftmaxAttention(10, 3, 4),
-    "grouped": SoftmaxAttention(10, 3, 4, num_kv_heads=2),
-    "mgk": MGKAttention(10, 3, 4),
-    "fish": FiSHAttention(10, 3, 4, num_global_heads=2),
+    "softmax": SoftmaxAttention(10, 4, head_dim=3),
+    "grouped": SoftmaxAttention(10, 4, head_dim=3, num_kv_heads=2),
+    "mgk": MGKAttention(10, 4, head_dim=3),
+    "fish": FiSHAttention(10, 4, head_dim=3, num_global_heads=2),
 }
 
 
@@ -258,7 +260,9 @@ def test_shifted_keys_have_one_weight_and_their_shifts():
     assert keys.key_weights(layer).shape == (2, 1, 3, 10)
     found = keys.component_keys(call)
     gap = (found[:, 1] - found[:, 0])[:, 0]
-    torch.testing.assert_close(gap, (layer.key_shift[:, 1] - layer.key_shift[:, 0]).detach())
+    torch.testing.assert_close(
+        gap, (layer.core.key_shift[:, 1] - layer.core.key_shift[:, 0]).detach()
+    )
     rows = keys.statistics(keys.key_weights(layer), found)
     assert rows[0]["distance_from_first"] == 0.0
     assert rows[1]["distance_from_first"] == pytest.approx(float(gap[0].norm()))

@@ -50,7 +50,7 @@ def test_model_computes_the_same_and_calls_explain_the_layers(task, tmp_path):
     assert not any(m._forward_pre_hooks for m in trained.task.model.modules())
     for call in calls:
         layer = call.layer
-        value = layer.value_proj(call.query).unflatten(-1, (layer.num_value_heads, -1))
+        value = layer.value_proj(call.query).unflatten(-1, (layer.layout.value, -1))
         value = value.transpose(1, 2).repeat_interleave(layer.num_heads // value.shape[2], 1)
         made = layer.out_proj((call.weights() @ value).transpose(1, 2).flatten(2))
         expected = outputs[call.name]
@@ -64,8 +64,8 @@ def test_one_sequence_alone_has_its_part_of_the_maps(causal):
     lengths = torch.tensor([7, 11])
     mask = torch.arange(11) < lengths[:, None]
     bias = torch.randn(2, 3, 11, 11, dtype=torch.float64)
-    layer = MGKAttention(10, 4, 3, prior_share="head_position", max_positions=13)
-    torch.nn.init.uniform_(layer.prior.value, 0.1, 0.9)
+    layer = MGKAttention(10, 3, head_dim=4, prior_share="head_position", max_positions=13)
+    torch.nn.init.uniform_(layer.core.prior.value, 0.1, 0.9)
     call = layer_call(layer, key_mask=mask, is_causal=causal, bias=bias)
     both = call.weights()
     for index, length in enumerate(lengths.tolist()):
@@ -76,7 +76,7 @@ def test_one_sequence_alone_has_its_part_of_the_maps(causal):
 
 
 def test_copy_in_double_has_the_same_weights():
-    layer = SoftmaxAttention(10, 4, 3)
+    layer = SoftmaxAttention(10, 3, head_dim=4)
     copy = in_double(layer)
     assert copy.query_proj.weight.dtype == torch.float64
     assert layer.query_proj.weight.dtype == torch.float32
@@ -84,7 +84,7 @@ def test_copy_in_double_has_the_same_weights():
 
 
 def test_decoding_is_refused():
-    layer = SoftmaxAttention(10, 4, 3).eval()
+    layer = SoftmaxAttention(10, 3, head_dim=4).eval()
     with record(layer), pytest.raises(ValueError, match="run whole sequences"):
         layer(torch.randn(1, 2, 10), cache=layer.new_cache())
 

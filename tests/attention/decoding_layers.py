@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from lit_probattn.attention import LinearAttention, MGKAttention, MLKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    LinearAttention,
+    MGKAttention,
+    MLKAttention,
+    ReleasedMGKAttention,
+    SoftmaxAttention,
+)
 
 B, N, C, E = 2, 13, 11, 6
 POSITIONS = {"prior_share": "head_position", "max_positions": 31}
@@ -32,7 +38,7 @@ LAYERS = {
         {"num_heads": 3, "score": "dot", "variance": "paper_main", "include_log_det": True},
     ),
     "mgk, per position, row eps": (
-        MGKAttention,
+        ReleasedMGKAttention,
         {"num_heads": 3, "row_eps": 0.01, "variance": "code_lm", **POSITIONS},
     ),
     "smgk": (MGKAttention, {"num_heads": 3, "shifted_keys": True}),
@@ -66,12 +72,14 @@ LAYERS = {
     "mlk, per position": (MLKAttention, {"num_heads": 3, **POSITIONS}),
     "smlk": (MLKAttention, {"num_heads": 3, "shifted_keys": True}),
 }
-CACHED = [name for name, (cls, _) in LAYERS.items() if cls in (SoftmaxAttention, MGKAttention)]
+CACHED = [
+    name for name, (cls, _) in LAYERS.items() if issubclass(cls, SoftmaxAttention | MGKAttention)
+]
 
 
 def make(name, **options):
     cls, kind = LAYERS[name]
-    layer = cls(C, E, **{**kind, **options}).double().eval()
+    layer = cls(C, head_dim=E, **{**kind, **options}).double().eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.1 * torch.rand_like(parameter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -12,13 +13,19 @@ import torch
 pytest.importorskip("entmax")
 
 from lit_probattn.attention import ASTAttention, KVCache, SoftmaxAttention
-from lit_probattn.attention.ast import ast_blockwise, ast_reference, entmax
+from lit_probattn.attention.ast import ASTArguments, ast_blockwise, ast_reference, entmax
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.randomness import RandomKey
 from profiling.measure.counters import torch_flops
 from tests.attention.ast_oracle import ast_oracle
 from tests.attention.test_parity import BATCH, EMBED, MASKS, SHAPES, make_call, make_layer
-from tests.support.helpers import largest_difference, record_parity, run_with_gradients
+from tests.support.helpers import (
+    largest_difference,
+    record_parity,
+    run_with_gradients,
+    use_backend,
+    use_oracle,
+)
 
 TOLERANCE = 1e-12
 OPTIONS = {
@@ -36,11 +43,10 @@ def test_backends_equal_the_sums(name):
     for (rows, cols), masks in itertools.product(SHAPES, MASKS):
         is_causal = (rows + len(masks)) % 2 == 0
         inputs, call = make_call(layer, rows, cols, masks, is_causal)
-        layer.backend, layer.backends = "reference", {"reference": ast_oracle}
+        use_oracle(layer, ast_oracle)
         expected = run_with_gradients(layer, inputs, call)
-        layer.backends = ASTAttention.backends
         for backend in ("reference", "blockwise"):
-            layer.backend = backend
+            use_backend(layer, backend)
             found = run_with_gradients(layer, inputs, call)
             out, grad = largest_difference(found, expected)
             record_parity(
@@ -61,11 +67,10 @@ def test_both_causal_shapes_meet_both_backends():
     layer = make_layer(ASTAttention, OPTIONS["ast"])
     for is_causal in (False, True):
         inputs, call = make_call(layer, 13, 13, "key+pairs+bias", is_causal)
-        layer.backend, layer.backends = "reference", {"reference": ast_oracle}
+        use_oracle(layer, ast_oracle)
         expected = run_with_gradients(layer, inputs, call)
-        layer.backends = ASTAttention.backends
         for backend in ("reference", "blockwise"):
-            layer.backend = backend
+            use_backend(layer, backend)
             out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
             assert max(out, grad / 10) < TOLERANCE
 
@@ -74,11 +79,10 @@ def test_dropout_draws_the_same_pairs():
     layer = make_layer(ASTAttention, OPTIONS["ast"], dropout=0.3)
     rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
     inputs, call = make_call(layer, 13, 19, "key", True, rng)
-    layer.backend, layer.backends = "reference", {"reference": ast_oracle}
+    use_oracle(layer, ast_oracle)
     expected = run_with_gradients(layer, inputs, call)
-    layer.backends = ASTAttention.backends
     for backend in ("reference", "blockwise"):
-        layer.backend = backend
+        use_backend(layer, backend)
         out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
         assert max(out, grad / 10) < TOLERANCE
     layer.eval()
@@ -93,10 +97,8 @@ def test_blocks_of_any_size_agree(block_rows):
     layer.backend = "reference"
     expected = run_with_gradients(layer, inputs, call)
 
-    def blocks(*arguments, **options):
-        return ast_blockwise(*arguments, **options, block_rows=block_rows)
-
-    layer.backend, layer.backends = "blockwise", {"blockwise": blocks}
+    layer.backend = "blockwise"
+    layer.core.backends = {"blockwise": partial(ast_blockwise, block_rows=block_rows)}
     out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
     assert max(out, grad) < 1e-12
 
@@ -148,7 +150,7 @@ def test_small_alpha_tends_to_the_softmax():
 
 
 def test_layer_at_small_alpha_is_close_to_softmax_attention():
-    sparse, dense = ASTAttention(11, 5, 3, alpha=1.01), SoftmaxAttention(11, 5, 3)
+    sparse, dense = ASTAttention(11, 3, head_dim=5, alpha=1.01), SoftmaxAttention(11, 3, head_dim=5)
     sparse.load_state_dict(dense.state_dict())
     x = torch.randn(2, 13, 11)
     torch.testing.assert_close(
@@ -185,8 +187,9 @@ def test_decoding_with_the_cache_equals_the_full_pass(step):
 
 def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
     for function in (ast_reference, ast_blockwise):
-        layer = ASTAttention(11, 5, 3)
-        layer.backend, layer.backends = "reference", {"reference": function}
+        layer = ASTAttention(11, 3, head_dim=5)
+        layer.core.backends = {"reference": function}
+        layer.backend = "reference"
         mask = torch.ones(2, 13, dtype=torch.bool)
         mask[1] = False
         x = torch.randn(2, 13, 11, requires_grad=True)
@@ -199,7 +202,7 @@ def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
 
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 def test_fused_backends_are_refused(backend):
-    layer = ASTAttention(11, 5, 3, backend=backend)
+    layer = ASTAttention(11, 3, head_dim=5, backend=backend)
     with pytest.raises(NotImplementedError, match="use one of: auto, reference, blockwise"):
         layer(torch.zeros(1, 3, 11))
 
@@ -214,45 +217,49 @@ def test_blocks_need_less_memory_for_the_backward_pass():
         return tensor
 
     masks = make_masks(1, 2, 300, 300)
-    call = {"masks": masks, "dropout": None, "alpha": torch.tensor([1.2, 1.7])}
+    call = (masks, None, ASTArguments(torch.tensor([1.2, 1.7])))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ast_reference(query, key, key, **call)
+        ast_reference(query, key, key, *call)
         assert max(sizes) >= 300 * 300
         sizes.clear()
-        ast_blockwise(query, key, key, **call, block_rows=16)
+        ast_blockwise(query, key, key, *call, block_rows=16)
         assert 0 < max(sizes) <= key.numel()
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.5, "fixed"])
 def test_alpha_out_of_range(alpha):
     with pytest.raises(ValueError, match=r"learned or a number from 1\.01 to 2"):
-        ASTAttention(11, 5, 3, alpha=alpha)
+        ASTAttention(11, 3, head_dim=5, alpha=alpha)
 
 
 def test_learned_alpha_moves_and_stays_in_range():
-    layer = ASTAttention(11, 5, 3)
+    layer = ASTAttention(11, 3, head_dim=5)
     with torch.no_grad():
-        layer.pre_alpha.copy_(torch.tensor([-50.0, 0.0, 50.0]))
-    torch.testing.assert_close(layer.alphas(), torch.tensor([1.01, 1.5, 2.0]))
+        layer.core.pre_alpha.copy_(torch.tensor([-50.0, 0.0, 50.0]))
+    torch.testing.assert_close(
+        layer.core.alphas(layer.core.pre_alpha), torch.tensor([1.01, 1.5, 2.0])
+    )
     layer(torch.randn(2, 13, 11)).square().sum().backward()
-    assert layer.pre_alpha.grad[0] == 0.0
-    assert layer.pre_alpha.grad[1] != 0.0
-    assert layer.pre_alpha.grad.isfinite().all()
+    assert layer.core.pre_alpha.grad[0] == 0.0
+    assert layer.core.pre_alpha.grad[1] != 0.0
+    assert layer.core.pre_alpha.grad.isfinite().all()
 
 
 def test_cost_is_what_is_counted():
-    layer = ASTAttention(11, 5, 3, backend="reference").eval()
+    layer = ASTAttention(11, 3, head_dim=5, backend="reference").eval()
     x = torch.randn(1, 17, 11)
     cost = layer.cost(17)
     with torch.no_grad():
         assert torch_flops(lambda: layer(x)) == 2 * cost.macs
-    assert cost.num_parameters == SoftmaxAttention(11, 5, 3).cost(17).num_parameters + 3
-    assert cost.macs == SoftmaxAttention(11, 5, 3).cost(17).macs
+    assert cost.num_parameters == SoftmaxAttention(11, 3, head_dim=5).cost(17).num_parameters + 3
+    assert cost.macs == SoftmaxAttention(11, 3, head_dim=5).cost(17).macs
 
 
 def test_without_the_package_the_layer_says_what_to_install():
     code = "import sys; sys.modules['entmax'] = None\n"
     code += "from lit_probattn.attention import ASTAttention\n"
-    code += "try:\n    ASTAttention(8, 4, 2)\nexcept ValueError as error:\n    print(error)"
+    code += (
+        "try:\n    ASTAttention(8, 2, head_dim=4)\nexcept ValueError as error:\n    print(error)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'lit-probattn[entmax]'" in done.stdout

@@ -1,63 +1,233 @@
-"""What every softmax-like layer promises: shapes, masks, causality, padding, cache, state dicts."""
+"""What every layer promises: shapes, masks, causality, padding, decoding, copies, refusals.
+
+The layers are those of `variants.py`: a new variant is held to this without a line here.
+"""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention import KVCache, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    KVCache,
+    LinearAttention,
+    LinearFiSHAttention,
+    MGKAttention,
+    SoftmaxAttention,
+)
 from lit_probattn.attention.backends import AUTO_RULES
-from tests.support.helpers import cpu_backends
+from lit_probattn.randomness import RandomKey
+from tests.attention.variants import EMBED, HEAD, layers, public_variants, serving, shipped_variants
 
-B, N, C, E, H = 2, 13, 11, 5, 3
-LAYERS = {
-    "softmax": lambda **o: SoftmaxAttention(C, E, H, **o),
-    "gaussian": lambda **o: SoftmaxAttention(C, E, H, score="gaussian", **o),
-    "multi-query": lambda **o: SoftmaxAttention(C, E, H, num_kv_heads=1, **o),
-    "mgk": lambda **o: MGKAttention(C, E, H, **o),
-    "mgk-hard": lambda **o: MGKAttention(C, E, H, e_step="hard", **o),
-    "smgk": lambda **o: MGKAttention(C, E, H, shifted_keys=True, variance="paper_main", **o),
-    "mgk-multi-query": lambda **o: MGKAttention(C, E, H, num_kv_heads=1, **o),
-}
+B, N, C, E, H = 2, 13, EMBED, HEAD, 3
+LAYERS = layers()
 EVERY = pytest.mark.parametrize("name", LAYERS)
+KEY = RandomKey(5, step=3, sample_ids=torch.tensor([19, 4]))
+CLOSE = {"rtol": 0.0, "atol": 1e-11}
+# Layers whose caches are counted by hand.
+KEPT = {
+    "softmax": lambda **o: SoftmaxAttention(C, H, head_dim=E, **o),
+    "multi-query": lambda **o: SoftmaxAttention(C, H, head_dim=E, num_kv_heads=1, **o),
+    "mgk": lambda **o: MGKAttention(C, H, head_dim=E, **o),
+    "smgk": lambda **o: MGKAttention(C, H, head_dim=E, shifted_keys=True, **o),
+    "mgk-multi-query": lambda **o: MGKAttention(C, H, head_dim=E, num_kv_heads=1, **o),
+}
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_every_public_variant_has_a_shipped_file_or_is_a_released_one():
+    shipped = {cls.__name__ for cls, _ in shipped_variants().values()}
+    without = {name for name in public_variants() if name not in shipped}
+    assert without == {name for name in public_variants() if name.startswith("Released")}
 
 
 @EVERY
 def test_future_tokens_change_nothing_when_causal(name):
-    layer = LAYERS[name]().double()
-    x = torch.randn(B, N, C, dtype=torch.float64)
-    y = x.clone()
-    y[:, 7:] = torch.randn(B, N - 7, C, dtype=torch.float64)
-    a, b = layer(x, is_causal=True), layer(y, is_causal=True)
-    torch.testing.assert_close(a[:, :7], b[:, :7], atol=1e-13, rtol=0)
-    assert (a[:, 7:] - b[:, 7:]).abs().min() > 0
+    layer, x = LAYERS[name]().double(), double(B, N, C)
+    y = torch.cat([x[:, :7], double(B, N - 7, C)], 1)
+    for backend in serving(layer, x, is_causal=True):
+        layer.backend = backend
+        a, b = (layer(z, is_causal=True, rng=KEY) for z in (x, y))
+        torch.testing.assert_close(a[:, :7], b[:, :7], **CLOSE)
+        assert (a[:, 7:] - b[:, 7:]).abs().amax(-1).min() > 0, backend
 
 
 @EVERY
-def test_padding_changes_nothing(name):
-    layer = LAYERS[name]().double()
-    x = torch.randn(B, N, C, dtype=torch.float64)
+def test_padding_and_other_samples_change_nothing(name):
+    layer, x = LAYERS[name]().double(), double(B, N, C)
     mask = torch.ones(B, N, dtype=torch.bool)
-    mask[0, 9:] = False
-    short = layer(x[:1, :9])
-    torch.testing.assert_close(layer(x, key_mask=mask)[:1, :9], short, atol=1e-13, rtol=0)
+    mask[1, 9:] = False
+    alone = RandomKey(5, step=3, sample_ids=torch.tensor([4]))
+    for backend in serving(layer, x, key_mask=mask):
+        layer.backend = backend
+        short = layer(x[1:, :9], rng=alone)
+        torch.testing.assert_close(layer(x, key_mask=mask, rng=KEY)[1:, :9], short, **CLOSE)
+
+
+@EVERY
+def test_hidden_pairs_change_nothing_or_are_refused(name):
+    layer, x = LAYERS[name]().double(), double(B, N, C)
+    layer.eval()
+    pairs = torch.rand(N, N) < 0.6
+    pairs[3] = False
+    y = x.clone()
+    y[:, 5] = double(B, C)
+    served = serving(layer, x, attn_mask=pairs)
+    for backend in served:
+        layer.backend = backend
+        a, b = (layer(x, z, attn_mask=pairs) for z in (x, y))
+        unseen = ~pairs[:, 5]
+        torch.testing.assert_close(a[:, unseen], b[:, unseen], **CLOSE)
+        assert (a[:, ~unseen] - b[:, ~unseen]).abs().amax(-1).max() > 0
+    if not served:
+        layer.backend = "auto"
+        with pytest.raises(NotImplementedError, match="cannot apply attn_mask"):
+            layer(x, attn_mask=pairs)
+
+
+@EVERY
+def test_masks_of_three_dimensions_are_heads(name):
+    layer, x = LAYERS[name]().double().eval(), double(B, N, C)
+    pairs = torch.rand(layer.num_heads, N, N) < 0.6
+    for backend in serving(layer, x, attn_mask=pairs):
+        layer.backend = backend
+        torch.testing.assert_close(
+            layer(x, attn_mask=pairs), layer(x, attn_mask=pairs[None].expand(B, -1, -1, -1))
+        )
+
+
+@EVERY
+def test_a_bias_is_added_to_the_scores_or_refused(name):
+    layer, x = LAYERS[name]().double().eval(), double(B, N, C)
+    hidden = torch.zeros(N, N, dtype=torch.float64)
+    hidden[:, 4] = -torch.inf
+    pairs = torch.ones(N, N, dtype=torch.bool)
+    pairs[:, 4] = False
+    if isinstance(layer, LinearAttention | LinearFiSHAttention):
+        with pytest.raises(ValueError, match="add a bias to"):
+            layer(x, bias=hidden)
+        return
+    for backend in serving(layer, x, bias=hidden):
+        layer.backend = backend
+        torch.testing.assert_close(layer(x, bias=hidden), layer(x, attn_mask=pairs), **CLOSE)
 
 
 @EVERY
 @pytest.mark.parametrize("step", [1, 3])
 def test_decoding_with_the_cache_equals_the_full_pass(name, step):
-    layer = LAYERS[name]().double().eval()
-    x = torch.randn(B, N, C, dtype=torch.float64)
+    layer, x = LAYERS[name]().double().eval(), double(B, N, C)
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[1, :2] = False  # left padding, as generation from prompts of unequal length has it
     full = layer(x, key_mask=mask, is_causal=True)
-    cache, parts = KVCache(), []
+    cache, parts = layer.new_cache(), []
     with torch.no_grad():
         for start in range(0, N, step):
             new = slice(start, start + step)
             parts.append(layer(x[:, new], key_mask=mask[:, new], is_causal=True, cache=cache))
-    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-13, rtol=0)
+    torch.testing.assert_close(torch.cat(parts, 1), full, **CLOSE)
     assert cache.length == N
+    assert 0 < cache.num_bytes <= cache.allocated_bytes
+
+
+@EVERY
+def test_empty_rows_give_zeros_and_zero_gradients(name):
+    layer = LAYERS[name](bias=False).double()
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[1] = False
+    for backend in serving(layer, double(B, N, C), key_mask=mask):
+        layer.backend = backend
+        layer.zero_grad()
+        x = double(B, N, C).requires_grad_()
+        out = layer(x, key_mask=mask, rng=KEY)
+        assert not out[1].any(), backend
+        out.square().sum().backward()
+        assert not x.grad[1].any(), backend
+        assert x.grad[0].any(), backend
+        assert x.grad.isfinite().all(), backend
+        grads = [p.grad for p in layer.parameters() if p.grad is not None]
+        assert all(bool(grad.isfinite().all()) for grad in grads), backend
+
+
+@EVERY
+def test_state_dict_restores_the_layer(name):
+    layer, x = LAYERS[name]().double(), double(B, N, C)
+    torch.manual_seed(7)
+    other = LAYERS[name]().double()
+    assert not torch.equal(other(x, rng=KEY), layer(x, rng=KEY))
+    other.load_state_dict(copy.deepcopy(layer.state_dict()))
+    assert torch.equal(other(x, rng=KEY), layer(x, rng=KEY))
+
+
+@EVERY
+def test_weights_without_the_name_of_the_core_load(name):
+    layer, x = LAYERS[name]().double(), double(B, N, C)
+    old = {key.removeprefix("core."): value for key, value in layer.state_dict().items()}
+    torch.manual_seed(7)
+    other = LAYERS[name]().double()
+    other.load_state_dict(old)
+    assert torch.equal(other(x, rng=KEY), layer(x, rng=KEY))
+
+
+@EVERY
+def test_cross_attention_with_other_widths_and_lengths(name):
+    layer = LAYERS[name](key_embed_dim=17, value_head_dim=3).double()
+    memory, x = double(B, 19, 17), double(B, 7, C)
+    mask = torch.ones(B, 19, dtype=torch.bool)
+    mask[0, 11:] = False
+    for backend in serving(layer, x, key=memory, key_mask=mask):
+        layer.backend = backend
+        out = layer(x, memory, key_mask=mask, rng=KEY)
+        assert out.shape == (B, 7, C)
+        assert out.isfinite().all()
+
+
+@EVERY
+def test_autocast_keeps_scores_in_single_precision(name):
+    layer, x = LAYERS[name](), torch.randn(B, N, C)
+    exact = layer(x, rng=KEY)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = layer(x, rng=KEY)
+    assert low.dtype == torch.bfloat16
+    assert (low.float() - exact).abs().max() < 0.05
+
+
+@EVERY
+def test_recomputation_draws_the_same(name):
+    layer, x = LAYERS[name]().double(), double(B, N, C).requires_grad_()
+
+    def call(z):
+        return layer(z, is_causal=True, rng=KEY)
+
+    expected = torch.autograd.grad(call(x).square().sum(), x)[0]
+    again = checkpoint(call, x, use_reentrant=False)
+    found = torch.autograd.grad(again.square().sum(), x)[0]
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@EVERY
+def test_layers_can_be_built_and_counted_without_memory(name):
+    with torch.device("meta"):
+        layer = LAYERS[name]()
+        out = layer(torch.empty(B, N, C), rng=RandomKey(0))
+        without_key = layer(torch.empty(B, N, C))
+    assert out.shape == without_key.shape == (B, N, C)
+    assert layer.cost(N).num_parameters == sum(p.numel() for p in layer.parameters())
+
+
+@EVERY
+def test_head_size_is_given_by_name(name):
+    cls = type(LAYERS[name]())
+    with pytest.raises(TypeError):
+        cls(8, 4, 2)
+    assert cls(8, 2).head_dim == 4
+    with pytest.raises(ValueError, match="num_heads must divide embed_dim"):
+        cls(8, 3)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +242,7 @@ def test_decoding_with_the_cache_equals_the_full_pass(name, step):
 )
 def test_cache_bytes_per_token(name, numbers):
     """Per token: softmax 2HE, MGK H(K+1)E, shifted keys 2HE, multi-query MGK (K+1)E numbers."""
-    layer = LAYERS[name]().eval()
+    layer = KEPT[name]().eval()
     cache = KVCache()
     with torch.no_grad():
         layer(torch.randn(B, N, C), is_causal=True, cache=cache)
@@ -81,61 +251,16 @@ def test_cache_bytes_per_token(name, numbers):
 
 
 def test_cache_of_another_batch_is_refused():
-    layer, cache = LAYERS["softmax"]().eval(), KVCache()
+    layer, cache = KEPT["softmax"]().eval(), KVCache()
     layer(torch.randn(B, N, C), cache=cache)
     with pytest.raises(ValueError, match="a cache belongs to one layer and one batch"):
         layer(torch.randn(B + 1, 1, C), cache=cache)
 
 
-@EVERY
-def test_empty_rows_give_zeros_and_zero_gradients(name):
-    layer = LAYERS[name]()
-    mask = torch.zeros(B, N, dtype=torch.bool)
-    mask[0] = True
-    for backend in cpu_backends(layer):
-        if name == "mgk-hard" and backend == "sdpa":
-            continue
-        layer.backend = backend
-        x = torch.randn(B, N, C, requires_grad=True)
-        out = layer(x, key_mask=mask)
-        bias = layer.out_proj.bias
-        torch.testing.assert_close(out[1], bias.expand_as(out[1]))
-        out.square().sum().backward()
-        assert (x.grad[1] == 0).all(), backend
-        assert x.grad.isfinite().all(), backend
-
-
-@EVERY
-def test_state_dict_round_trip(name):
-    a, b = LAYERS[name](), LAYERS[name]()
-    x = torch.randn(B, N, C)
-    assert not torch.equal(a(x), b(x))
-    b.load_state_dict(a.state_dict())
-    assert torch.equal(a(x), b(x))
-
-
-@EVERY
-def test_cross_attention_with_other_widths(name):
-    layer = LAYERS[name](key_embed_dim=19, value_head_dim=7)
-    out = layer(torch.randn(B, 5, C), torch.randn(B, N, 19))
-    assert out.shape == (B, 5, C)
-
-
-@EVERY
-def test_autocast_keeps_scores_in_single_precision(name):
-    layer = LAYERS[name]()
-    x = torch.randn(B, N, C)
-    exact = layer(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        low = layer(x)
-    assert low.dtype == torch.bfloat16
-    assert (low.float() - exact).abs().max() < 0.05
-
-
 def test_softmax_equals_torch_multihead_attention():
-    ours = SoftmaxAttention(C, E, H, bias=True).double()
+    ours = SoftmaxAttention(C, H, head_dim=E, bias=True).double()
     theirs = torch.nn.MultiheadAttention(H * E, H, batch_first=True).double()
-    wide = SoftmaxAttention(H * E, E, H).double()
+    wide = SoftmaxAttention(H * E, H, head_dim=E).double()
     with torch.no_grad():
         weights = theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3)
         for proj, w, b in zip(
@@ -169,15 +294,15 @@ def test_softmax_equals_torch_multihead_attention():
 )
 def test_bad_calls(call, message):
     with pytest.raises(ValueError, match=message):
-        LAYERS["softmax"]()(torch.zeros(B, N, C), **call)
+        KEPT["softmax"]()(torch.zeros(B, N, C), **call)
 
 
 def test_auto_takes_what_serves_the_call():
     from lit_probattn.attention import recorded_choices
 
     big = int(AUTO_RULES["cpu"].store_up_to ** 0.5) + 1
-    layer = SoftmaxAttention(C, E, 1, dropout=0.5)
-    layer.variant = "softmax under test"
+    layer = SoftmaxAttention(C, 1, head_dim=E, dropout=0.5)
+    layer.core.variant = "softmax under test"
     layer(torch.randn(1, 3, C))
     assert recorded_choices()["softmax under test (cpu, float32, dropout)"] == "reference"
     layer(torch.randn(1, big, C))

@@ -8,9 +8,17 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.randomness import RandomKey
 from tests.attention.mgk.oracles import mgk_oracle, softmax_oracle
-from tests.support.helpers import largest_difference, record_parity, run_with_gradients
+from tests.support.helpers import (
+    largest_difference,
+    record_parity,
+    run_with_gradients,
+    use_backend,
+    use_oracle,
+)
 
 BATCH, EMBED, HEAD = 2, 11, 5
 SHAPES = [(13, 13), (7, 17), (17, 7), (1, 19), (3, 1)]
@@ -61,22 +69,23 @@ MGK = {
     "smgk, prior per layer": {"num_heads": 3, "shifted_keys": True, "prior_share": "layer"},
     "smgk, hard": {"num_heads": 3, "shifted_keys": True, "e_step": "hard"},
 }
+CORES = {SoftmaxAttention: SoftmaxCore, MGKAttention: MGKCore}
 CASES = [(SoftmaxAttention, softmax_oracle, n, o) for n, o in SOFTMAX.items()]
 CASES += [(MGKAttention, mgk_oracle, n, o) for n, o in MGK.items()]
 PAIRS = [
     pytest.param(*case, backend, id=f"{case[2]}-{backend}")
     for case in CASES
-    for backend in case[0].backends
+    for backend in CORES[case[0]].backends
     if not (backend == "sdpa" and case[3].get("e_step") == "hard")
     if backend != "triton"  # no float64 in kernels; they have tests of their own
 ]
 
 
 def make_layer(cls, options, **extra):
-    layer = cls(EMBED, HEAD, **options, **extra).double()
+    layer = cls(EMBED, head_dim=HEAD, **options, **extra).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
-            if name.startswith("prior"):
+            if name.startswith("core.prior"):
                 value.uniform_(0.1, 0.9)
     return layer
 
@@ -121,9 +130,9 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend):
     layer = make_layer(cls, options)
     for (rows, cols), masks, is_causal in itertools.product(SHAPES, MASKS, (False, True)):
         inputs, call = make_call(layer, rows, cols, masks, is_causal)
-        layer.backend, layer.backends = "reference", {"reference": oracle}
+        use_oracle(layer, oracle)
         expected = run_with_gradients(layer, inputs, call)
-        layer.backend, layer.backends = backend, cls.backends
+        use_backend(layer, backend)
         found = run_with_gradients(layer, inputs, call)
         if backend == "sdpa" and "bias" in masks:
             expected[1].pop("input3")
@@ -154,9 +163,9 @@ def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
     layer = make_layer(cls, options, dropout=0.3)
     rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7]), layer=2)
     inputs, call = make_call(layer, 13, 19, "key", True, rng)
-    layer.backend, layer.backends = "reference", {"reference": oracle}
+    use_oracle(layer, oracle)
     expected = run_with_gradients(layer, inputs, call)
-    layer.backend, layer.backends = backend, cls.backends
+    use_backend(layer, backend)
     out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
     assert out < TOLERANCE
     assert grad < TOLERANCE * 10
@@ -201,7 +210,7 @@ def test_single_precision_error_is_within_twice_eager(cls, oracle, name, options
     for length in range(61, 69):
         inputs, call = make_call(exact, length, length, "key", False)
         inputs = [x.float() for x in inputs]
-        exact.backend, exact.backends = "reference", {"reference": oracle}
+        use_oracle(exact, oracle)
         expected = run_with_gradients(exact, [x.double() for x in inputs], call)
         _, call = make_call(single, length, length, "key", False)
         for side, name_of in ((ours, backend), (plain, "reference")):

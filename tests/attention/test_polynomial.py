@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_probattn.attention import KVCache, PolynomialAttention
 from lit_probattn.attention.polynomial import polynomial_scores
 from tests.attention.mgk.oracles import combine
-from tests.support.helpers import largest_difference, run_with_gradients
+from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 
 B, N, C, E, H = 2, 13, 11, 5, 3
 
@@ -30,12 +30,11 @@ def oracle(query, key, value, *, masks, dropout, degree):
 def test_layer_equals_the_sums(backend, masks, degree):
     def layer():
         torch.manual_seed(3)
-        return PolynomialAttention(C, E, H, degree=degree).double()
+        return PolynomialAttention(C, H, head_dim=E, degree=degree).double()
 
     ours, theirs = layer(), layer()
     ours.backend = backend
-    theirs.backends = {"reference": oracle}
-    theirs.backend = "reference"
+    use_oracle(theirs, oracle)
     x = torch.randn(B, N, C, dtype=torch.float64)
     call = {"is_causal": masks == "causal"}
     if masks == "key":
@@ -67,7 +66,7 @@ def test_a_temperature_cancels_and_high_degrees_pick_the_largest_product():
 
 
 def test_cache_equals_the_full_pass():
-    layer = PolynomialAttention(C, E, H, num_kv_heads=1).double().eval()
+    layer = PolynomialAttention(C, H, head_dim=E, num_kv_heads=1).double().eval()
     x, cache, parts = torch.randn(B, N, C, dtype=torch.float64), KVCache(), []
     with torch.no_grad():
         for start in range(0, N, 3):
@@ -76,7 +75,7 @@ def test_cache_equals_the_full_pass():
 
 
 def test_cost_is_softmax_plus_the_power():
-    layer = PolynomialAttention(C, E, H)
+    layer = PolynomialAttention(C, H, head_dim=E)
     layer.backend = "reference"
     with FlopCounterMode(display=False) as counter:
         layer(torch.randn(1, N, C))
@@ -88,4 +87,4 @@ def test_cost_is_softmax_plus_the_power():
 @pytest.mark.parametrize("degree", [0, 1, 3])
 def test_odd_degrees_are_refused(degree):
     with pytest.raises(ValueError, match=f"degree must be even and at least 2.*received {degree}"):
-        PolynomialAttention(C, E, H, degree=degree)
+        PolynomialAttention(C, H, head_dim=E, degree=degree)

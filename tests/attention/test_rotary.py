@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import HeadCall, MGKAttention, SoftmaxAttention
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.mgk.functions import mgk_scores
 from lit_probattn.attention.rotary import Rotary
 
 B, N, C, E, H = 2, 13, 11, 6, 3
@@ -28,10 +30,9 @@ def draw(*shape):
 
 def scores_at(layer, query, key, first):
     """Component-reduced scores when positions start at `first`."""
-    rotated = layer.expand_keys(layer.rotary(key, first), first)
-    return layer.reference_scores(
-        layer.rotary(query, first), rotated, **layer.score_arguments(key.shape[-2])
-    )
+    rotated = layer.core.components(layer.rotary(key, first), first)
+    query, masks = layer.rotary(query, first), Masks(query.shape[-2], key.shape[-2])
+    return mgk_scores(query, rotated, layer.core.arguments(HeadCall(query, rotated, key, masks)))
 
 
 @pytest.mark.parametrize("size", [2, 4, 6])
@@ -54,15 +55,20 @@ def test_far_positions_keep_their_angles_in_single_precision():
 @pytest.mark.parametrize("shifted", [False, True])
 def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
     layer = MGKAttention(
-        *(C, E, H), rotary_dim=4, variance="paper_main", shifted_keys=shifted, backend=backend
+        *(C, H),
+        head_dim=E,
+        rotary_dim=4,
+        variance="paper_main",
+        shifted_keys=shifted,
+        backend=backend,
     ).double()
     with torch.no_grad():
-        layer.prior.value.copy_(torch.rand(H, 2))
+        layer.core.prior.value.copy_(torch.rand(H, 2))
     x = draw(B, N, C)
     q = rotate(layer.query_proj(x).unflatten(-1, (H, E)).transpose(1, 2), 0, 4)
     if shifted:
         keys = layer.key_proj(x).unflatten(-1, (H, E)).transpose(1, 2)
-        components = [keys + layer.key_shift[:, r, None] for r in range(2)]
+        components = [keys + layer.core.key_shift[:, r, None] for r in range(2)]
     else:
         keys = layer.key_proj(x).unflatten(-1, (H, 2, E))
         components = [keys[:, :, :, r].transpose(1, 2) for r in range(2)]
@@ -70,7 +76,7 @@ def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
     for r, k in enumerate(components):
         distance = (q[:, :, :, None] - rotate(k, 0, 4)[:, :, None]).square().sum(-1)
         sigma2 = (1.0, 3.0)[r] * E**0.5
-        density = density + layer.prior.value[:, r, None, None] * torch.exp(
+        density = density + layer.core.prior.value[:, r, None, None] * torch.exp(
             -distance / (2 * sigma2)
         )
     v = layer.value_proj(x).unflatten(-1, (H, E)).transpose(1, 2)
@@ -90,7 +96,7 @@ def test_layer_equals_densities_of_rotated_vectors(backend, shifted):
     ids=str,
 )
 def test_scores_see_relative_positions_only(options, is_relative):
-    layer = MGKAttention(C, E, H, rotary_dim=4, variance="paper_main", **options).double()
+    layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, variance="paper_main", **options).double()
     query = draw(B, H, N, E)
     key = draw(B, H, N, E) if layer.shifted_keys else draw(B, H, 2, N, E)
     change = scores_at(layer, query, key, 37) - scores_at(layer, query, key, 0)
@@ -103,28 +109,34 @@ def test_scores_see_relative_positions_only(options, is_relative):
 def test_unrotated_shifts_cost_one_product():
     """query · R_j k_j + query · b_r reproduces the scores of the shifted, rotated keys."""
     layer = MGKAttention(
-        C, E, H, rotary_dim=4, shifted_keys=True, rotary_shift="unrotated", variance="code_lm"
+        C,
+        H,
+        head_dim=E,
+        rotary_dim=4,
+        shifted_keys=True,
+        rotary_shift="unrotated",
+        variance="code_lm",
     ).double()
-    assert layer.key_shift.shape == (H, 2, E - 4)
+    assert layer.core.key_shift.shape == (H, 2, E - 4)
     query, key = draw(B, H, N, E), draw(B, H, N, E)
     q, k = layer.rotary(query, 0), layer.rotary(key, 0)
-    found = layer.cached_scores(q, k, None, range(N), N)
+    found = layer.core.cached_scores(q, k, None, range(N), HeadCall(q, k, k, Masks(N, N)))
     torch.testing.assert_close(found, scores_at(layer, query, key, 0), atol=1e-13, rtol=0)
 
 
 def test_key_norms_do_not_change():
     for shift in ("before", "unrotated"):
         options = {"shifted_keys": True, "rotary_shift": shift}
-        layer = MGKAttention(C, E, H, rotary_dim=4, **options).double()
+        layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, **options).double()
         key = draw(B, H, N, E)
-        there, here = (layer.key_offset(layer.rotary(key, i), i) for i in (50, 0))
+        there, here = (layer.core.key_offset(layer.rotary(key, i), i) for i in (50, 0))
         torch.testing.assert_close(there, here, atol=1e-13, rtol=0)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
 def test_centring_comes_after_rotation(backend):
     """A large common vector turns with the position, so only rotated vectors may be centred."""
-    layer = MGKAttention(C, E, H, rotary_dim=4, variance="paper_main").double()
+    layer = MGKAttention(C, H, head_dim=E, rotary_dim=4, variance="paper_main").double()
     with torch.no_grad():
         layer.query_proj.bias += 30.0
         layer.key_proj.bias += 30.0
@@ -139,7 +151,7 @@ def test_centring_comes_after_rotation(backend):
 
 
 def test_cache_holds_rotated_keys_at_their_places():
-    layer = SoftmaxAttention(C, E, H, rotary_dim=E).double().eval()
+    layer = SoftmaxAttention(C, H, head_dim=E, rotary_dim=E).double().eval()
     x = draw(B, N, C)
     cache = layer.new_cache()
     for part in x.split(3, 1):
@@ -159,9 +171,9 @@ def test_cache_holds_rotated_keys_at_their_places():
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        MGKAttention(C, E, H, shifted_keys=True, **options)
+        MGKAttention(C, H, head_dim=E, shifted_keys=True, **options)
 
 
 def test_shifts_need_unrotated_dimensions():
     with pytest.raises(ValueError, match="rotary_dim=6 leaves no dimension"):
-        MGKAttention(C, E, H, shifted_keys=True, rotary_dim=E, rotary_shift="unrotated")
+        MGKAttention(C, H, head_dim=E, shifted_keys=True, rotary_dim=E, rotary_shift="unrotated")

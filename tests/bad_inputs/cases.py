@@ -122,9 +122,9 @@ def _tables(rows: list[tuple[Case, str]]) -> Iterator[str]:
         yield "| --- | --- |"
         for case, message in rows:
             if case.area == area:
-                yield f"| {_cell(case.given)} | {_cell(message)} |"
+                yield f"| {table_cell(case.given)} | {table_cell(message)} |"
         yield ""
 
 
-def _cell(text: str) -> str:
+def table_cell(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

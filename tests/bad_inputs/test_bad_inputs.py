@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.bad_inputs import Case, all_cases, message_of, page
-from tests.bad_inputs.cases import _cell
+from tests.bad_inputs.cases import table_cell
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs/bad_inputs.md"
@@ -30,7 +30,7 @@ def test_messages_are_those_of_the_page(part, tmp_path):
     text = PAGE.read_text(encoding="utf-8")
     cases = READERS if part == "readers" else COMMANDS[::3]
     for case, message in rows(cases, tmp_path):
-        row = f"| {_cell(case.given)} | {_cell(message)} |"
+        row = f"| {table_cell(case.given)} | {table_cell(message)} |"
         assert row in text, f"{case.area}: {row}\n{ANEW}"
 
 

@@ -46,7 +46,7 @@ def _language_model(*more: str, text: bool = False) -> Callable[[Path], str]:
     def tell(folder: Path) -> str:
         if text:
             made_text.write(folder)
-        task = str(ROOT / "configs/tasks/wikitext103_small_tiny.yaml")
+        task = str(ROOT / "configs/tasks/tiny/wikitext103_small.yaml")
         files = ["--config", task, "--config", write_attention(folder)]
         place = ["--data.init_args.data_dir", str(folder), "--run.root", str(folder / "runs")]
         return command_error(["fit", *files, *place, "--trainer.accelerator", "cpu", *more])

@@ -79,7 +79,7 @@ def test_trainer_files_set_hardware_only(path, tmp_path, capsys):
 
 def test_tiny_listops_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
-    task = str(ROOT / "configs/tasks/lra_listops_tiny.yaml")
+    task = str(ROOT / "configs/tasks/tiny/lra_listops.yaml")
     cpu = str(ROOT / "configs/trainer/cpu_debug.yaml")
     files = ["--config", task, "--config", write_attention(tmp_path), "--config", cpu]
     run(["fit", *files, "--run.root", str(tmp_path / "runs"), *QUICK])

@@ -166,7 +166,7 @@ def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):
 
 def test_attention_of_the_released_code_is_a_difference(tmp_path):
     table = yaml.safe_load(yaml.safe_dump(TABLE))
-    table["rows"]["mgk_1"]["as_released"] = "configs/attention/as_released/code_lra_mgk.yaml"
+    table["rows"]["mgk_1"]["as_released"] = "configs/attention/as_released/lra/mgk.yaml"
     write_tables(tmp_path, table)
     tiny = read_table("tiny", tmp_path)
     options = Options(as_released=True)

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from lit_probattn.compare.built import counts
+from lit_probattn.compare.predict import counts
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.runner import Runner, child_environment, log_path
 from lit_probattn.reproduce.__main__ import main

@@ -11,7 +11,7 @@ import yaml
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import Table, read_table
-from lit_probattn.reproduce.states import make_cells
+from lit_probattn.reproduce.commands import make_cells
 
 ACCURACY = {
     "command": "test",
@@ -23,7 +23,7 @@ ACCURACY = {
 }
 TASKS = {
     "listops": {
-        "config": "configs/tasks/lra_listops_tiny.yaml",
+        "config": "configs/tasks/tiny/lra_listops.yaml",
         "published": {"trainer.precision": "16-mixed"},
         "not_in_config": ["published: another evaluation"],
         "metrics": {"test": ACCURACY},
@@ -31,7 +31,7 @@ TASKS = {
         "shortened": {"trainer.max_steps": 8},
     },
     "retrieval": {
-        "config": "configs/tasks/lra_retrieval_tiny.yaml",
+        "config": "configs/tasks/tiny/lra_retrieval.yaml",
         "metrics": {"test": ACCURACY},
     },
 }

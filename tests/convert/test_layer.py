@@ -18,13 +18,13 @@ from lit_probattn.convert.algebra import (
     shared_query_factors,
     symmetric_roots,
 )
-from lit_probattn.convert.layer import _component_scores
+from lit_probattn.convert.layer import scores_of_components
 
 C, E, H, K = 11, 3, 4, 2
 
 
 def softmax_layer(heads=H, **options):
-    layer = SoftmaxAttention(C, E, heads, **options).double().eval()
+    layer = SoftmaxAttention(C, heads, head_dim=E, **options).double().eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter *= 2
@@ -50,7 +50,7 @@ def test_joint_softmax_is_a_query_gated_mixture_of_the_old_maps(bias):
     maps = old.weights(x)  # (B, H, N, N)
     q, k = (p(x).unflatten(-1, (H, E)).transpose(1, 2) for p in (old.query_proj, old.key_proj))
     normaliser = (q @ k.mT / E**0.5).logsumexp(-1)  # (B, H, N)
-    logits = new.prior.value  # (H/K, K)
+    logits = new.core.prior.value  # (H/K, K)
     for index, group in enumerate(errors.groups):
         gate = (normaliser[:, group] + logits[index][None, :, None]).softmax(1)
         mixture = (gate[..., None] * maps[:, group]).sum(1)
@@ -63,11 +63,11 @@ def test_every_component_starts_with_the_same_mass():
     masses = []
     for sample in range(3):
         rows = inputs.real[sample].nonzero()[:, 0]
-        scores = _component_scores(new, inputs.x[sample : sample + 1], rows)
+        scores = scores_of_components(new, inputs.x[sample : sample + 1], rows)
         later = torch.arange(17) > rows[:, None]
         hidden = later | ~inputs.real[sample]
         log_z = scores.masked_fill(hidden, float("-inf")).logsumexp(-1)  # (H/K, K, n)
-        masses.append(log_z + new.prior.value[..., None])
+        masses.append(log_z + new.core.prior.value[..., None])
     mean = torch.cat(masses, -1).mean(-1)
     torch.testing.assert_close(mean[:, 0], mean[:, 1], atol=1e-10, rtol=0)
 

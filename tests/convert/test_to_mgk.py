@@ -11,6 +11,7 @@ from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.convert.to_mgk import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import load_checkpoint
+from tests.analysis import made
 
 C, E, H, K = 11, 3, 4, 2
 
@@ -22,7 +23,7 @@ def make_run(folder, attention="SoftmaxAttention", **arguments):
     kind = {"SoftmaxAttention": SoftmaxAttention, "MGKAttention": MGKAttention}[attention]
     arguments = {"num_heads": H, **arguments}
     task = SequenceClassifier(
-        lambda c, e: kind(c, e, **arguments),
+        lambda c, head_dim: kind(c, head_dim=head_dim, **arguments),
         vocab_size=23,
         num_classes=4,
         max_seq_len=19,
@@ -63,7 +64,7 @@ def load_converted(path):
     with open(path.with_suffix(".yaml"), encoding="utf-8") as file:
         attention = yaml.safe_load(file)["model"]["init_args"]["attention"]
     task = SequenceClassifier(
-        lambda c, e: MGKAttention(c, e, **attention["init_args"]),
+        lambda c, head_dim: MGKAttention(c, head_dim=head_dim, **attention["init_args"]),
         vocab_size=23,
         num_classes=4,
         max_seq_len=19,
@@ -125,7 +126,7 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     damaged.write_bytes(checkpoint.read_bytes()[:-100])
     cases = [
         ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
-        ([mixture, out], "it also has prior.value"),
+        ([mixture, out], "it also has core.prior.value"),
         ([damaged, out], "is damaged"),
         ([tmp_path / "none.ckpt", out], "checkpoint not found"),
         ([checkpoint, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
@@ -141,3 +142,22 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(broken))
     assert main([str(checkpoint), str(out)]) == 2
     assert "datamodules.Nothing" in capsys.readouterr().err
+
+
+def test_series_are_converted(tmp_path, capsys):
+    """Series tell the model num_features, not vocab_size."""
+    checkpoint = made.checkpoint(tmp_path, "series", "SoftmaxAttention")
+    out = tmp_path / "mgk.ckpt"
+    status = main([str(checkpoint), str(out), "--num_batches", "1"])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    assert "same prediction in" in told.out
+    layers = load_checkpoint(out)["conversion"]["layers"]
+    assert all(0 <= errors["output_error"] < 2 for errors in layers.values())
+
+
+def test_heads_with_a_bias_each_are_refused(tmp_path, capsys):
+    """A Swin Transformer is opened, but its relative positions are a bias per head."""
+    checkpoint = made.checkpoint(tmp_path, "picture", "SoftmaxAttention")
+    assert main([str(checkpoint), str(tmp_path / "mgk.ckpt"), "--num_batches", "1"]) == 2
+    assert "every head has a bias of its own" in capsys.readouterr().err

@@ -14,10 +14,9 @@ from lit_probattn.analysis.head_size.strictness import (
     theorem_target,
 )
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads
+from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads, same_function
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.reproduce.head_size.__main__ import main
-from lit_probattn.reproduce.head_size.commands import same_function
 from lit_probattn.reproduce.head_size.parameters import (
     Sizes,
     attention_flops,
@@ -39,7 +38,7 @@ B, N, C, E, H = 2, 11, 15, 5, 3
 
 def layer(**options):
     torch.manual_seed(1)
-    made = SoftmaxAttention(C, E, H, **options).double()
+    made = SoftmaxAttention(C, H, head_dim=E, **options).double()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return made
@@ -110,7 +109,7 @@ def test_refusals():
 def test_a_checkpoint_keeps_its_perplexity(tmp_path, capsys):
     text = made_text.write(tmp_path / "text")
     common = [
-        *("--config", str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml")),
+        *("--config", str(ROOT / "configs/tasks/tiny/wikitext103_value_aware.yaml")),
         *("--config", write_attention(tmp_path), "--data.init_args.data_dir", str(text)),
         *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
         *("--trainer.enable_progress_bar", "false", "--trainer.max_steps", "4"),
@@ -241,10 +240,10 @@ def test_printed_totals(width, heads, size, mlp, millions):
 
 def test_counts_of_a_real_model():
     sizes = Sizes(embed_dim=12, num_heads=3, head_dim=7, mlp_dim=10, num_layers=2, vocab_size=41)
-    made = SoftmaxAttention(12, 7, 3)
+    made = SoftmaxAttention(12, 3, head_dim=7)
     assert made.cost(9).macs * 2 == attention_flops(sizes, 9)
     model = LanguageModel(
-        lambda c, e, **o: SoftmaxAttention(c, e, 3, **o),
+        lambda c, head_dim, **o: SoftmaxAttention(c, 3, head_dim=head_dim, **o),
         vocab_size=41,
         max_seq_len=9,
         embed_dim=12,

@@ -192,7 +192,7 @@ _TEXT = "".join(f" word{i} and <unk> \n" for i in range(40))
 
 
 @functools.cache
-def _zip() -> bytes:
+def zip_content() -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("train", "valid", "test"):
@@ -207,7 +207,7 @@ def _text(source: TextSource) -> str:
 def check_zip(changes: list[Edit], folder: Path) -> str:
     """Texts are those of the archive."""
     path = folder / "wikitext-103-v1.zip"
-    path.write_bytes(apply(_zip(), changes))
+    path.write_bytes(apply(zip_content(), changes))
     try:
         found = find_release(folder, "wikitext-103")
         texts = {name: _text(source) for name, source in found.items()}
@@ -220,7 +220,7 @@ def check_zip(changes: list[Edit], folder: Path) -> str:
 
 
 @functools.cache
-def _parquet() -> bytes:
+def parquet_content() -> bytes:
     stream = io.BytesIO()
     pq.write_table(pa.table({"text": _TEXT.splitlines(keepends=True)}), stream, row_group_size=16)
     return stream.getvalue()
@@ -229,7 +229,7 @@ def _parquet() -> bytes:
 def check_parquet(changes: list[Edit], folder: Path) -> str:
     """Lines of text, or an error that names the file."""
     path = folder / "train-00000-of-00001.parquet"
-    path.write_bytes(apply(_parquet(), changes))
+    path.write_bytes(apply(parquet_content(), changes))
     try:
         text = _text(ParquetText((path,)))
     except DataError as error:

@@ -20,7 +20,7 @@ from datamodules.text.wikitext_release import find_release
 from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from tests.datamodules.lra.files import python2_pickle
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS
-from tests.fuzzing.binary_targets import _parquet, _zip
+from tests.fuzzing.binary_targets import parquet_content, zip_content
 from tests.fuzzing.targets import all_targets, bounded
 from tests.support.runs import arguments, error_of
 
@@ -101,7 +101,7 @@ def test_an_array_instead_of_a_batch_is_refused():
 
 def test_a_zip_with_a_damaged_member_is_refused(tmp_path):
     path = tmp_path / "wikitext-103-v1.zip"
-    content = bytearray(_zip())
+    content = bytearray(zip_content())
     content[0] ^= 1
     path.write_bytes(content)
     source = find_release(tmp_path, "wikitext-103")["train"]
@@ -112,7 +112,7 @@ def test_a_zip_with_a_damaged_member_is_refused(tmp_path):
 
 def test_a_damaged_page_of_parquet_is_one_line(tmp_path):
     path = tmp_path / "train-00000-of-00001.parquet"
-    content = bytearray(_parquet())
+    content = bytearray(parquet_content())
     content[4] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"train-00000-of-00001.parquet is not a Parquet") as error:

@@ -10,9 +10,8 @@ import yaml
 from lit_probattn.cli.app import main
 from tests.support.paths import CONFIGS
 
-TASKS = sorted(CONFIGS.glob("tasks/*.yaml"))
-CALLED_TINY = ("imagenet_swin_tiny",)  # full tasks; the word is part of the model's name
-TINY = [p for p in TASKS if p.stem.endswith("_tiny") and p.stem not in CALLED_TINY]
+TASKS = sorted(CONFIGS.glob("tasks/**/*.yaml"))
+TINY = sorted(CONFIGS.glob("tasks/tiny/*.yaml"))
 ATTENTION = sorted(CONFIGS.glob("attention/**/*.yaml"))
 TRAINERS = sorted(CONFIGS.glob("trainer/*.yaml"))
 
@@ -41,7 +40,7 @@ def test_task_file_parses(task, capsys):
 @pytest.mark.parametrize("trainer", TRAINERS, ids=name)
 def test_trainer_file_sets_hardware_only(trainer, capsys):
     assert list(yaml.safe_load(trainer.read_text())) == ["trainer"]
-    tiny = CONFIGS / "tasks" / "lra_listops_tiny.yaml"
+    tiny = CONFIGS / "tasks" / "tiny" / "lra_listops.yaml"
     parsed(capsys, tiny, CONFIGS / "attention" / "softmax.yaml", trainer)
 
 
@@ -52,7 +51,7 @@ def test_attention_file_sets_the_attention_only_and_trains(attention, tmp_path):
     assert list(written["model"]["init_args"]) == ["attention"]
     status = main(
         [
-            *("fit", "--config", str(CONFIGS / "tasks" / "lra_listops_tiny.yaml")),
+            *("fit", "--config", str(CONFIGS / "tasks" / "tiny" / "lra_listops.yaml")),
             *("--config", str(attention), "--config", str(CONFIGS / "trainer" / "cpu_debug.yaml")),
             *("--data.init_args.data_dir", str(tmp_path), "--trainer.fast_dev_run", "1"),
             *("--data.init_args.num_train", "16", "--data.init_args.num_val", "8"),
@@ -64,6 +63,6 @@ def test_attention_file_sets_the_attention_only_and_trains(attention, tmp_path):
 
 @pytest.mark.parametrize("task", TINY, ids=name)
 def test_every_full_task_has_a_tiny_variant_of_the_same_classes(task):
-    full = task.with_stem(task.stem.removesuffix("_tiny"))
+    full = task.parents[1] / task.name
     tiny_config, full_config = (yaml.safe_load(p.read_text()) for p in (task, full))
     assert tiny_config["model"]["class_path"] == full_config["model"]["class_path"]

@@ -12,14 +12,14 @@ import torch
 from lit_probattn.analysis.studies.likelihood import query_nll
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.blockwise import Block
+from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
 from lit_probattn.attention.fish.mixing import MixingValues
-from lit_probattn.attention.fish.scores import ScoreNoise, local_scores
 from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.randomness import RandomKey
 from tests.analysis.made import layer_call
 from tests.support.paths import ROOT
 
-PUBLISHED = pd.read_csv(ROOT / "configs/paper/published.csv")
+PUBLISHED = pd.read_csv(ROOT / "configs/reproduce/published.csv")
 
 
 def printed(table: str, task: str, method: str, heads: object, split: str | None = None) -> float:
@@ -51,11 +51,11 @@ def test_every_proof_that_the_page_names_exists():
 
 def test_density_of_queries_cannot_be_as_small_as_printed():
     """−log of a mixture density is at least (E/2) log(2π σ²) of its narrowest component."""
-    layer = MGKAttention(64, 32, 2, shifted_keys=True)
+    layer = MGKAttention(64, 2, head_dim=32, shifted_keys=True)
     call = layer_call(layer, length=40)
     with torch.no_grad():  # queries on top of their keys: the best that a mixture can do
         layer.query_proj.weight.copy_(layer.key_proj.weight)
-        layer.query_proj.bias.copy_(layer.key_proj.bias + layer.key_shift[:, 0].flatten())
+        layer.query_proj.bias.copy_(layer.key_proj.bias + layer.core.key_shift[:, 0].flatten())
     found = query_nll(call)
     bound = 16 * math.log(2 * math.pi * 32**0.5)
     assert bound == pytest.approx(57.1, abs=0.05)
@@ -67,7 +67,7 @@ def test_density_of_queries_cannot_be_as_small_as_printed():
 def test_unequal_variances_need_the_determinant():
     """Eq. (3) without σ^{−E}: for E = 32 and σ²_2 = 3 σ²_1 the odds are off by 17.6 nats."""
     plain, exact = (
-        MGKAttention(64, 32, 2, variance="paper_main", include_log_det=flag)
+        MGKAttention(64, 2, head_dim=32, variance="paper_main", include_log_det=flag)
         for flag in (False, True)
     )
     exact.load_state_dict(plain.state_dict())
@@ -78,10 +78,10 @@ def test_unequal_variances_need_the_determinant():
         scores = component_scores(
             query,
             key,
-            log_prior=layer.prior(1),
-            variance=layer.variance(),
+            log_prior=layer.core.prior(1),
+            variance=layer.core.variance(),
             score="gaussian",
-            include_log_det=layer.include_log_det,
+            include_log_det=layer.core.include_log_det,
         )
         odds.append((scores[0, 0, 0] - scores[0, 0, 1]).item())
     assert odds[1] - odds[0] == pytest.approx(16 * math.log(3), rel=1e-5)
@@ -90,13 +90,13 @@ def test_unequal_variances_need_the_determinant():
 
 def test_gradient_of_clamped_priors_cannot_change_their_scale():
     """Σ_r p_r ∂/∂p_r = 0: so two priors that start at 1/2 keep a sum near 1, as table 8 prints."""
-    layer = MGKAttention(10, 4, 3).double()
+    layer = MGKAttention(10, 3, head_dim=4).double()
     with torch.no_grad():
-        layer.prior.value.uniform_(0.2, 0.9)
+        layer.core.prior.value.uniform_(0.2, 0.9)
     x = torch.randn(2, 11, 10, dtype=torch.float64)
     layer(x).square().sum().backward()
-    inner = (layer.prior.value * layer.prior.value.grad).sum(1)
-    assert layer.prior.value.grad.abs().max() > 1e-3
+    inner = (layer.core.prior.value * layer.core.prior.value.grad).sum(1)
+    assert layer.core.prior.value.grad.abs().max() > 1e-3
     torch.testing.assert_close(inner, torch.zeros_like(inner), rtol=0, atol=1e-13)
     rows = PUBLISHED[PUBLISHED["table"] == "mgk_table8"]
     pairs = rows.groupby(["method", rows["metric"].str[-1]])["value"].sum()

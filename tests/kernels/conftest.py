@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch) -> None:
-    """Let kernels serve CPU tensors."""
-    if not torch.cuda.is_available():
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+def _interpreter(kernels_on_cpu) -> None:
+    """Every test of this folder calls kernels."""

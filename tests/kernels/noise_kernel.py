@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.fish.noise import noise_tiles, philox_words
+from lit_probattn.kernels.fish.tiles import noise_tiles, philox_words
 
 
 @triton.jit

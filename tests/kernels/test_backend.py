@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.backends import Call, choose_backend
+from lit_probattn.attention import MGKAttention, ReleasedMGKAttention, SoftmaxAttention
+from lit_probattn.attention.backends import Call
 from lit_probattn.kernels import selftest
 from lit_probattn.kernels.runtime import launch
 from lit_probattn.randomness import RandomKey
@@ -22,16 +22,16 @@ B, N, C, E = 2, 13, 11, 7
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_CUDA = Call("cuda", torch.bfloat16, 10**9, dropout=True, bias_needs_grad=False)
 LAYERS = {
-    "softmax": lambda **options: SoftmaxAttention(C, E, 2, **options),
-    "mgk": lambda **options: MGKAttention(C, E, 2, **options),
-    "mgk-hard": lambda **options: MGKAttention(C, E, 2, e_step="hard", **options),
-    "mgk-soft": lambda **options: MGKAttention(C, E, 2, e_step="soft", **options),
-    "smgk": lambda **options: MGKAttention(C, E, 2, shifted_keys=True, **options),
+    "softmax": lambda **options: SoftmaxAttention(C, 2, head_dim=E, **options),
+    "mgk": lambda **options: MGKAttention(C, 2, head_dim=E, **options),
+    "mgk-hard": lambda **options: MGKAttention(C, 2, head_dim=E, e_step="hard", **options),
+    "mgk-soft": lambda **options: MGKAttention(C, 2, head_dim=E, e_step="soft", **options),
+    "smgk": lambda **options: MGKAttention(C, 2, head_dim=E, shifted_keys=True, **options),
     "smgk-rotary": lambda **options: MGKAttention(
-        C, E, 2, shifted_keys=True, rotary_dim=4, **options
+        C, 2, head_dim=E, shifted_keys=True, rotary_dim=4, **options
     ),
     "smgk-rotary-after": lambda **options: MGKAttention(
-        C, E, 2, shifted_keys=True, rotary_dim=4, rotary_shift="after", **options
+        C, 2, head_dim=E, shifted_keys=True, rotary_dim=4, rotary_shift="after", **options
     ),
 }
 
@@ -51,10 +51,10 @@ def test_layers_give_the_same_through_the_kernel(name):
         out = layer(x, key_mask=mask, is_causal=True, rng=rng)
         out.square().sum().backward()
         grads = {n: p.grad.clone() for n, p in layer.named_parameters()}
-        statistics = layer.prior_statistics() if isinstance(layer, MGKAttention) else None
+        statistics = layer.core.prior_statistics() if isinstance(layer, MGKAttention) else None
         if statistics is not None:
             grads["statistics"] = statistics.clone()
-            layer.apply_prior_update(torch.zeros_like(statistics))
+            layer.core.apply_prior_update(torch.zeros_like(statistics))
         found[backend] = (out.detach(), grads)
     torch.testing.assert_close(found["triton"][0], found["reference"][0], atol=1e-5, rtol=1e-5)
     for key, expected in found["reference"][1].items():
@@ -75,9 +75,9 @@ def test_decoding_through_the_kernel_equals_the_whole_sequence(name):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SoftmaxAttention(C, E, 2).double(), "float64"),
-        (lambda: SoftmaxAttention(C, 160, 2), "at most 128"),
-        (lambda: MGKAttention(C, E, 2, row_eps=1e-6), "row_eps"),
+        (lambda: SoftmaxAttention(C, 2, head_dim=E).double(), "float64"),
+        (lambda: SoftmaxAttention(C, 2, head_dim=160), "at most 128"),
+        (lambda: ReleasedMGKAttention(C, 2, head_dim=E, row_eps=1e-6), "row_eps"),
     ],
 )
 def test_what_a_kernel_cannot_do_is_refused_with_what_would_work(make, words):
@@ -93,7 +93,7 @@ def test_what_a_kernel_cannot_do_is_refused_with_what_would_work(make, words):
 
 def test_bias_that_wants_a_gradient_gets_it():
     """As in windows of images: one bias per head, learned, shared by the batch."""
-    layer = MGKAttention(C, E, 2).to(DEVICE)
+    layer = MGKAttention(C, 2, head_dim=E).to(DEVICE)
     x, bias = torch.randn(B, N, C, device=DEVICE), torch.randn(1, 2, N, N, device=DEVICE)
     grads = {}
     for backend in ("reference", "triton"):
@@ -108,7 +108,7 @@ def test_without_a_gpu_an_explicit_kernel_says_what_is_missing():
     code = """
 import torch
 from lit_probattn.attention import MGKAttention
-layer = MGKAttention(8, 4, 2, backend="triton")
+layer = MGKAttention(8, 2, head_dim=4, backend="triton")
 try:
     layer(torch.zeros(1, 3, 8))
 except NotImplementedError as error:
@@ -150,30 +150,30 @@ def pretend_gpu(monkeypatch):
 
 
 def choice(layer, backend):
-    return choose_backend(layer.variant, backend, layer.backends, layer.unsupported, ON_CUDA)
+    layer.backend = backend
+    return layer.core.pick_for(ON_CUDA)
 
 
 def test_auto_takes_a_kernel_that_passes_its_self_test_once_per_kind(pretend_gpu):
-    layer = MGKAttention(C, E, 2)
+    layer = MGKAttention(C, 2, head_dim=E)
     assert choice(layer, "auto") == choice(layer, "auto") == choice(layer, "triton") == "triton"
     assert pretend_gpu.calls == [("mgk", torch.bfloat16, E)]
-    assert choice(MGKAttention(C, 16, 2, shifted_keys=True), "auto") == "triton"
+    assert choice(MGKAttention(C, 2, head_dim=16, shifted_keys=True), "auto") == "triton"
     assert pretend_gpu.calls[1:] == [("smgk", torch.bfloat16, 16)]
 
 
 def test_auto_leaves_plain_softmax_to_pytorch_and_takes_the_kernel_for_dropout(pretend_gpu):
-    layer = SoftmaxAttention(C, E, 2)
+    layer = SoftmaxAttention(C, 2, head_dim=E)
     assert choice(layer, "auto") == "triton"
     plain = replace(ON_CUDA, dropout=False)
-    assert choose_backend("softmax", "auto", layer.backends, layer.unsupported, plain,
-                          layer.auto_rules) == "sdpa"  # fmt: skip
-    assert choice(MGKAttention(C, E, 2, e_step="hard"), "auto") == "triton"
+    assert layer.core.pick_for(plain) == "sdpa"
+    assert choice(MGKAttention(C, 2, head_dim=E, e_step="hard"), "auto") == "triton"
 
 
 @pytest.mark.parametrize("factor", [1.5, float("nan")])
 def test_a_kernel_that_fails_its_self_test_is_left_out_with_one_warning(pretend_gpu, factor):
     pretend_gpu.factor = factor
-    layer = MGKAttention(C, E, 2)
+    layer = MGKAttention(C, 2, head_dim=E)
     with pytest.warns(UserWarning, match="mgk: failed its self-test.*not used"):
         assert choice(layer, "auto") == "blockwise"
     with warnings.catch_warnings():

@@ -7,8 +7,7 @@ import torch
 
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.selftest import FORMS, compare, plain_attention
-from lit_probattn.kernels.launch import Launch, forced
-from lit_probattn.kernels.runtime import draw_tensor
+from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

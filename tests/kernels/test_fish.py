@@ -9,16 +9,15 @@ import torch
 
 from lit_probattn.attention import FiSHAttention
 from lit_probattn.kernels.fish import plan as fish_call
-from lit_probattn.kernels.fish.attention import fish_attention
+from lit_probattn.kernels.fish.operators import fish_attention
 from lit_probattn.kernels.fish.selftest import compare
-from lit_probattn.kernels.launch import Launch, forced
-from lit_probattn.kernels.runtime import draw_tensor
+from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows
 from tests.attention.fish.oracle import fish_oracle
 from tests.kernels.budget import check_budget
-from tests.support.helpers import largest_difference, run_with_gradients
+from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
@@ -87,10 +86,10 @@ LAYERS = {
 
 def make_layer(options, dtype=torch.float32):
     torch.manual_seed(1)
-    layer = FiSHAttention(11, 7, **{**SIZES, **options}).to(DEVICE, dtype)
+    layer = FiSHAttention(11, head_dim=7, **{**SIZES, **options}).to(DEVICE, dtype)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
-            if name.startswith("mixing.weights"):
+            if name.startswith("core.mixing.weights"):
                 parameter.copy_(torch.randn(parameter.shape))
     return layer
 
@@ -121,7 +120,7 @@ def test_layer_equals_independent_sums(name):
         return run
 
     layer.backend = "triton"
-    exact.backend, exact.backends = "reference", {"reference": fish_oracle}
+    use_oracle(exact, fish_oracle)
     found = run_with_gradients(layer, [x.to(DEVICE) for x in inputs], call(layer))
     truth = run_with_gradients(exact, [x.to(DEVICE).double() for x in inputs], call(exact))
     out, grad = largest_difference(found, truth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiling.kernels.aot import SHARED_LIMIT
+from profiling.kernels.compile import SHARED_LIMIT
 from tests.profiling.kernels.test_compile_table import compile_table
 
 

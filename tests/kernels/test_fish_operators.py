@@ -56,18 +56,20 @@ def test_linear_passes_opcheck(weighted):
 
 FISH = {"num_heads": 5, "num_global_heads": 2}
 LAYERS = {
-    "fish": lambda: FiSHAttention(16, E, **FISH),
-    "hard fish": lambda: FiSHAttention(16, E, **FISH, noise="none"),
-    "gfish": lambda: FiSHAttention(16, E, **FISH, mixer="mlp", mixer_ratios=[2]),
-    "linear": lambda: LinearAttention(16, E, 4, num_kv_heads=2),
-    "mlk": lambda: MLKAttention(16, E, 2),
-    "lfish": lambda: LinearFiSHAttention(16, E, **FISH, noise="none"),
+    "fish": lambda: FiSHAttention(16, head_dim=E, **FISH),
+    "hard fish": lambda: FiSHAttention(16, head_dim=E, **FISH, noise="none"),
+    "gfish": lambda: FiSHAttention(16, head_dim=E, **FISH, mixer="mlp", mixer_ratios=[2]),
+    "linear": lambda: LinearAttention(16, 4, head_dim=E, num_kv_heads=2),
+    "mlk": lambda: MLKAttention(16, 2, head_dim=E),
+    "lfish": lambda: LinearFiSHAttention(16, head_dim=E, **FISH, noise="none"),
 }
 
 
 def fish_scores_macs(layer, length):
-    widths, mixer = layer.mixing.widths, layer.mixing.mixer
-    pair = layer.num_global_heads * layer.head_dim + mixing_macs(widths, mixer, layer.noise_kind)
+    widths, mixer = layer.core.mixing.widths, layer.core.mixing.mixer
+    pair = layer.num_global_heads * layer.head_dim + mixing_macs(
+        widths, mixer, layer.core.noise_kind
+    )
     return length * length * pair
 
 
@@ -137,27 +139,27 @@ def test_a_batch_without_samples_or_with_one_token_runs(name):
 @pytest.mark.parametrize(
     ("layer", "call", "reason"),
     [
-        (lambda: FiSHAttention(16, E, **FISH, mixer="relu_sum"), {}, "mixer=relu_sum"),
+        (lambda: FiSHAttention(16, head_dim=E, **FISH, mixer="relu_sum"), {}, "mixer=relu_sum"),
         (
-            lambda: FiSHAttention(16, E, **FISH, mixer="mlp", mixer_ratios=[1, 1]),
+            lambda: FiSHAttention(16, head_dim=E, **FISH, mixer="mlp", mixer_ratios=[1, 1]),
             {},
             "more than two layers",
         ),
-        (lambda: FiSHAttention(16, 129, **FISH), {}, "heads of 129"),
-        (lambda: FiSHAttention(16, E, 40, num_global_heads=17), {}, "17 global maps"),
+        (lambda: FiSHAttention(16, head_dim=129, **FISH), {}, "heads of 129"),
+        (lambda: FiSHAttention(16, 40, head_dim=E, num_global_heads=17), {}, "17 global maps"),
         (
-            lambda: LinearFiSHAttention(16, E, **FISH, lfish_mode="key_global"),
+            lambda: LinearFiSHAttention(16, head_dim=E, **FISH, lfish_mode="key_global"),
             {},
             "lfish_mode=key_global",
         ),
-        (lambda: LinearFiSHAttention(16, E, **FISH, mixer="mlp"), {}, "through a ReLU"),
+        (lambda: LinearFiSHAttention(16, head_dim=E, **FISH, mixer="mlp"), {}, "through a ReLU"),
         (
-            lambda: MLKAttention(16, E, 2),
+            lambda: MLKAttention(16, 2, head_dim=E),
             {"attn_mask": torch.ones(3, 3, dtype=torch.bool)},
             "attn_mask",
         ),
         (
-            lambda: LinearAttention(16, 64, 2, feature_map="favor"),
+            lambda: LinearAttention(16, 2, head_dim=64, feature_map="favor"),
             {},
             "states of 267 features",
         ),
@@ -175,17 +177,17 @@ def test_what_kernels_cannot_do_is_refused_with_what_works(layer, call, reason):
 
 
 def test_decoding_from_a_state_and_double_precision_are_refused():
-    layer = MLKAttention(16, E, 2, backend="triton").to(DEVICE)
+    layer = MLKAttention(16, 2, head_dim=E, backend="triton").to(DEVICE)
     x = torch.randn(2, 3, 16, device=DEVICE)
     with pytest.raises(NotImplementedError, match="from a state"):
         layer(x, is_causal=True, cache=layer.new_cache())
-    layer = FiSHAttention(16, E, **FISH, backend="triton").to(DEVICE).double()
+    layer = FiSHAttention(16, head_dim=E, **FISH, backend="triton").to(DEVICE).double()
     with pytest.raises(NotImplementedError, match="float64"):
         layer(x.double())
 
 
 def test_a_broadcast_bias_that_wants_a_gradient_is_refused():
-    layer = FiSHAttention(16, E, **FISH, backend="triton").to(DEVICE)
+    layer = FiSHAttention(16, head_dim=E, **FISH, backend="triton").to(DEVICE)
     x, bias = torch.randn(2, 3, 16, device=DEVICE), torch.randn(1, 5, 1, 3, device=DEVICE)
     assert layer(x, bias=bias).isfinite().all()
     with pytest.raises(NotImplementedError, match="blockwise"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.kernels.launch import Launch, forced
 from lit_probattn.kernels.linear.selftest import compare
+from lit_probattn.kernels.runtime import Launch, forced
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows
 from tests.kernels.budget import check_budget

@@ -10,9 +10,9 @@ from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.runtime import interpreted
 from lit_probattn.randomness import RandomKey
+from lit_probattn.training.memory import predicted_bytes
 from profiling.cost.exact import backend_macs
 from profiling.measure.counters import torch_flops
-from profiling.measure.memory import predicted_bytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, L, E, K = 2, 4, 19, 23, 8, 2
@@ -49,10 +49,10 @@ def test_operator_passes_opcheck(args):
 
 
 LAYERS = {
-    "softmax": lambda: SoftmaxAttention(16, E, 2),
-    "mgk": lambda: MGKAttention(16, E, 2, num_components=3),
-    "mgk hard": lambda: MGKAttention(16, E, 2, e_step="hard"),
-    "smgk": lambda: MGKAttention(16, E, 2, shifted_keys=True),
+    "softmax": lambda: SoftmaxAttention(16, 2, head_dim=E),
+    "mgk": lambda: MGKAttention(16, 2, head_dim=E, num_components=3),
+    "mgk hard": lambda: MGKAttention(16, 2, head_dim=E, e_step="hard"),
+    "smgk": lambda: MGKAttention(16, 2, head_dim=E, shifted_keys=True),
 }
 
 
@@ -109,7 +109,7 @@ def test_nothing_of_size_n_by_n_is_saved():
 @pytest.mark.parametrize("name", ["mgk of two", "mgk hard", "smgk"])
 def test_predicted_memory_of_a_training_step_is_linear_and_below_that_of_twice_the_heads(name):
     """Fake tensors: as many keys as PyTorch's fused softmax with twice the heads, fewer values."""
-    makers = {**LAYERS, "mgk of two": lambda: MGKAttention(16, E, 2)}
+    makers = {**LAYERS, "mgk of two": lambda: MGKAttention(16, 2, head_dim=E)}
 
     def peak(make, backend, length):
         def build():
@@ -127,7 +127,7 @@ def test_predicted_memory_of_a_training_step_is_linear_and_below_that_of_twice_t
 
     ours = [peak(makers[name], "triton", n) for n in (512, 1024)]
     assert ours[1] < 2.05 * ours[0]
-    fused = peak(lambda: SoftmaxAttention(16, E, 4), "sdpa", 1024)
+    fused = peak(lambda: SoftmaxAttention(16, 4, head_dim=E), "sdpa", 1024)
     assert ours[1] < 1.2 * fused
     assert peak(makers[name], "reference", 1024) > 20 * ours[1]
 

@@ -8,14 +8,16 @@ import torch
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from profiling.cost.structure import attention_layers
+from profiling.cost.count import attention_layers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STEPS, BATCH, LENGTH = 5, 4, 21
 VARIANTS = {
-    "softmax": lambda c, e: SoftmaxAttention(c, e, 2, dropout=0.1),
-    "mgk": lambda c, e: MGKAttention(c, e, 2, dropout=0.1),
-    "smgk": lambda c, e: MGKAttention(c, e, 2, shifted_keys=True, dropout=0.1),
+    "softmax": lambda c, head_dim: SoftmaxAttention(c, 2, head_dim=head_dim, dropout=0.1),
+    "mgk": lambda c, head_dim: MGKAttention(c, 2, head_dim=head_dim, dropout=0.1),
+    "smgk": lambda c, head_dim: MGKAttention(
+        c, 2, head_dim=head_dim, shifted_keys=True, dropout=0.1
+    ),
 }
 
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiling.measure.environment import git_revision
+from lit_probattn.records.provenance import git_revision
 from tests.killing.victims import VICTIMS, Victim
 
 LIMIT_S = 120.0

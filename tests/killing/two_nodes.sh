@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two nodes on one machine: two network namespaces, torchrun on each, a real ListOps fit over gloo.
 #
-#     sudo PY=.venv/bin/python bash tests/scripts/two_nodes.sh
+#     sudo PY=.venv/bin/python bash tests/killing/two_nodes.sh
 #
 # First an undisturbed run. Then the same run again; in its middle, everything on the second node is
 # ended with SIGKILL, as if the machine had lost power, and a few seconds later the node is started
@@ -43,7 +43,7 @@ start_node() {
         --rdzv-backend=c10d --rdzv-id="$3" --rdzv-endpoint=10.78.0.1:29400 \
         --local-addr="10.78.0.$(($2 + 1))" \
         --rdzv-conf="is_host=$((1 - $2)),timeout=120,join_timeout=120" \
-        -m lit_probattn fit --config configs/tasks/lra_listops_tiny.yaml \
+        -m lit_probattn fit --config configs/tasks/tiny/lra_listops.yaml \
         --config "configs/attention/$ATTENTION.yaml" \
         --trainer.accelerator cpu --trainer.devices 1 --trainer.num_nodes 2 \
         --trainer.strategy lightning.pytorch.strategies.DDPStrategy \

@@ -21,7 +21,9 @@ class TinyDecoder(nn.Module):
         cls, kind = LAYERS[name]
         self.max_seq_len = max_seq_len
         self.embedding = TokenEmbedding(vocab, max_seq_len, C, init_std=1.0)
-        self.encoder = Transformer(lambda c, e: cls(c, e, **kind), C, E, 2, 17)
+        self.encoder = Transformer(
+            lambda c, head_dim: cls(c, head_dim=head_dim, **kind), C, E, 2, 17
+        )
         self.head = nn.Linear(C, vocab)
 
     def new_caches(self, capacity=0):

@@ -8,30 +8,36 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention, LinearAttention, MGKAttention, SoftmaxAttention
+from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.decoding import generate
+from lit_probattn.models.embeddings import Sinusoid
 from lit_probattn.models.language_model import IGNORE, LanguageModel
-from lit_probattn.models.positions import Sinusoid
 from lit_probattn.randomness import RandomKey
-from profiling.builders import attention_entry, attention_factory
 from tests.support.paths import ROOT
 
 VOCAB, LENGTH = 47, 11
 
 
 def softmax(heads=3, **more):
-    return lambda c, e, **options: SoftmaxAttention(c, e, heads, **{**more, **options})
+    return lambda c, head_dim, **options: SoftmaxAttention(
+        c, heads, head_dim=head_dim, **{**more, **options}
+    )
 
 
 def mgk(heads=2, **more):
-    return lambda c, e, **options: MGKAttention(c, e, heads, **{**more, **options})
+    return lambda c, head_dim, **options: MGKAttention(
+        c, heads, head_dim=head_dim, **{**more, **options}
+    )
 
 
 def fish(**more):
-    return lambda c, e, **options: FiSHAttention(c, e, 8, **{**more, **options})
+    return lambda c, head_dim, **options: FiSHAttention(
+        c, 8, head_dim=head_dim, **{**more, **options}
+    )
 
 
-def linear(c, e, **options):
-    return LinearAttention(c, e, 2, **options)
+def linear(c, head_dim, **options):
+    return LinearAttention(c, 2, head_dim=head_dim, **options)
 
 
 def small(attention=None, **options) -> LanguageModel:

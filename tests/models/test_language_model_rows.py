@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
+from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.language_model import LanguageModel
-from profiling.builders import attention_entry, attention_factory
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/wikitext103.md").read_text().splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from profiling.builders import read_yaml
+from lit_probattn.configs import read_yaml
 from profiling.cli import main
 from profiling.kernels.config import load_kernels
 from profiling.sweep.config import load_sweep

@@ -12,15 +12,15 @@ import time
 import pytest
 
 from lit_probattn.compare import predict as prediction
-from lit_probattn.compare.built import (
+from lit_probattn.compare.cells import parse_settings
+from lit_probattn.compare.predict import (
     build_data,
     build_task,
     make_inputs,
+    predict,
     set_backends,
     training_step,
 )
-from lit_probattn.compare.cells import parse_settings
-from lit_probattn.compare.predict import predict
 from lit_probattn.reproduce import __main__ as command
 from lit_probattn.reproduce.__main__ import main
 from profiling.measure.memory import cpu_peak_bytes
@@ -90,8 +90,8 @@ def test_list_names_every_table_with_its_state(capsys):
     [
         (["fish_table2"], "fish_table2 (FiSH, table 2: IWSLT'14 translation) is not made: transl"),
         (["low_rank_table1"], "BERT pre-training is not in scope"),
-        (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean mgk_table1?"),
-        (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean listops?"),
+        (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
+        (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard expects 0 <= i < n"),
         (["mgk_table1", "--set", "a"], "--set expects key=value, received 'a'"),
         (["mgk_table1", "--jobs", "0"], "--jobs and --steps must be at least 1"),
@@ -127,7 +127,7 @@ def test_other_commands_are_called(monkeypatch, capsys):
     assert main(["mgk_table7"]) == 0
     config = "configs/profiling/mgk_table7.yaml"
     assert called == [["-m", "profiling", part, "--config", config] for part in ("sweep", "report")]
-    monkeypatch.setattr("lit_probattn.reproduce.uea.__main__.main", called.append)
+    monkeypatch.setattr(command, "run_benchmark", called.append)
     main(["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--shard", "0/2"])
     wanted = {"--archives": "Heartbeat", "--variants": "gfish_4", "--seeds": "1", "--part": "1/2"}
     words = called[-1]

@@ -11,19 +11,19 @@ import torch
 import yaml
 
 from lit_probattn.cli.app import main
-from lit_probattn.compare.built import build_data, build_task
 from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.predict import build_data, build_task
 from lit_probattn.compare.protocol import Options, attention_file, cell_config, deciding
 from lit_probattn.compare.tables import AVERAGE, kinds, read_published, read_table, read_tasks
+from lit_probattn.configs import ConfigError, attention_entry, attention_factory
 from lit_probattn.reproduce.uea.recipes import Table as Benchmark
 from lit_probattn.training.run_folder import flatten
-from profiling.builders import ConfigError, attention_entry, attention_factory
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("root")
 FITS = sorted(
     path.stem
-    for path in (ROOT / "configs/paper").glob("*.yaml")
+    for path in (ROOT / "configs/reproduce").glob("*.yaml")
     if yaml.safe_load(path.read_text()).get("kind") == "fits"
 )
 # MGK: 10 tables and the text; FiSH: 13 and the text; fixed head size: 4; value-aware: 2.
@@ -76,7 +76,7 @@ def test_every_printed_number_stands_beside_its_cell(name):
 
 
 def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
-    table = Benchmark.read("configs/paper/fish_table6.yaml")
+    table = Benchmark.read("configs/reproduce/fish_table6.yaml")
     numbers = printed("fish_table6")
     columns = {
         "softmax": "Softmax (reproduced)",
@@ -93,7 +93,7 @@ def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
 
 
 def test_published_file_is_tidy():
-    with (ROOT / "configs/paper/published.csv").open() as file:
+    with (ROOT / "configs/reproduce/published.csv").open() as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["table", "task", "method", "heads", "metric", "split", "value"]
     assert all(len(row) == 7 and float(row[-1]) == float(row[-1]) for row in rows[1:])
@@ -160,7 +160,7 @@ def test_every_task_is_used():
 def test_unknown_names_are_refused(wrong):
     with pytest.raises(ConfigError, match="did you mean"):
         read_table("mgk_table1").select([wrong])
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="configuration file not found"):
         read_table("mgk_table11")
 
 

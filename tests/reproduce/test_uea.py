@@ -15,10 +15,10 @@ from lit_probattn.reproduce.uea.__main__ import main, make_parser
 from lit_probattn.reproduce.uea.recipes import Table
 from tests.support.paths import ROOT
 
-TABLE = "configs/paper/fish_table6.yaml"
+TABLE = "configs/reproduce/fish_table6.yaml"
 
 TINY = {
-    "task": "configs/tasks/uea_tiny.yaml",
+    "task": "configs/tasks/tiny/uea.yaml",
     "seeds": [0, 1],
     "variants": {
         "softmax_2": {
@@ -91,7 +91,7 @@ def test_dry_run_predicts_and_names_what_is_missing(options, capsys):
     assert columns[9:] == ["2", "missing"]
     for name in ("Libras", "ERing"):
         assert f"missing: {name}: no {name}_TRAIN.ts and {name}_TEST.ts in" in printed
-    assert printed.count("python -m lit_probattn fit --config configs/tasks/uea_tiny.yaml") == 2
+    assert printed.count("python -m lit_probattn fit --config configs/tasks/tiny/uea.yaml") == 2
 
 
 def test_cells_run_once_and_the_table_has_mean_and_deviation(
@@ -146,12 +146,12 @@ def test_selection_on_test_is_another_cell_and_flagged(options, tmp_path, capsys
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--variants", "softmax_8"], "unknown variant 'softmax_8'; did you mean softmax_2?"),
+        (["--variants", "softmax_8"], "unknown variant 'softmax_8'; did you mean 'softmax_2'?"),
         (["--archives", "BasicMotion"], "did you mean BasicMotions?"),
         (["--part", "3/2"], "--part must be I/N"),
         (["--epochs", "0"], "--epochs must be at least 1"),
-        (["--table", "none.yaml"], "cannot read config none.yaml"),
-        (["--variants", "configs/attention/none.yaml"], "cannot read config"),
+        (["--table", "none.yaml"], "configuration file not found: none.yaml"),
+        (["--variants", "configs/attention/none.yaml"], "configuration file not found"),
     ],
 )
 def test_wrong_usage_is_one_line(options, more, message, capsys):

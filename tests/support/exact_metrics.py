@@ -56,7 +56,7 @@ def classifier(folder: Path) -> list[str]:
 def language_model(folder: Path) -> list[str]:
     """The tiny WikiText task on a made text, scored by sliding windows."""
     made_text.write(folder / "text", test="".join(made_text.lines(16, 19)))
-    files = ("--config", str(ROOT / "configs/tasks/wikitext103_small_tiny.yaml"))
+    files = ("--config", str(ROOT / "configs/tasks/tiny/wikitext103_small.yaml"))
     files += ("--config", write_attention(folder))
     place = ("--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu")
     data = ("--data.init_args.data_dir", str(folder / "text"))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+# Imported by conftest before kernels are: attention brings Triton along, through PyTorch.
+if TYPE_CHECKING:
+    from lit_probattn.attention import Attention
+    from lit_probattn.attention.backends import Backend
 
 # One dict per comparison of a backend with independently written float64 sums.
 PARITY_ROWS: list[dict[str, object]] = []
@@ -49,9 +57,45 @@ def largest_difference(
     return (out if out == out else float("inf")), grad
 
 
-def cpu_backends(layer: nn.Module) -> list[str]:
+def cpu_backends(layer: Attention) -> list[str]:
     """Return the implementations that run on any CPU in float64; kernels have their own tests."""
-    return [name for name in layer.backends if name != "triton"]
+    return [name for name in layer.core.backends if name != "triton"]
+
+
+def use_oracle(layer: Attention, oracle: Callable[..., Tensor]) -> None:
+    """Let an independent function compute the layer's heads, in place of every backend.
+
+    Args:
+        layer: changed in place.
+        oracle: takes query, key, value, and by name masks, dropout and the variant's own arguments;
+            those that it does not name must have their defaults.
+    """
+    layer.core.backends = {"reference": as_backend(oracle)}
+    layer.backend = "reference"
+
+
+def use_backend(layer: Attention, backend: Backend) -> None:
+    """Let the layer compute with its own implementations again, by the one that is named."""
+    layer.core.backends = type(layer.core).backends
+    layer.backend = backend
+
+
+def as_backend(oracle: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return an oracle with the signature of a backend."""
+    known = inspect.signature(oracle).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+    def backend(query, key, value, masks, dropout, arguments) -> Tensor:
+        given = {}
+        for field in dataclasses.fields(arguments):
+            content = getattr(arguments, field.name)
+            if field.name in known or takes_all:
+                given[field.name] = content
+            else:
+                assert content == field.default, f"the oracle does not know {field.name}"
+        return oracle(query, key, value, masks=masks, dropout=dropout, **given)
+
+    return backend
 
 
 def record_parity(**row: object) -> None:

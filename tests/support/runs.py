@@ -21,7 +21,7 @@ from lit_probattn.cli.app import main
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
 from tests.support.paths import ROOT
 
-TASK = str(ROOT / "configs/tasks/lra_text_tiny.yaml")
+TASK = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
 
 ATTENTION = """
 model:

@@ -23,7 +23,7 @@ class Poisoned(SoftmaxAttention):
     bad_call = 3
 
     def __init__(self, embed_dim: int, head_dim: int) -> None:
-        super().__init__(embed_dim, head_dim, num_heads=2)
+        super().__init__(embed_dim, 2, head_dim=head_dim)
         self.calls = 0
 
     def forward(self, query, *args, **kwargs):
@@ -38,7 +38,7 @@ def test_nan_in_a_forward_names_step_samples_and_module():
     def attention(embed_dim, head_dim):
         if next(count) == 1:  # only the second layer is bad
             return Poisoned(embed_dim, head_dim)
-        return SoftmaxAttention(embed_dim, head_dim, num_heads=2)
+        return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2)
 
     module, loader = task(attention), data()
     seen = []

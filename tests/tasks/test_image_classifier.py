@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from datamodules import ImageNet
-from lit_probattn.attention import FiSHAttention, SoftmaxAttention
+from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import ImageClassifier
 from tests.datamodules.pictures.made import write_pictures
@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.runs import in_ranks, newest_state, only_version, write_attention
 from tests.tasks.tiny import trainer
 
-CONFIG = str(ROOT / "configs/tasks/imagenet_swin_tiny_tiny.yaml")
+CONFIG = str(ROOT / "configs/tasks/tiny/imagenet_swin_tiny.yaml")
 CLASSES = tuple(f"n{number:02d}" for number in range(7))
 SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
 
@@ -31,8 +31,8 @@ def root(tmp_path_factory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("imagenet"), 3, 3, CLASSES)
 
 
-def fish(*sizes, **options):
-    return FiSHAttention(*sizes, mixer="mlp", noise="none", **options)
+def fish(embed_dim, **options):
+    return FiSHAttention(embed_dim, mixer="mlp", noise="none", **options)
 
 
 def task(attention=fish, **options) -> ImageClassifier:
@@ -82,9 +82,21 @@ def test_weight_decay_leaves_out_vectors_and_positions():
     spared = {names[id(p)] for p in spared["params"]}
     kept = set(names.values()) - spared
     assert "net.layers.1.blocks.0.attn.relative_position_bias_table" in spared
-    assert "net.layers.1.blocks.0.attn.attention.mixing.weights.0" in kept
+    assert "net.layers.1.blocks.0.attn.attention.core.mixing.weights.0" in kept
     assert {n for n in names.values() if n.endswith("bias") or ".norm" in n} <= spared
     assert all(module.model.get_parameter(name).ndim >= 2 for name in kept)
+
+
+def test_the_optimiser_has_what_a_core_owns_before_the_projections():
+    """As when layers owned it: states are kept by position, in both groups."""
+    module = task(lambda c, **options: MGKAttention(c, shifted_keys=True, **options))
+    names = {id(p): name for name, p in module.model.named_parameters()}
+    groups = module.configure_optimizers().param_groups
+    ordered = [[names[id(p)] for p in group["params"]] for group in groups]
+    start = "net.layers.1.blocks.0.attn.attention."
+    decayed = [name.removeprefix(start) for name in ordered[0] if name.startswith(start)]
+    projections = [f"{name}_proj.weight" for name in ("query", "key", "value", "out")]
+    assert decayed[:5] == ["core.key_shift", *projections]
 
 
 def test_schedule_is_timms(root):

@@ -30,10 +30,12 @@ from tests.tasks.tiny import trainer
 
 CONFIGS = ROOT / "configs"
 VARIANTS = {
-    "softmax": lambda c, e, **more: SoftmaxAttention(c, e, 3, **more),
-    "mgk": lambda c, e, **more: MGKAttention(c, e, 2, **more),
-    "linear": lambda c, e, **more: LinearAttention(c, e, 3, **more),
-    "gfish": lambda c, e, **more: FiSHAttention(c, e, 3, num_global_heads=2, mixer="mlp", **more),
+    "softmax": lambda c, head_dim, **more: SoftmaxAttention(c, 3, head_dim=head_dim, **more),
+    "mgk": lambda c, head_dim, **more: MGKAttention(c, 2, head_dim=head_dim, **more),
+    "linear": lambda c, head_dim, **more: LinearAttention(c, 3, head_dim=head_dim, **more),
+    "gfish": lambda c, head_dim, **more: FiSHAttention(
+        c, 3, head_dim=head_dim, num_global_heads=2, mixer="mlp", **more
+    ),
 }
 
 
@@ -187,7 +189,7 @@ def test_inverse_square_root_has_no_end():
 
 def command(name, place, text, *more, tiny="small", attention=None):
     files = [
-        *("--config", str(CONFIGS / "tasks" / f"wikitext103_{tiny}_tiny.yaml")),
+        *("--config", str(CONFIGS / "tasks" / "tiny" / f"wikitext103_{tiny}.yaml")),
         *("--config", attention or write_attention(place)),
     ]
     where = [

@@ -32,11 +32,11 @@ def train_losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("task", "write", "attention", "steps", "more"),
     [
-        ("lra_retrieval_tiny", write_pairs, "softmax", 100, ()),
-        ("lra_retrieval_tiny", write_pairs, "mgk_soft_e", 100, ()),
-        ("lra_image_tiny", write_cifar, "linear", 40, ()),
+        ("tiny/lra_retrieval", write_pairs, "softmax", 100, ()),
+        ("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 100, ()),
+        ("tiny/lra_image", write_cifar, "linear", 40, ()),
         (
-            "lra_pathfinder32_tiny",
+            "tiny/lra_pathfinder32",
             write_pathfinder,
             "linear",
             20,
@@ -56,7 +56,7 @@ def test_fit_lowers_the_loss_on_files_of_the_release(tmp_path, task, write, atte
     assert last < 0.8 * first
 
 
-@pytest.mark.parametrize("task", ["lra_pathfinder32_tiny", "lra_pathfinderx_tiny"])
+@pytest.mark.parametrize("task", ["tiny/lra_pathfinder32", "tiny/lra_pathfinderx"])
 def test_tiny_pathfinder_needs_no_files(tmp_path, task):
     fewer = ("--data.init_args.num_images", "10", "--trainer.fast_dev_run", "1")
     assert main(options(tmp_path, task, "linear", *fewer)) == 0

@@ -21,8 +21,8 @@ from tests.support.runs import fingerprint, only_version, run, write_attention
 VOCAB = 103  # 100 words, begin, end, mask
 
 
-def softmax(c, e, **more):
-    return SoftmaxAttention(c, e, 3, **more)
+def softmax(c, head_dim, **more):
+    return SoftmaxAttention(c, 3, head_dim=head_dim, **more)
 
 
 def tokens(rows=400, length=101):
@@ -127,7 +127,9 @@ def test_size_of_roberta_base():
     """The published checkpoint has 124,697,433, of which 768 are its single token type."""
     options = {"vocab_size": 50265, "max_seq_len": 514}
     with torch.device("meta"):
-        m = MaskedLanguageModel(lambda c, e, **o: SoftmaxAttention(c, e, 12, **o), **options)
+        m = MaskedLanguageModel(
+            lambda c, head_dim, **o: SoftmaxAttention(c, 12, head_dim=head_dim, **o), **options
+        )
     block = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     head = 768 * 768 + 768 + 2 * 768 + 50265
     expected = 50265 * 768 + 514 * 768 + 2 * 768 + 12 * block + head
@@ -172,7 +174,9 @@ def batch(rows=8):
 
 
 @pytest.mark.parametrize(
-    "attention", [softmax, lambda c, e, **o: LinearAttention(c, e, 2, **o)], ids=["softmax", "elu"]
+    "attention",
+    [softmax, lambda c, head_dim, **o: LinearAttention(c, 2, head_dim=head_dim, **o)],
+    ids=["softmax", "elu"],
 )
 def test_steps_lower_the_loss(attention):
     task, data = make_task(attention).eval(), batch()
@@ -215,7 +219,7 @@ def test_fit_and_test_from_the_command_line_and_repetition(tmp_path):
     def fit(name: str):
         run(
             [
-                *("fit", "--config", str(ROOT / "configs/tasks/masked_lm_tiny.yaml")),
+                *("fit", "--config", str(ROOT / "configs/tasks/tiny/masked_lm.yaml")),
                 *("--config", attention, "--run.root", str(tmp_path / name / "runs")),
                 *("--data.init_args.data_dir", str(folder), "--trainer.accelerator", "cpu"),
                 *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),

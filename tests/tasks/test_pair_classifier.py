@@ -18,14 +18,14 @@ SMALL = {"embed_dim": 12, "head_dim": 6, "num_layers": 2, "mlp_dim": 20}
 
 def softmax(num_heads: int = 2, **options):
     def make(embed_dim: int, head_dim: int) -> Attention:
-        return SoftmaxAttention(embed_dim, head_dim, num_heads=num_heads, **options)
+        return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=num_heads, **options)
 
     return make
 
 
 def mgk(num_heads: int = 2, **options):
     def make(embed_dim: int, head_dim: int) -> Attention:
-        return MGKAttention(embed_dim, head_dim, num_heads=num_heads, **options)
+        return MGKAttention(embed_dim, head_dim=head_dim, num_heads=num_heads, **options)
 
     return make
 
@@ -152,9 +152,9 @@ def test_m_step_statistics_are_those_of_both_texts() -> None:
         x = apart.embedding(data["inputs"][:, side])
         apart.encoder(x, key_mask=data["key_mask"][:, side])
     for one, two in zip(together.encoder.blocks, apart.encoder.blocks, strict=True):
-        statistics = one.attention.prior_statistics()
+        statistics = one.attention.core.prior_statistics()
         assert statistics is not None
-        torch.testing.assert_close(statistics, two.attention.prior_statistics())
+        torch.testing.assert_close(statistics, two.attention.core.prior_statistics())
 
 
 def test_other_shapes_are_refused() -> None:

@@ -28,7 +28,7 @@ def test_two_passes_are_identical(variant):
     dropout = {} if variant in DROPS else {"dropout": 0.4}
 
     def layer(embed_dim, head_dim):
-        return getattr(attention, name)(embed_dim, head_dim, 2, **dropout, **options)
+        return getattr(attention, name)(embed_dim, 2, head_dim=head_dim, **dropout, **options)
 
     module, loader, run = task(layer, dropout=0.4), data(), trainer(2)
     run.fit(module, loader)

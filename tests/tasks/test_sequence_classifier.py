@@ -76,7 +76,7 @@ def test_schedule_and_betas_reach_the_optimiser():
 
 
 def soft_mgk(embed_dim, head_dim):
-    return MGKAttention(embed_dim, head_dim, num_heads=2, e_step="soft")
+    return MGKAttention(embed_dim, head_dim=head_dim, num_heads=2, e_step="soft")
 
 
 def priors(module):
@@ -112,7 +112,7 @@ def test_dropout_differs_by_micro_step_and_repeats_by_seed():
 
 def test_attention_dropout_is_drawn_anew_in_every_step_and_off_in_evaluation():
     def attention(embed_dim, head_dim):
-        return SoftmaxAttention(embed_dim, head_dim, num_heads=2, dropout=0.5)
+        return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2, dropout=0.5)
 
     module = task(attention)
     run = trainer(1)
@@ -164,7 +164,7 @@ def test_activation_checkpointing_changes_no_weight():
 
 
 def soft_mgk_with_dropout(embed_dim, head_dim):
-    return MGKAttention(embed_dim, head_dim, num_heads=2, e_step="soft", dropout=0.2)
+    return MGKAttention(embed_dim, head_dim=head_dim, num_heads=2, e_step="soft", dropout=0.2)
 
 
 @pytest.mark.slow

@@ -30,15 +30,15 @@ LENGTHS = (13, 4, 1, 7)
 
 
 def softmax(embed_dim, head_dim):
-    return SoftmaxAttention(embed_dim, head_dim, num_heads=2)
+    return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2)
 
 
 def gfish(embed_dim, head_dim):
-    return FiSHAttention(embed_dim, head_dim, num_heads=4, num_global_heads=2, mixer="mlp")
+    return FiSHAttention(embed_dim, head_dim=head_dim, num_heads=4, num_global_heads=2, mixer="mlp")
 
 
 def soft_mgk(embed_dim, head_dim):
-    return MGKAttention(embed_dim, head_dim, num_heads=2, e_step="soft")
+    return MGKAttention(embed_dim, head_dim=head_dim, num_heads=2, e_step="soft")
 
 
 def model(attention=softmax, **options) -> SeriesTransformer:
@@ -200,7 +200,7 @@ def test_loss_that_is_not_finite_names_the_samples():
 
 
 def command(name: str, folder: Path, *more: str) -> list[str]:
-    files = ["tasks/uea_tiny.yaml", "attention/gfish.yaml"]
+    files = ["tasks/tiny/uea.yaml", "attention/gfish.yaml"]
     configs = [part for file in files for part in ("--config", str(ROOT / "configs" / file))]
     place = ["--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(folder)]
     hardware = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]

@@ -17,7 +17,7 @@ VOCAB, CLASSES, LENGTH = 13, 5, 23
 
 def softmax(embed_dim: int, head_dim: int) -> Attention:
     """Two heads."""
-    return SoftmaxAttention(embed_dim, head_dim, num_heads=2)
+    return SoftmaxAttention(embed_dim, head_dim=head_dim, num_heads=2)
 
 
 def task(attention=softmax, **options: Any) -> SequenceClassifier:

@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from lit_probattn.cli.app import main
-from lit_probattn.training.memory import Step, is_out_of_memory, predicted_bytes, told_out_of_memory
+from lit_probattn.training.memory import (
+    Step,
+    is_out_of_memory,
+    predicted_step_bytes,
+    told_out_of_memory,
+)
 from profiling.measure.memory import measured_cpu_bytes
 from tests.support.runs import arguments, error_of, in_child, write_attention
 from tests.tasks.tiny import data, task, trainer
@@ -52,7 +57,7 @@ def test_prediction_is_what_the_step_takes(rows):
     weights = sum(p.numel() * p.element_size() for p in module.model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in module.model.buffers())
     expected = peak + inputs + 3 * weights + buffers  # weights and two averages of AdamW
-    assert predicted_bytes(step, rows, None) == pytest.approx(expected, rel=0.05)
+    assert predicted_step_bytes(step, rows, None) == pytest.approx(expected, rel=0.05)
 
 
 def limited(command, extra_bytes):

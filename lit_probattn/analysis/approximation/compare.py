@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.approximation.study import STUDY
-from lit_probattn.analysis.results import Results, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results
 from lit_probattn.analysis.studies.curves import read_run
-from lit_probattn.training.trained import AnalysisError
+from lit_probattn.records.tables import markdown_table, panels
 
 _SHOWN = ("ovo", "ovo_reopt", "ova")
 

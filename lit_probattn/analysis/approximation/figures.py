@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.approximation.methods import ESTIMATE
-from lit_probattn.analysis.results import panels
+from lit_probattn.records.tables import panels
 
 # Okabe and Ito's colours, which most people can tell apart.
 COLOURS = {

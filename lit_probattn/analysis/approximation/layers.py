@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.analysis.approximation.kernels import kernel_weights
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.functional import repeat_heads
 
 
@@ -27,6 +27,7 @@ class Opened:
     Args:
         name: the layer's name in the model.
         layer: the layer.
+        call: the call of its core.
         query: projected queries, (B, H_q, N, E).
         key: projected keys as scores see them, (B, H_kv, …, L, E).
         value: (B, H, L, E_v).
@@ -38,6 +39,7 @@ class Opened:
 
     name: str
     layer: Attention
+    call: HeadCall
     query: Tensor
     key: Tensor
     value: Tensor
@@ -112,16 +114,24 @@ def open_call(
             f"{name}: {type(layer).__name__} has negative weights (heads mixed after the kernel); "
             "no convex combination of values gives its output"
         )
-    q, k, v, masks = layer._prepare(query, key, value, key_mask, attn_mask, is_causal, bias, None)
+    call = layer.call(
+        *(query, key, value),
+        key_mask=key_mask,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        bias=bias,
+    )
+    masks = call.masks
     allowed = masks.allowed(masks.all_rows, range(masks.num_keys), query.device)
     whole = torch.ones_like(weights, dtype=torch.bool)
     real = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
     return Opened(
         name=name,
         layer=layer,
-        query=q,
-        key=layer.expand_keys(k),
-        value=repeat_heads(v, weights.shape[1]).to(weights.dtype),
+        call=call,
+        query=call.query,
+        key=layer.core.components(call.key),
+        value=repeat_heads(call.value, weights.shape[1]).to(weights.dtype),
         weights=weights,
         allowed=whole if allowed is None else whole & allowed,
         real=key_mask if key is None and key_mask is not None else real,

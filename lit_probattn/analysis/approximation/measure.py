@@ -26,6 +26,8 @@ from lit_probattn.attention import Attention
 Batches = Iterable[Mapping[str, Any]]
 # An output this close, relatively, counts as exact.
 EXACT_ERROR = 1e-5
+# Columns that are means over queries, in the order of `LocalErrors.sums`.
+COLUMNS = ("abs_error", "rel_error", "score_error", "num_used", "share_exact")
 
 
 @dataclass
@@ -112,9 +114,6 @@ def score_approximated(
 
 
 # ---- errors of layers --------------------------------------------------------------------------
-
-# Columns that are means over queries, in the order of `LocalErrors.sums`.
-COLUMNS = ("abs_error", "rel_error", "score_error", "num_used", "share_exact")
 
 
 @dataclass

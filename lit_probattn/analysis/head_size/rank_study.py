@@ -24,19 +24,14 @@ from torch import Tensor
 from lit_probattn.analysis.approximation.layers import Opened, replaced_cores
 from lit_probattn.analysis.approximation.measure import score
 from lit_probattn.analysis.head_size.ranks import diagnose, map_rank, recovered_rank, truncate
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import in_double
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers, sequences
 from lit_probattn.attention.functional import masked_softmax
 from lit_probattn.records.rows import RowStore
-from lit_probattn.training.trained import (
-    AnalysisError,
-    Trained,
-    add_data_arguments,
-    add_model_arguments,
-    identity,
-    open_trained,
-)
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import Trained, identity, open_trained
 
 STUDY = "logit_ranks"
 
@@ -91,9 +86,8 @@ def rank_rows(trained: Trained, options: argparse.Namespace) -> list[dict[str, A
     for batch in sequences(trained, options, min_len=2):
         for one in batch:
             call = one.call.double(layers[one.layer])
-            query, key, masks = call.project()
-            arguments = call.layer.score_arguments(masks.num_keys)
-            logits = call.layer.reference_scores(query, key, **arguments)[0].detach()
+            heads = call.call()
+            masks, logits = heads.masks, call.layer.core.scores(heads)[0].detach()
             weights = call.weights()[0]
             _require_softmax(logits, weights, masks, one.layer)
             found: dict[str, Tensor] = diagnose(logits) | {"map_rank": map_rank(weights)}
@@ -153,8 +147,7 @@ def demand_rows(trained: Trained, options: argparse.Namespace, results: Results)
 
 def truncated_output(opened: Opened, rank: int) -> Tensor:
     """Return heads' outputs with logits of rank `rank`, (B, H, N, E_v)."""
-    arguments = opened.layer.score_arguments(opened.key.shape[-2])
-    logits = opened.layer.reference_scores(opened.query, opened.key, **arguments)
+    logits = opened.layer.core.scores(opened.call)
     weights = masked_softmax(truncate(logits.float(), rank), opened.allowed)
     return weights.to(opened.value.dtype) @ opened.value
 

@@ -14,9 +14,16 @@ from typing import Any
 
 import pandas as pd
 
-from lit_probattn.analysis.results import machine, markdown_table
-from lit_probattn.training.run_record import read_starts, replace_text
-from lit_probattn.training.trained import AnalysisError
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import machine, markdown_table
+from lit_probattn.training.run_record import read_starts
+
+_SUMMARY = (
+    "Distance: mean over pairs of heads (Frobenius). Components: eigenvalues for 95 % of the sum, "
+    "of so many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
+    "models with different tasks, heads or lengths do not compare."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +51,6 @@ def run(options: argparse.Namespace) -> None:
         lines += ["", *section(text)]
     replace_text(options.folder / "report.md", "\n".join(lines).rstrip() + "\n")
     print(f"report: {options.folder / 'report.md'} ({len(texts)} studies)")
-
-
-_SUMMARY = (
-    "Distance: mean over pairs of heads (Frobenius). Components: eigenvalues for 95 % of the sum, "
-    "of so many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
-    "models with different tasks, heads or lengths do not compare."
-)
 
 
 def training_line(folder: Path) -> str:

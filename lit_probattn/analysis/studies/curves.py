@@ -14,9 +14,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from lit_probattn.analysis.results import Results, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results
+from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.training.logs import FILE_NAME
-from lit_probattn.training.trained import AnalysisError
 
 _DEFAULT = ("train/loss", "val/loss", "val/accuracy", "val/ppl_segments")
 

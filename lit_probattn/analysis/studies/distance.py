@@ -18,16 +18,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers, sequences
 from lit_probattn.attention import LinearAttention
-from lit_probattn.training.trained import (
-    AnalysisError,
-    add_data_arguments,
-    add_model_arguments,
-    open_trained,
-)
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import open_trained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,16 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.attention import Attention
-from lit_probattn.training.trained import (
-    AnalysisError,
-    add_data_arguments,
-    add_model_arguments,
-    open_trained,
-)
+from lit_probattn.attention.layer import split_heads
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import open_trained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +74,9 @@ def run(options: argparse.Namespace) -> None:
 def key_weights(layer: Attention) -> Tensor:
     """Return W_K by key head and component, (H_kv, K, E, C); K = 1 where shifts make components."""
     weight = layer.key_proj.weight.detach()
-    # split_keys knows how the variant lays out its heads: rows of W_K are its channels.
-    split = layer.split_keys(weight.T[None])  # (1, H_kv, [K,] C, E)
+    # Rows of W_K are the channels of keys.
+    heads = layer.layout
+    split = split_heads(weight.T[None], heads.key, heads.keys_per_head)  # (1, H_kv, [K,] C, E)
     if split.dim() == 4:
         split = split[:, :, None]
     return split[0].mT.detach()

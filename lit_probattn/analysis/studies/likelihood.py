@@ -18,19 +18,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers, sequences
 from lit_probattn.analysis.studies.mixtures import is_mixture, log_kernel, mixture
 from lit_probattn.records.rows import RowStore
-from lit_probattn.training.trained import (
-    AnalysisError,
-    Trained,
-    add_data_arguments,
-    add_model_arguments,
-    identity,
-    open_trained,
-)
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import Trained, identity, open_trained
 
 _COLUMNS = ("kernel_nll", "density_nll", "kernel_nll_per_dim", "density_nll_per_dim")
 

@@ -18,17 +18,15 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
-from lit_probattn.training.trained import (
-    AnalysisError,
-    add_data_arguments,
-    add_model_arguments,
-    open_trained,
-)
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import open_trained
 
 _PIXELS = 256
+_COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +75,6 @@ def run(options: argparse.Namespace) -> None:
         f"heads and {table['sample'].nunique()} sample(s):\n\n{markdown_table(means)}"
     )
     results.text("Attention maps", describe(trained), body)
-
-
-_COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
 
 def map_statistics(call: LayerCall, weights: Tensor) -> list[dict[str, float]]:

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
+from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.attention import Attention, MGKAttention, MLKAttention, SoftmaxAttention
 from lit_probattn.attention.functional import masked_softmax, repeat_heads
-from lit_probattn.attention.linear.functions import masked_kernel
+from lit_probattn.attention.linear.functions import (
+    LinearArguments,
+    linear_kernel,
+    masked_kernel,
+)
 from lit_probattn.attention.mgk.functions import component_scores
-from lit_probattn.training.trained import AnalysisError
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,12 @@ def mixture(call: LayerCall) -> Mixture:
             f"{type(layer).__name__} is no mixture of Gaussians: use MGKAttention, or "
             "SoftmaxAttention (one Gaussian per key)"
         )
-    variance = layer.variance().to(query)
-    if layer.prior is None:
-        prior = torch.full((*variance.shape, 1), 1.0 / layer.num_components).to(query)
+    core = layer.core
+    variance = core.variance().to(query)
+    if core.prior is None:
+        prior = torch.full((*variance.shape, 1), 1.0 / core.num_components).to(query)
     else:
-        prior = layer.prior(key.shape[-2]).to(query).softmax(1)
+        prior = core.prior(key.shape[-2]).to(query).softmax(1)
     return Mixture(query, repeat_heads(key, heads), *(_heads(p, heads) for p in (prior, variance)))
 
 
@@ -104,45 +109,47 @@ def posterior(call: LayerCall) -> tuple[Tensor, Tensor]:
         AnalysisError: the variant has no components.
     """
     layer = call.layer
-    if isinstance(layer, MLKAttention) and layer.form.mix == "after":
+    if isinstance(layer, MLKAttention) and layer.core.form.mix == "after":
         return _linear_posterior(call, layer)
     if not isinstance(layer, MGKAttention):
         raise AnalysisError(
             f"{type(layer).__name__} has no components with responsibilities: expected "
             "MGKAttention, or MLKAttention with mix=after"
         )
+    core = layer.core
     query, key, masks = call.project()
-    prior = None if layer.prior is None else layer.prior(masks.num_keys).to(query)
+    prior = None if core.prior is None else core.prior(masks.num_keys).to(query)
     scores = component_scores(
         query,
         key,
         log_prior=prior,
-        variance=layer.variance().to(query),
-        score=layer.score,
-        include_log_det=layer.include_log_det,
+        variance=core.variance().to(query),
+        score=core.score,
+        include_log_det=core.include_log_det,
     )
     rows, cols = masks.all_rows, range(masks.num_keys)
     allowed = masks.allowed(rows, cols, query.device)
     bias = masks.bias_block(rows, cols)
-    if layer.e_step == "hard":
+    if core.e_step == "hard":
         shares = torch.nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)
         shares, total = shares.movedim(-1, 2), scores.amax(2)
     else:
         shares, total = scores.softmax(2), scores.logsumexp(2)
-    weights = masked_softmax(total if bias is None else total + bias, allowed, layer.row_eps)
+    weights = masked_softmax(total if bias is None else total + bias, allowed, core.row_eps)
     return weights, shares
 
 
 def _linear_posterior(call: LayerCall, layer: MLKAttention) -> tuple[Tensor, Tensor]:
     """Return the same for a linear mixture, whose kernel is a sum over components."""
+    core, heads = layer.core, call.call()
     query, key, masks = call.project()
-    arguments = layer.score_arguments(masks.num_keys)
-    prior = arguments["prior"]
+    prior = core.shares(heads)
+    assert prior is not None  # a mixture has one
     parts = []
-    for component in range(layer.num_components):
+    for component in range(core.num_components):
         alone = torch.zeros_like(prior)
         alone[:, component] = prior[:, component]
-        parts.append(layer.reference_scores(query, key, **{**arguments, "prior": alone}))
+        parts.append(linear_kernel(query, key, LinearArguments(core.form, core.projection, alone)))
     kernel = torch.stack(parts, 2)
     total = kernel.sum(2)
     shares = kernel / total.masked_fill(total == 0, 1.0)[:, :, None]
@@ -153,5 +160,5 @@ def _linear_posterior(call: LayerCall, layer: MLKAttention) -> tuple[Tensor, Ten
 
 def has_components(layer: Attention) -> bool:
     """Whether `posterior` can read a layer."""
-    linear = isinstance(layer, MLKAttention) and layer.form.mix == "after"
+    linear = isinstance(layer, MLKAttention) and layer.core.form.mix == "after"
     return linear or isinstance(layer, MGKAttention)

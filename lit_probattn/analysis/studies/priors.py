@@ -16,14 +16,31 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.options import add_model_arguments
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers
-from lit_probattn.attention import ASTAttention, Attention
+from lit_probattn.attention import Attention
+from lit_probattn.attention.ast import ASTCore
 from lit_probattn.attention.fish.mixing import HeadMixing
 from lit_probattn.attention.mgk.priors import MixturePrior, MixtureVariance
-from lit_probattn.training.trained import AnalysisError, Trained, add_model_arguments, open_trained
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import Trained, open_trained
 
 _MOST_BARS = 24
+_COMPONENT = {
+    "prior": "component",
+    "variance": "component",
+    "mixing": "global head",
+    "noise_scale": "global head",
+    "alpha": "α",
+}
+_TITLE = {
+    "prior": "prior π",
+    "variance": "variance σ²",
+    "mixing": "mixing weight p",
+    "noise_scale": "noise scale s",
+    "alpha": "α of entmax",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,19 +98,20 @@ def layer_values(layer: Attention) -> dict[str, Tensor]:
     (only for linear mixing), `noise_scale` s (one row), `alpha` of entmax.
     """
     found: dict[str, Tensor] = {}
-    prior, variance = getattr(layer, "prior", None), getattr(layer, "variance", None)
+    core = layer.core
+    prior, variance = getattr(core, "prior", None), getattr(core, "variance", None)
     if isinstance(prior, MixturePrior):
         count = prior.value.shape[-1] if prior.share == "head_position" else 1
         found["prior"] = prior(count).exp().mean(-1)
     if isinstance(variance, MixtureVariance) and not variance.is_equal:
         found["variance"] = variance()
-    mixing, noise = getattr(layer, "mixing", None), getattr(layer, "noise_scale", None)
+    mixing, noise = getattr(core, "mixing", None), getattr(core, "noise_scale", None)
     if isinstance(mixing, HeadMixing) and mixing.mixer in ("linear", "shared", "relu_sum"):
         found["mixing"] = mixing.values(None).weights[0]
     if isinstance(noise, nn.Module):
         found["noise_scale"] = noise()[None]
-    if isinstance(layer, ASTAttention) and layer.pre_alpha is not None:
-        found["alpha"] = layer.alphas()[:, None]
+    if isinstance(core, ASTCore) and core.pre_alpha is not None:
+        found["alpha"] = core.alphas(core.pre_alpha)[:, None]
     return {name: values.detach().double().cpu() for name, values in found.items()}
 
 
@@ -131,19 +149,3 @@ def draw(axis: Axes, quantity: str, part: pd.DataFrame) -> None:
         if components > 1:
             axis.legend(fontsize=7, frameon=False, ncols=min(3, components))
     axis.set_title(_TITLE[quantity], fontsize=9)
-
-
-_COMPONENT = {
-    "prior": "component",
-    "variance": "component",
-    "mixing": "global head",
-    "noise_scale": "global head",
-    "alpha": "α",
-}
-_TITLE = {
-    "prior": "prior π",
-    "variance": "variance σ²",
-    "mixing": "mixing weight p",
-    "noise_scale": "noise scale s",
-    "alpha": "α of entmax",
-}

@@ -18,18 +18,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import in_double
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import generator, layer_numbers, sequences
 from lit_probattn.records.rows import RowStore
-from lit_probattn.training.trained import (
-    AnalysisError,
-    Trained,
-    add_data_arguments,
-    add_model_arguments,
-    identity,
-    open_trained,
-)
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import Trained, identity, open_trained
 
 THRESHOLD = 1e-6
 

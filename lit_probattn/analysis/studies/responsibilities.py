@@ -22,16 +22,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import Results, describe, markdown_table, panels
+from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
 from lit_probattn.analysis.studies.mixtures import has_components, posterior
-from lit_probattn.training.trained import (
-    AnalysisError,
-    add_data_arguments,
-    add_model_arguments,
-    open_trained,
-)
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.training.trained import open_trained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

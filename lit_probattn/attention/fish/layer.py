@@ -1,20 +1,36 @@
-"""The FiSH layer: FiSH, Hard FiSH, GFiSH, Hard GFiSH, MiSH and Hard MiSH by its options."""
+"""The core and the layer of FiSH, Hard FiSH, GFiSH, Hard GFiSH, MiSH and Hard MiSH."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call
-from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call, common_refusal
+from lit_probattn.attention.core import (
+    BackendFunction,
+    Choice,
+    Core,
+    HeadCall,
+    HeadLayout,
+)
 from lit_probattn.attention.fish.cost import mixing_flops, mixing_macs, score_flops, value_flops
-from lit_probattn.attention.fish.functions import fish_blockwise, fish_reference, fish_sdpa
-from lit_probattn.attention.fish.fused import fish_refusal, fish_triton
+from lit_probattn.attention.fish.functions import (
+    FiSHArguments,
+    NoisePosition,
+    ScalePosition,
+    ScoreNoise,
+    fish_blockwise,
+    fish_reference,
+    fish_refusal,
+    fish_scores,
+    fish_sdpa,
+    fish_triton,
+)
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
     Mixer,
@@ -25,15 +41,148 @@ from lit_probattn.attention.fish.mixing import (
     NoiseScale,
     SigmaParam,
     SigmaShape,
-    check_choice,
 )
-from lit_probattn.attention.fish.scores import NoisePosition, ScalePosition, ScoreNoise, fish_scores
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost
+from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.layer import Attention, Cost
 from lit_probattn.randomness import RandomKey
 
 
+class FiSHCore(Core):
+    """H local heads mixed from G global score maps, from heads to heads.
+
+    Args:
+        layout: G query and key heads, H value and output heads.
+        backend: implementation.
+
+    The other arguments are those of `FiSHAttention`.
+
+    Raises:
+        ValueError: choices that exclude each other.
+    """
+
+    variant: ClassVar[str] = "fish"
+    backends: ClassVar[Mapping[str, BackendFunction]] = {
+        "reference": fish_reference,
+        "sdpa": fish_sdpa,
+        "blockwise": fish_blockwise,
+        "triton": fish_triton,
+    }
+    steps_over_cache: ClassVar[bool] = True
+    # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
+    # faster at every size measured, forward and backward.
+    auto_rules: Mapping[str, AutoRule] = {
+        **AUTO_RULES,
+        "cpu": AutoRule(("blockwise", "sdpa", "reference"), AUTO_RULES["cpu"].store_up_to),
+    }
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend = "auto",
+        *,
+        mixer: Mixer = "linear",
+        mixer_ratios: Sequence[float] | None = None,
+        mixing: MixingConstraint = "relaxed",
+        mixing_init: MixingInit = "torch_linear",
+        mixing_bias: MixingBias = "hidden",
+        noise: NoiseKind = "global",
+        noise_scale: float = 0.01,
+        sigma_shape: SigmaShape = "per_global",
+        sigma_param: SigmaParam = "squared",
+        noise_position: NoisePosition = "raw",
+        noise_at_eval: bool = False,
+        scale_position: ScalePosition = "after",
+    ) -> None:
+        super().__init__(layout, backend)
+        check_choice("noise", noise, ("none", "global", "local", "local_global"))
+        check_choice("noise_position", noise_position, ("raw", "scaled"))
+        check_choice("scale_position", scale_position, ("after", "before"))
+        if noise_position == "scaled" and scale_position == "after":
+            raise ValueError(
+                "noise_position=scaled needs scale_position=before, received after: noise comes "
+                "before the mixing, so the scale must too"
+            )
+        self.noise_kind, self.noise_at_eval = noise, noise_at_eval
+        self.noise_position: NoisePosition = noise_position
+        self.scale_position: ScalePosition = scale_position
+        self.mixing = HeadMixing(
+            layout.query,
+            layout.out,
+            mixer=mixer,
+            constraint=mixing,
+            init=mixing_init,
+            bias=mixing_bias,
+            ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
+        )
+        self.score_maps = 1 if mixer in ("linear", "shared") else 2
+        self.noise_scale: NoiseScale | None = None
+        if noise != "none":
+            self.noise_scale = NoiseScale(
+                layout.query, shape=sigma_shape, param=sigma_param, start=noise_scale
+            )
+
+    # ------------------------------------------------------------------ one call
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return mixing weights and the noise of the call; keys as they are."""
+        arguments = self.arguments(call)
+        if self.draws_noise:
+            key = noise_key(call.rng, self.training)
+            noise = ScoreNoise(self.noise_kind, key, self.mixing.num_noise_maps, call.first_row)
+            arguments = replace(arguments, noise=noise)
+        return Choice(backend, call.key, arguments)
+
+    def arguments(self, call: HeadCall) -> FiSHArguments:
+        """Return mixing weights and switches, without noise."""
+        scale = None if self.noise_scale is None else self.noise_scale()
+        return FiSHArguments(
+            self.mixing.values(scale),
+            self.layout.out,
+            self.scale_position,
+            self.noise_position,
+            scale_ratio=call.scale_ratio(),
+        )
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether a call in the present mode draws noise."""
+        return self.noise_kind != "none" and (self.training or self.noise_at_eval)
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return `fish_scores`, without noise."""
+        dtype = compute_dtype(call.query)
+        return fish_scores(call.query.to(dtype), call.key.to(dtype), self.arguments(call))
+
+    def refusal(self, backend: str, call: Call) -> str | None:
+        """PyTorch's softmax sees one head at a time: only the linear mixing, and no noise."""
+        if backend == "triton":
+            sizes = (self.layout.head_dim, self.layout.value_head_dim)
+            return fish_refusal(self.mixing, call, *sizes)
+        if backend == "sdpa" and self.mixing.mixer not in ("linear", "shared"):
+            return f"cannot mix scores through a ReLU (mixer={self.mixing.mixer})"
+        if backend == "sdpa" and self.draws_noise:
+            return f"cannot add noise to the scores (noise={self.noise_kind})"
+        return common_refusal(self, backend, call)
+
+    # ------------------------------------------------------------------ decoding
+    def reads_parts(self, call: HeadCall) -> bool:
+        """Only calls without noise read the cache in parts."""
+        return not self.draws_noise and super().reads_parts(call)
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
+    ) -> Tensor:
+        """Return the scores of a part of the cache."""
+        arguments = self.arguments(call)
+        arguments = replace(arguments, mixing=arguments.mixing.to(query.dtype))
+        return fish_scores(query, key, arguments)
+
+    def extra_repr(self) -> str:
+        """Noise and scale, for printing."""
+        return f"noise={self.noise_kind!r}, scale_position={self.scale_position!r}"
+
+
 class FiSHAttention(Attention):
-    """Attention whose H local score maps are mixed from G global ones..
+    """Attention whose H local score maps are mixed from G global ones.
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4; appendix D (cost).
         G_k = query_k key_kᵀ,  k = 1 … G
@@ -49,7 +198,6 @@ class FiSHAttention(Attention):
 
     Args:
         embed_dim: C.
-        head_dim: E, of queries, keys and values alike.
         num_heads: H, local heads: values and outputs.
         num_global_heads: G, heads of queries and keys, at most H. None means ⌈H / head_ratio⌉.
         head_ratio: local heads per global head, where `num_global_heads` is None; follows
@@ -68,38 +216,20 @@ class FiSHAttention(Attention):
         noise_position: noise on `raw` scores (language model) or on `scaled` ones (translation).
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
         scale_position: 1/√E `after` the mixing (language model) or `before` it (the rest).
-        key_embed_dim: width of keys and values in cross-attention.
-        value_head_dim: size of a value head.
-        bias: biases of the four projections.
-        dropout: attention dropout in training.
-        backend: implementation. `sdpa` serves Hard FiSH and Hard MiSH, `triton` all but
-            mixer=relu_sum and more than two layers.
-        rotary_dim: entries of global queries and keys that rotary positions turn.
-        rotary_base: base of their angles.
+        common: the other arguments of `Attention`, without grouped heads; `backend`: `sdpa` serves
+            Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and more than two layers;
+            rotary positions turn global queries and keys.
 
     Raises:
-        ValueError: more global than local heads, or choices that exclude each other.
+        ValueError: more global than local heads, or choices that exclude each other; see also
+            `Attention`.
     """
 
-    variant: ClassVar[str] = "fish"
-    backends: ClassVar[dict[str, BackendFunction]] = {
-        "reference": fish_reference,
-        "sdpa": fish_sdpa,
-        "blockwise": fish_blockwise,
-        "triton": fish_triton,
-    }
-    steps_over_cache: ClassVar[bool] = True
-    # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
-    # faster at every size measured, forward and backward.
-    auto_rules: ClassVar[dict[str, AutoRule]] = {
-        **AUTO_RULES,
-        "cpu": AutoRule(("blockwise", "sdpa", "reference"), AUTO_RULES["cpu"].store_up_to),
-    }
+    core: FiSHCore
 
     def __init__(
         self,
         embed_dim: int,
-        head_dim: int,
         num_heads: int,
         *,
         num_global_heads: int | None = None,
@@ -116,143 +246,52 @@ class FiSHAttention(Attention):
         noise_position: NoisePosition = "raw",
         noise_at_eval: bool = False,
         scale_position: ScalePosition = "after",
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
-        rotary_dim: int = 0,
-        rotary_base: float = 10000.0,
+        **common: Any,
     ) -> None:
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
-        super().__init__(
-            embed_dim,
-            head_dim,
-            num_heads,
-            key_embed_dim=key_embed_dim,
-            value_head_dim=value_head_dim,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-            rotary_dim=rotary_dim,
-            rotary_base=rotary_base,
-        )
-        check_choice("noise", noise, ("none", "global", "local", "local_global"))
-        check_choice("noise_position", noise_position, ("raw", "scaled"))
-        check_choice("scale_position", scale_position, ("after", "before"))
-        if noise_position == "scaled" and scale_position == "after":
-            raise ValueError(
-                "noise_position=scaled needs scale_position=before, received after: noise comes "
-                "before the mixing, so the scale must too"
-            )
-        self.mixing_bias, self.noise_kind, self.noise_at_eval = mixing_bias, noise, noise_at_eval
-        self.noise_position: NoisePosition = noise_position
-        self.scale_position: ScalePosition = scale_position
-        self.mixing = HeadMixing(
-            self.num_global_heads,
-            num_heads,
+        super().__init__(embed_dim, num_heads, num_kv_heads=None, **common)
+        self.mixing_bias: MixingBias = mixing_bias
+        self.core = FiSHCore(
+            self.layout,
+            self._backend,
             mixer=mixer,
-            constraint=mixing,
-            init=mixing_init,
-            bias=mixing_bias,
-            ratios=(1.0,) if mixer_ratios is None else tuple(mixer_ratios),
+            mixer_ratios=mixer_ratios,
+            mixing=mixing,
+            mixing_init=mixing_init,
+            mixing_bias=mixing_bias,
+            noise=noise,
+            noise_scale=noise_scale,
+            sigma_shape=sigma_shape,
+            sigma_param=sigma_param,
+            noise_position=noise_position,
+            noise_at_eval=noise_at_eval,
+            scale_position=scale_position,
         )
-        self.score_maps = 1 if mixer in ("linear", "shared") else 2
-        self.noise_scale: NoiseScale | None = None
-        if noise != "none":
-            self.noise_scale = NoiseScale(
-                self.num_global_heads, shape=sigma_shape, param=sigma_param, start=noise_scale
-            )
 
-    @property
-    def num_query_heads(self) -> int:
-        """Queries are projected to the global heads."""
-        return self.num_global_heads
-
-    @property
-    def key_width(self) -> int:
-        """Keys are projected to the global heads."""
-        return self.num_global_heads * self.head_dim
-
-    def split_keys(self, key: Tensor) -> Tensor:
-        """(B, L, G·E) -> (B, G, L, E)."""
-        return key.unflatten(-1, (self.num_global_heads, -1)).transpose(1, 2)
-
-    def score_arguments(self, num_keys: int) -> dict[str, Any]:
-        """Return mixing weights and switches for the backend functions."""
-        scale = None if self.noise_scale is None else self.noise_scale()
-        return {
-            "mixing": self.mixing.values(scale),
-            "num_heads": self.num_heads,
-            "scale_position": self.scale_position,
-            "noise_position": self.noise_position,
-        }
-
-    @property
-    def draws_noise(self) -> bool:
-        """Whether a call in the present mode draws noise."""
-        return self.noise_kind != "none" and (self.training or self.noise_at_eval)
-
-    def random_arguments(self, rng: RandomKey | None, first_row: int) -> dict[str, Any]:
-        """Return the noise of one call, if any."""
-        if not self.draws_noise:
-            return {}
-        key = noise_key(rng, self.training)
-        maps = self.mixing.num_noise_maps
-        return {"noise": ScoreNoise(self.noise_kind, key, maps, first_row)}
-
-    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Return `fish_scores`."""
-        return fish_scores(query, key, **arguments)
-
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
-    ) -> Tensor:
-        """Return the scores of a part of the cache; only calls without noise read it in parts."""
-        arguments = self.score_arguments(num_keys)
-        arguments["mixing"] = arguments["mixing"].to(query.dtype)
-        return fish_scores(query, key, **arguments)
-
-    def _reads_parts(self, cache: Cache | None, num_queries: int) -> bool:
-        return not self.draws_noise and super()._reads_parts(cache, num_queries)
-
-    def unsupported(self, backend: str, call: Call) -> str | None:
-        """PyTorch's softmax sees one head at a time: only the linear mixing, and no noise."""
-        if backend == "triton":
-            return fish_refusal(self.mixing, call, self.head_dim, self.value_head_dim)
-        if backend == "sdpa" and self.mixing.mixer not in ("linear", "shared"):
-            return f"cannot mix scores through a ReLU (mixer={self.mixing.mixer})"
-        if backend == "sdpa" and self.draws_noise:
-            return f"cannot add noise to the scores (noise={self.noise_kind})"
-        return super().unsupported(backend, call)
+    def head_layout(self) -> HeadLayout:
+        """Queries and keys are global, values local."""
+        heads = self.num_global_heads
+        return replace(super().head_layout(), query=heads, key=heads, value=self.num_heads)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by FiSH appendix D for the scores, plus values and output projection.
 
         FiSH:  N²(2HE + 2GE + 2HG − H) + N(4(H+G)EC − 2(H+G)E − C), C = key_embed_dim.
         """
-        n, c, e, h, g = (
-            *(seq_len, self.embed_dim, self.head_dim),
-            *(self.num_heads, self.num_global_heads),
-        )
-        e_v, width, widths = self.value_head_dim, self.key_embed_dim, self.mixing.widths
-        mixer, noise = self.mixing.mixer, self.noise_kind
-        bias: MixingBias = self.mixing_bias
-        per_pair, once = mixing_flops(widths, mixer, bias, noise, h)
-        per_pair_macs = g * e + mixing_macs(widths, mixer, noise) + h * e_v
-        projections = n * (c * g * e + width * (g * e + h * e_v) + h * e_v * c)
+        n, c, e = seq_len, self.embed_dim, self.head_dim
+        h, g, e_v = self.num_heads, self.num_global_heads, self.value_head_dim
+        mixing, noise = self.core.mixing, self.core.noise_kind
+        per_pair, once = mixing_flops(mixing.widths, mixing.mixer, self.mixing_bias, noise, h)
+        per_pair_macs = g * e + mixing_macs(mixing.widths, mixing.mixer, noise) + h * e_v
         return Cost(
             paper_flops=score_flops(n, c, e, g, per_pair, once) + value_flops(n, c, e_v, h),
-            macs=projections + n * n * per_pair_macs,
-            num_parameters=sum(p.numel() for p in self.parameters()),
+            macs=self.projection_macs(n) + n * n * per_pair_macs,
+            num_parameters=self.count_parameters(),
         )
 
     def extra_repr(self) -> str:
-        """Sizes, mixing and noise, for printing."""
-        return (
-            f"{super().extra_repr()}, num_global_heads={self.num_global_heads}, "
-            f"noise={self.noise_kind!r}, scale_position={self.scale_position!r}"
-        )
+        """Sizes, for printing."""
+        return f"{super().extra_repr()}, num_global_heads={self.num_global_heads}"
 
 
 def count_global_heads(num_heads: int, num_global_heads: int | None, head_ratio: float) -> int:

@@ -1,32 +1,229 @@
-"""FiSH on linear attention (LFiSH, GLFiSH): its backends as pure functions.
+"""FiSH on linear attention (LFiSH, GLFiSH): normaliser weights, mixing of states, its backends.
 
 With ψ(x) = elu(x) + 1 linear attention reads states S = Σ_n ψ(key_n) value_nᵀ. The layer that owns
-projections, mixing and normaliser weights is in `linear_fish_layer.py`.
+projections, mixing and normaliser weights is in `linear_layer.py`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.blockwise import Block
-from lit_probattn.attention.fish.linear_steps import (
-    key_sums,
-    read_mixed,
-    read_moving_states,
-    read_states,
-)
-from lit_probattn.attention.fish.mixing import MixingValues, map_heads
-from lit_probattn.attention.fish.scores import ScoreNoise, concatenate_heads
-from lit_probattn.attention.functional import compute_dtype
+from lit_probattn.attention.cache import LinearState
+from lit_probattn.attention.fish.functions import ScoreNoise, concatenate_heads
+from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_heads
+from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.functions import drop_values
-from lit_probattn.attention.linear.state import LinearState
+from lit_probattn.attention.linear.functions import (
+    drop_values,
+    rounded,
+)
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
+
+Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
+
+
+class StateNormalizer(nn.Module):
+    """Weights r_kj ≥ 0 of the normaliser z_loc[j] = Σ_k r_kj z_k.
+
+    Source: ours; with free mixing weights p the mixed normaliser Σ_k p_kj z_k could be negative.
+
+    Args:
+        mixing: the mixing of the states.
+        kind: `tied_abs`: r = |p|, which is exact for weights on the simplex; `nonneg`: softplus of
+            parameters, 1/G at the start; `none`: outputs are not divided; `auto`: `tied_abs` for a
+            linear mixing, else `nonneg`.
+
+    Raises:
+        ValueError: `tied_abs` without a linear mixing.
+    """
+
+    def __init__(self, mixing: HeadMixing, kind: Normalizer) -> None:
+        super().__init__()
+        check_choice("normalizer", kind, ("auto", "tied_abs", "nonneg", "none"))
+        if kind == "auto":
+            kind = "tied_abs" if mixing.mixer == "linear" else "nonneg"
+        if kind == "tied_abs" and mixing.mixer != "linear":
+            raise ValueError(
+                f"normalizer=tied_abs takes |p| of a linear mixing, received mixer={mixing.mixer}; "
+                "use nonneg"
+            )
+        self.kind: Normalizer = kind
+        self.shape = mixing.num_heads, mixing.num_global_heads
+        self.weight: nn.Parameter | None = None
+        if kind == "nonneg":
+            start = math.log(math.expm1(1.0 / mixing.num_global_heads))
+            self.weight = nn.Parameter(torch.full(self.shape, start))
+
+    def forward(self, first_weight: Tensor) -> Tensor:
+        """Return r, (H, G), given the first weight of the mixing."""
+        if self.weight is not None:
+            return nn.functional.softplus(self.weight)
+        if self.kind == "tied_abs":
+            return first_weight.abs()
+        # Divides nothing, but tells rows that see nothing from the others.
+        return first_weight.new_full(self.shape, 1.0 / self.shape[1])
+
+    def extra_repr(self) -> str:
+        """The kind, for printing."""
+        return f"kind={self.kind!r}"
+
+
+# Numbers in the states of all positions of one chunk, where every position needs its own mixing.
+CHUNK_STATES = {"cpu": 1 << 20, "cuda": 1 << 26}
+
+
+def mix_states(
+    states: Tensor, mixing: MixingValues, last_bias: Tensor | None, noise: Tensor | None
+) -> Tensor:
+    """Return the local states, cell by cell: (B, G, …, F, E_v) -> (B, H, …, F, E_v).
+
+    Source: FiSH, NeurIPS 2022, appendix A.6 ("sample local KᵀV from the global ones"):
+        S_loc = P (S + s ε)        or        W_2 ReLU(W_1 (S + s ε) + b_1) + b_2
+    Departs from the source: no code was released; the formulas are ours.
+
+    Args:
+        states: S, with any dimensions between heads and cells.
+        mixing: weights of the mixing.
+        last_bias: b_2, (H,), which no softmax cancels here.
+        noise: s ε, (B, G, F, E_v), one draw per sequence for all positions.
+    """
+    if noise is not None:
+        states = states + (noise if states.dim() == 4 else noise[:, :, None])
+    first, *rest = mixing.weights
+    units = map_heads(first, states)
+    trailing = (1,) * (states.dim() - 2)
+    for weight, bias in zip(rest, mixing.biases, strict=True):
+        units = torch.relu(units if bias is None else units + bias.view(-1, *trailing))
+        units = map_heads(weight, units)
+    return units if last_bias is None else units + last_bias.view(-1, *trailing)
+
+
+def key_sums(cols: Tensor, masks: Masks, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return z for each row, (B, G, N or 1, F), and after all keys, (B, G, F)."""
+    if before is None:
+        before = cols.new_zeros(*cols.shape[:2], cols.shape[-1])
+    if not masks.is_causal:
+        after = before + cols.sum(-2)
+        return after[:, :, None], after
+    running = torch.cat([before[:, :, None], before[:, :, None] + cols.cumsum(-2)], -2)
+    seen = torch.arange(1, masks.num_queries + 1, device=cols.device) + masks.causal_offset
+    return running[:, :, seen.clamp_min(0)], running[:, :, -1]
+
+
+def read_states(
+    rows: Tensor,
+    cols: Tensor,
+    value: Tensor,
+    masks: Masks,
+    mixing: MixingValues,
+    last_bias: Tensor | None,
+    noise: Tensor | None,
+    before: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Read global states: mixed once, or (causal, linear mixing) after reading each of them."""
+    if not masks.is_causal:
+        states = cols.mT @ value
+        states = states if before is None else states + before
+        return rows @ mix_states(states, mixing, last_bias, noise), states
+    first = mixing.weights[0]
+    numerator: Tensor | None = None
+    after = []
+    for k in range(cols.shape[1]):
+        part = slice(k, k + 1)
+        earlier = None if before is None else before[:, part]
+        read, state = causal_product(rows, cols[:, part], value[:, part], state=earlier)
+        after.append(state)
+        read = read * first[:, k, None, None]
+        numerator = read if numerator is None else numerator + read
+    assert numerator is not None
+    if noise is not None:
+        numerator = numerator + rows @ map_heads(first, noise)
+    return numerator, torch.cat(after, 1)
+
+
+def read_mixed(
+    rows: Tensor,
+    cols: Tensor,
+    value: Tensor,
+    masks: Masks,
+    shift: Tensor | None,
+    before: Tensor | None,
+    materialise: bool,
+) -> tuple[Tensor, Tensor]:
+    """Read states of mixed keys, (B, H or 1, L, F), and local values; `shift` joins the states."""
+    cols = cols.expand(-1, value.shape[1], -1, -1)
+    if not masks.is_causal:
+        after = cols.mT @ value
+        after = after if before is None else after + before
+        return rows @ (after if shift is None else after + shift), after
+    if materialise and before is None:
+        allowed = masks.allowed(masks.all_rows, range(masks.num_keys), rows.device)
+        assert allowed is not None
+        numerator = (rows @ cols.mT).masked_fill(~allowed, 0.0) @ value
+        after = cols.mT @ value
+    else:
+        numerator, after = causal_product(rows, cols, value, state=before)
+    return (numerator if shift is None else numerator + rows @ shift), after
+
+
+def read_moving_states(
+    rows: Tensor,
+    cols: Tensor,
+    value: Tensor,
+    masks: Masks,
+    mixing: MixingValues,
+    last_bias: Tensor | None,
+    noise: Tensor | None,
+    before: Tensor | None,
+    positions: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Mix the states of every position on its own.
+
+    Memory is O(N): states of one chunk at a time, computed again in backward.
+
+    Args:
+        positions: positions per chunk; None sizes chunks for the device.
+    """
+    batch, num_global, _, features = cols.shape
+    state = value.new_zeros(batch, num_global, features, value.shape[-1])
+    state = state if before is None else before
+    offset = masks.causal_offset
+    if offset > 0:
+        state = state + cols[:, :, :offset].mT @ value[:, :, :offset]
+        cols, value = cols[:, :, offset:], value[:, :, offset:]
+    outputs = []
+    if offset < 0:
+        outputs.append(rows[:, :, :-offset] @ mix_states(state, mixing, last_bias, noise))
+        rows = rows[:, :, -offset:]
+    widest = max(num_global, *(w.shape[0] for w in mixing.weights))
+    if positions is None:
+        budget = CHUNK_STATES["cpu" if rows.device.type == "cpu" else "cuda"]
+        positions = max(1, budget // (batch * widest * features * value.shape[-1]))
+
+    def read(state: Tensor, rows: Tensor, cols: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        states = state[:, :, None] + (cols[..., None] * value[..., None, :]).cumsum(2)
+        local = mix_states(states, mixing, last_bias, noise)  # (B, H, T, F, E_v)
+        return (rows[..., None, :] @ local).squeeze(-2), states[:, :, -1]
+
+    for start in range(0, rows.shape[2], positions):
+        part = slice(start, start + positions)
+        chunk = (state, rows[:, :, part], cols[:, :, part], value[:, :, part])
+        if torch.is_grad_enabled() and rows.shape[2] > positions:
+            out, state = checkpoint(read, *chunk, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out, state = read(*chunk)
+        outputs.append(out)
+    return torch.cat(outputs, -2), state
+
 
 LFiSHMode = Literal["kv_global", "key_global", "score_global"]
 
@@ -68,19 +265,35 @@ class LinearFiSHState(LinearState):
         return super().num_bytes + (0 if z is None else z.numel() * z.element_size())
 
 
+@dataclass(frozen=True)
+class LinearFiSHArguments:
+    """What linear FiSH needs besides heads and masks.
+
+    Args:
+        form: the switches.
+        mixing: P, or the two layers.
+        last_bias: bias of the last layer, (H,), or None.
+        norm_mix: R, (H, G).
+        noise: the draw, or None.
+        state: sums over earlier positions; the new ones are added to it.
+    """
+
+    form: LinearFiSHForm
+    mixing: MixingValues
+    last_bias: Tensor | None
+    norm_mix: Tensor
+    noise: ScoreNoise | None = None
+    state: LinearFiSHState | None = None
+
+
 def _linear_fish(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearFiSHForm,
-    mixing: MixingValues,
-    last_bias: Tensor | None,
-    norm_mix: Tensor,
-    noise: ScoreNoise | None = None,
-    state: LinearFiSHState | None = None,
+    arguments: LinearFiSHArguments,
+    *,
     materialise: bool,
 ) -> Tensor:
     """Return linear FiSH attention, (B, H, N, E_v).
@@ -96,21 +309,17 @@ def _linear_fish(
         value: (B, G, L, E_v) for kv_global, else (B, H, L, E_v).
         masks: key mask and causality.
         dropout: drops whole values.
-        form: the switches.
-        mixing: P, or the two layers.
-        last_bias: bias of the last layer, (H,).
-        norm_mix: R, (H, G).
-        noise: the draw, or None.
-        state: sums over earlier positions; the new ones are added to it.
+        arguments: switches, mixing, normaliser weights, noise and state.
         materialise: make causal states of all positions, or pairs, at once.
     """
-    dtype = compute_dtype(query)
+    dtype, form = compute_dtype(query), arguments.form
+    noise, state, last_bias = arguments.noise, arguments.state, arguments.last_bias
     rows = form.features.query(query.to(dtype), None)
     cols = form.features.key(key.to(dtype), None, None)
     if masks.key_mask is not None:
         cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
     value = drop_values(value.to(dtype), dropout)
-    mixing, norm_mix = mixing.to(dtype), norm_mix.to(dtype)
+    mixing, norm_mix = arguments.mixing.to(dtype), arguments.norm_mix.to(dtype)
     last_bias = None if last_bias is None else last_bias.to(dtype)
     before = None if state is None else state.sums
     z_before = None if state is None else state.key_sums
@@ -147,17 +356,27 @@ def _linear_fish(
 
 
 def linear_fish_reference(
-    query: Tensor, key: Tensor, value: Tensor, *, masks: Masks, **arguments: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: LinearFiSHArguments,
 ) -> Tensor:
     """Return `_linear_fish` by the equation: causal states of all positions at once."""
-    return _linear_fish(query, key, value, masks=masks, materialise=True, **arguments)
+    return _linear_fish(query, key, value, masks, dropout, arguments, materialise=True)
 
 
 def linear_fish_blockwise(
-    query: Tensor, key: Tensor, value: Tensor, *, masks: Masks, **arguments: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: LinearFiSHArguments,
 ) -> Tensor:
     """Return the same with O(N) memory; causal over chunks."""
-    return _linear_fish(query, key, value, masks=masks, materialise=False, **arguments)
+    return _linear_fish(query, key, value, masks, dropout, arguments, materialise=False)
 
 
 def _dot(rows: Tensor, z: Tensor) -> Tensor:
@@ -173,3 +392,40 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
     else:
         out = numerator * torch.rsqrt(numerator.square().mean(-1, keepdim=True) + form.eps)
     return out.masked_fill(empty, 0.0) * form.output_factor
+
+
+def linear_fish_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: LinearFiSHArguments,
+) -> Tensor:
+    """Return `linear_fish_blockwise` for global keys and values and a linear mixing, float32.
+
+    The kernels mix numerators with p and denominators with r while they read; noise, the same for
+    all positions, is one more state that every head reads.
+    """
+    from lit_probattn.kernels.linear.operators import read_sources
+
+    dtype, low = compute_dtype(query), query.dtype
+    form, noise = arguments.form, arguments.noise
+    rows = form.features.query(query.to(dtype), None)
+    cols = form.features.key(key.to(dtype), None, None)
+    mixing = arguments.mixing.to(dtype)
+    first = mixing.weights[0]
+    features, cols, value = rounded(rows, cols, value, masks, dropout, low)
+    num, den = read_sources(
+        *(features, cols, value),
+        weight=first,
+        norm_weight=arguments.norm_mix.to(dtype),
+        is_causal=masks.is_causal,
+    )
+    assert den is not None
+    if noise is not None:
+        assert mixing.noise_scale is not None
+        block = Block(range(cols.shape[-1]), range(value.shape[-1]))
+        drawn = noise.draw(rows, block, cols.shape[1]) * mixing.noise_scale[:, None, None]
+        num = num + rows @ map_heads(first, drawn)
+    return normalise(num, den, form)

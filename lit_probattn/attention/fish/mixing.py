@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.attention.functional import check_choice
+
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]
 MixingInit = Literal["torch_linear", "normal_0.02", "trunc_normal_0.02", "copy"]
@@ -283,9 +285,3 @@ class NoiseScale(nn.Module):
         else:
             scale = self.theta
         return scale.expand(self.num_global_heads)
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise a ValueError that lists the choices if `value` is none of them."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")

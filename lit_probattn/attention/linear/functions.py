@@ -8,21 +8,24 @@ decision per (sample, key/value head, key) for all queries, so that they agree a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, kernel_refusal
+from lit_probattn.attention.cache import LinearState
 from lit_probattn.attention.functional import compute_dtype, repeat_heads
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.state import LinearState
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
+
 Denominator = Literal["sum", "sqrt_len"]
+
 OutputScale = Literal["one", "inv_sqrt_head_dim"]
 
 
@@ -58,6 +61,23 @@ class LinearForm:
         return float((masks.num_queries * masks.num_keys) ** 0.25)
 
 
+@dataclass(frozen=True)
+class LinearArguments:
+    """What linear attention needs besides heads and masks.
+
+    Args:
+        form: the switches.
+        projection: random features, (F, E). None for features that need none.
+        prior: π of the keys, (H_kv, K, 1 or L). None means no mixture.
+        state: sums over earlier positions; the new keys are added to it.
+    """
+
+    form: LinearForm
+    projection: Tensor | None = None
+    prior: Tensor | None = None
+    state: LinearState | None = None
+
+
 def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
     """Return Σ_r π_jr k_jr: (B, H, K, L, F) and (H, K, 1 or L) -> (B, H, L, F)."""
     total: Tensor | None = None
@@ -68,9 +88,7 @@ def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
     return total
 
 
-def linear_kernel(
-    query: Tensor, key: Tensor, *, form: LinearForm, projection: Tensor | None, prior: Tensor | None
-) -> Tensor:
+def linear_kernel(query: Tensor, key: Tensor, arguments: LinearArguments) -> Tensor:
     """Return the unnormalised maps of linear attention and its mixtures.
 
     Source: Katharopoulos et al., 2020, Eq. (4); MGK, ICML 2022, section 2.5 (MLK):
@@ -82,14 +100,13 @@ def linear_kernel(
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with a prior.
-        form: the switches.
-        projection: random features, (F, E).
-        prior: π, (H_kv, K, 1 or L). None means no mixture.
+        arguments: switches, random features, priors.
 
     Returns:
         (B, H, N, L).
     """
-    heads, features = query.shape[1], form.features
+    heads, form = query.shape[1], arguments.form
+    features, projection, prior = form.features, arguments.projection, arguments.prior
     if prior is not None and form.mix == "before":
         key, prior = mix_keys(key, prior), None
     scale = features.key_scale(key, projection, None)
@@ -107,12 +124,9 @@ def linear_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearForm,
-    projection: Tensor | None,
-    prior: Tensor | None,
+    arguments: LinearArguments,
 ) -> Tensor:
     """Return linear attention by the equation, materialising the maps.
 
@@ -122,14 +136,13 @@ def linear_reference(
     The sums run over what the masks allow. Rows whose sum is zero give zeros.
     """
     dtype = compute_dtype(query)
-    kernel = linear_kernel(
-        query.to(dtype),
-        key.to(dtype),
-        form=form,
+    projection, prior, form = arguments.projection, arguments.prior, arguments.form
+    arguments = replace(
+        arguments,
         projection=None if projection is None else projection.to(dtype),
         prior=None if prior is None else prior.to(dtype),
     )
-    kernel = masked_kernel(kernel, masks)
+    kernel = masked_kernel(linear_kernel(query.to(dtype), key.to(dtype), arguments), masks)
     value = drop_values(value.to(dtype), dropout)
     numerator = kernel @ repeat_heads(value, kernel.shape[1])
     return finish(numerator, kernel.sum(-1, keepdim=True), query.shape[-1], form, masks)
@@ -145,23 +158,17 @@ def linear_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    form: LinearForm,
-    projection: Tensor | None,
-    prior: Tensor | None,
-    state: LinearState | None = None,
+    arguments: LinearArguments,
 ) -> Tensor:
     """Return the same with O(N) work and memory; causal over chunks.
 
     A mixture is single-key linear attention with key features Σ_r π_jr φ(k_jr) (exact: the sum over
     components commutes with the sum over keys). Sums and states are at least float32.
-
-    Args:
-        state: sums over earlier positions; the new keys are added to it.
     """
-    dtype, features = compute_dtype(query), form.features
+    dtype, form, state = compute_dtype(query), arguments.form, arguments.state
+    features, projection, prior = form.features, arguments.projection, arguments.prior
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     projection = None if projection is None else projection.to(dtype)
     if prior is not None and form.mix == "before":
@@ -217,3 +224,71 @@ def finish(
     empty = total == 0
     # Positive features: where their sum is zero, so is the numerator.
     return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+
+
+MOST_FEATURES = 128
+
+# The chunkwise forms have no N x N work to save by storing.
+CHUNK_RULES = {
+    kind: AutoRule((*(("triton",) if kind == "cuda" else ()), "blockwise", "reference"))
+    for kind in AUTO_RULES
+}
+
+
+def linear_refusal(family: str, call: Call, num_features: int, value_dim: int) -> str | None:
+    """Say why the fused kernels cannot serve a call ("cannot …"), or None if they can."""
+    if call.attn_mask:
+        return "cannot apply attn_mask, because it forms no pairs"
+    if num_features > MOST_FEATURES:
+        return f"cannot hold states of {num_features} features: at most {MOST_FEATURES}"
+    return kernel_refusal(family, call, num_features, value_dim)
+
+
+def linear_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: LinearArguments,
+) -> Tensor:
+    """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) float32.
+
+    Features and their mixtures are computed in float32 and rounded to the dtype of `query`, in
+    which the products within chunks run; sums and states are float32.
+    """
+    from lit_probattn.kernels.linear.operators import read_sources
+
+    dtype, form, low = compute_dtype(query), arguments.form, query.dtype
+    features, projection, prior = form.features, arguments.projection, arguments.prior
+    query, key = query.to(dtype), key.to(dtype)
+    projection = None if projection is None else projection.to(dtype)
+    if prior is not None and form.mix == "before":
+        key, prior = mix_keys(key, prior), None
+    scale = features.key_scale(key, projection, masks.key_mask)
+    if prior is None:
+        cols = features.key(key, projection, scale)
+    else:
+        cols = features.key(key, projection, None if scale is None else scale[:, :, None])
+        cols = mix_keys(cols, prior)
+    rows = features.query(query, projection)
+    rows, cols, value = rounded(rows, cols, value, masks, dropout, low)
+    num, den = read_sources(
+        rows, cols, value, has_totals=form.denominator == "sum", is_causal=masks.is_causal
+    )
+    return finish(num, den, query.shape[-1], form, masks)
+
+
+def rounded(
+    rows: Tensor,
+    cols: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Drop values, zero masked keys, and round to the kernels' dtype."""
+    if masks.key_mask is not None:
+        cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
+    value = drop_values(value, dropout)
+    return rows.to(dtype), cols.to(dtype), value.to(dtype)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AutoRule, Backend, Call
-from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.backends import Backend, Call, common_refusal
+from lit_probattn.attention.cache import Cache, LinearState
+from lit_probattn.attention.core import (
+    BackendFunction,
+    Choice,
+    Core,
+    HeadCall,
+    HeadLayout,
+)
 from lit_probattn.attention.functional import autocast_off, compute_dtype
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost
+from lit_probattn.attention.layer import Attention, Cost
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -21,167 +29,73 @@ from lit_probattn.attention.linear.features import (
     orthogonal_projection,
 )
 from lit_probattn.attention.linear.functions import (
-    Denominator,
+    CHUNK_RULES,
+    LinearArguments,
     LinearForm,
-    OutputScale,
     linear_blockwise,
     linear_kernel,
     linear_reference,
+    linear_refusal,
+    linear_triton,
     masked_kernel,
 )
-from lit_probattn.attention.linear.fused import CHUNK_RULES, linear_refusal, linear_triton
-from lit_probattn.attention.linear.state import LinearState
-from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import RandomKey
 
 
-class LinearAttention(Attention):
-    """Attention with a positive feature map φ, in O(N) time and memory.
-
-    Source: Katharopoulos et al., 2020, Eq. (4); feature maps: see `FeatureMap`.
-        out[i] = Σ_j φ(query[i]) · φ(key[j]) value[j] / Σ_j φ(query[i]) · φ(key[j])
-    Departs from the source: the released codes of MGK differ in feature normalisation, denominator
-    and output factor; these are options, shared with `MLKAttention`. Attention dropout drops whole
-    values (one decision per sample, key/value head and key), because there are no pairs.
-
-    There is no additive bias (no scores). Boolean `attn_mask` needs `backend="reference"`.
+class LinearCore(Core):
+    """Linear attention from heads to heads.
 
     Args:
-        embed_dim: C.
-        head_dim: E.
-        num_heads: H.
-        num_kv_heads: key/value heads, a divisor of H.
-        key_embed_dim: width of keys and values in cross-attention.
-        value_head_dim: size of a value head.
-        bias: biases of the projections.
-        dropout: probability of dropping a value in training.
-        backend: `reference` materialises the maps, `blockwise` and `triton` are O(N).
-        feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
-            √E)).
+        layout: heads and their sizes.
+        backend: implementation.
+        form: feature map and the switches in which papers and released codes differ.
         num_features: F of `favor`. None means E ln E.
-        redraw_features: draw `favor`'s features anew in every training step, by the step's key.
-            Evaluation always uses the ones that the layer was made with.
-        dpfp_nu: ν of `dpfp`; F = 2 E ν.
-        feature_norm: `sum` divides features by their sum.
-        denominator: `sum` over keys, or `sqrt_len` (divide by √N, released Long Range Arena code).
-        eps: added to the sum.
-        output_scale: factor on the output, `one` or `inv_sqrt_head_dim`.
-        padded_len: the N of `sqrt_len`; None takes it from the call. Needed for decoding, and where
-            batches are not all padded to one length.
+        redraw_features: draw `favor`'s features anew in every training step.
 
     Raises:
         ValueError: an unknown name, or options that contradict each other.
     """
 
     variant: ClassVar[str] = "linear"
-    backends: ClassVar[dict[str, BackendFunction]] = {
+    backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": linear_reference,
         "blockwise": linear_blockwise,
         "triton": linear_triton,
     }
-    auto_rules: ClassVar[dict[str, AutoRule]] = CHUNK_RULES
+    auto_rules = CHUNK_RULES
     projection: Tensor | None
 
     def __init__(
         self,
-        embed_dim: int,
-        head_dim: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
+        layout: HeadLayout,
         backend: Backend = "auto",
-        feature_map: FeatureName = "elu",
+        *,
+        form: LinearForm,
         num_features: int | None = None,
         redraw_features: bool = True,
-        dpfp_nu: int = 1,
-        feature_norm: FeatureNorm = "none",
-        denominator: Denominator = "sum",
-        eps: float = 0.0,
-        output_scale: OutputScale = "one",
-        padded_len: int | None = None,
     ) -> None:
-        super().__init__(
-            embed_dim,
-            head_dim,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            key_embed_dim=key_embed_dim,
-            value_head_dim=value_head_dim,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-        )
-        features = FeatureMap(feature_map, feature_norm, dpfp_nu)
-        check_feature_map(features, head_dim)
-        self.form = LinearForm(
-            features,
-            denominator=denominator,
-            eps=eps,
-            output_scale=output_scale,
-            padded_len=padded_len,
-        )
-        _check_form(self.form, num_features)
-        self.redraw_features = redraw_features
+        super().__init__(layout, backend)
+        size = layout.head_dim
+        check_feature_map(form.features, size)
+        _check_form(form, num_features)
+        self.form, self.redraw_features = form, redraw_features
         projection = None
-        if feature_map == "favor":
-            count = default_num_features(head_dim) if num_features is None else num_features
-            normals = torch.randn(count, 2, head_dim, dtype=torch.float64)
+        if form.features.name == "favor":
+            count = default_num_features(size) if num_features is None else num_features
+            normals = torch.randn(count, 2, size, dtype=torch.float64)
             projection = orthogonal_projection(normals).to(torch.get_default_dtype())
         self.register_buffer("projection", projection)
 
-    # ------------------------------------------------------------------ arguments of the functions
-    def prior_shares(self, first_position: int, num_keys: int) -> Tensor | None:
-        """Return π of the keys from `first_position` on, (H_kv, K, 1 or L); None: no mixture."""
-        return None
-
-    def score_arguments(self, num_keys: int) -> dict[str, Any]:
-        """Return the switches, the features of evaluation, and the priors."""
-        return {
-            "form": self.form,
-            "projection": self.projection,
-            "prior": self.prior_shares(0, num_keys),
-        }
-
-    def random_arguments(self, rng: RandomKey | None, first_row: int) -> dict[str, Any]:
-        """Return this step's random features in training."""
-        if self.projection is None or not self.training or not self.redraw_features:
-            return {}
-        if rng is None:
-            rng = RandomKey(int(torch.randint(2**62, (1,))))
-        normals = feature_normals(rng, self.projection.shape[0], self.head_dim)
-        return {"projection": orthogonal_projection(normals).to(self.projection)}
-
-    def unsupported(self, backend: str, call: Call) -> str | None:
-        """Masks of pairs need the pairs; a state has none."""
-        if backend == "triton":
-            count = self.form.features.num_features(self.head_dim, self.projection)
-            return linear_refusal(self.variant, call, count, self.value_head_dim)
-        if backend == "reference" and call.recurrent:
-            return "cannot continue from a state"
-        if backend == "blockwise" and call.attn_mask:
-            return "cannot apply attn_mask, because it forms no pairs"
-        return super().unsupported(backend, call)
-
-    # ------------------------------------------------------------------ the call
-    def _prepare(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        bias: Tensor | None,
-        cache: Cache | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Masks]:
+    def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
+        """Refuse a bias, a scale, and memories that are no state."""
         if bias is not None:
             raise ValueError(
                 f"{self.variant} attention has no scores before a softmax to add a bias to; pass "
                 "attn_mask to hide pairs, or use a softmax variant"
+            )
+        if scale is not None:
+            raise ValueError(
+                f"{self.variant} attention has no scores that scale={scale} could multiply"
             )
         if cache is not None and not isinstance(cache, LinearState):
             raise ValueError(
@@ -194,53 +108,124 @@ class LinearAttention(Attention):
                 "decoding with denominator=sqrt_len needs padded_len, received None: √N is not "
                 "known before the last token"
             )
-        return super()._prepare(query, key, value, key_mask, attn_mask, is_causal, bias, cache)
 
-    def run(
-        self,
-        backend: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        arguments: dict[str, Any],
-        cache: Cache | None,
-        **call: Any,
-    ) -> Tensor:
-        """Compute the heads' outputs; with a state, go on from it."""
-        if isinstance(cache, LinearState):
-            num_keys = value.shape[2]
-            prior = self.prior_shares(cache.length - num_keys, num_keys)
-            arguments = {**arguments, "state": cache, "prior": prior}
-        return super().run(backend, query, key, value, arguments=arguments, cache=cache, **call)
+    # ------------------------------------------------------------------ one call
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return components of the keys, features, priors and state."""
+        arguments = LinearArguments(
+            self.form,
+            self.features(call.rng),
+            prior=self.shares(call),
+            state=call.cache if isinstance(call.cache, LinearState) else None,
+        )
+        return Choice(backend, self.components(call.key), arguments)
+
+    def features(self, rng: RandomKey | None) -> Tensor | None:
+        """Return the random features of a call, (F, E): this step's in training."""
+        if self.projection is None or not self.training or not self.redraw_features:
+            return self.projection
+        if rng is None:
+            rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
+        normals = feature_normals(rng, self.projection.shape[0], self.layout.head_dim)
+        return orthogonal_projection(normals).to(self.projection)
+
+    def shares(self, call: HeadCall) -> Tensor | None:
+        """Return π of the call's keys, (H_kv, K, 1 or L). None means no mixture."""
+        return None
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return `linear_kernel`: not scores before a softmax, but the maps before division."""
+        dtype = compute_dtype(call.query)
+        arguments = LinearArguments(self.form, self.projection, prior=self.shares(call))
+        key = self.components(call.key).to(dtype)
+        return linear_kernel(call.query.to(dtype), key, arguments)
+
+    def weights(self, call: HeadCall) -> Tensor:
+        """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), whatever the denominator."""
+        self.check(call.masks.bias, call.cache, call.scale)
+        with autocast_off(call.query):
+            kernel = self.scores(call)
+        kernel = masked_kernel(kernel, call.masks)
+        total = kernel.sum(-1, keepdim=True)
+        return kernel / total.masked_fill(total == 0, 1.0)
+
+    def refusal(self, backend: str, call: Call) -> str | None:
+        """Masks of pairs need the pairs; a state has none."""
+        if backend == "triton":
+            count = self.form.features.num_features(self.layout.head_dim, self.projection)
+            return linear_refusal(self.variant, call, count, self.layout.value_head_dim)
+        if backend == "reference" and call.recurrent:
+            return "cannot continue from a state"
+        if backend == "blockwise" and call.attn_mask:
+            return "cannot apply attn_mask, because it forms no pairs"
+        return common_refusal(self, backend, call)
 
     def new_cache(self, capacity: int = 0) -> LinearState:
         """Return an empty state; `capacity` does not matter, its size is constant."""
         return LinearState()
 
-    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Return `linear_kernel`: not scores before a softmax, but the maps before division."""
-        return linear_kernel(query, key, **arguments)
+    def extra_repr(self) -> str:
+        """Switches, for printing."""
+        return str(self.form)
 
-    def weights(
+
+class LinearAttention(Attention):
+    """Attention with a positive feature map φ, in O(N) time and memory.
+
+    Source: Katharopoulos et al., 2020, Eq. (4); feature maps: see `FeatureMap`.
+        out[i] = Σ_j φ(query[i]) · φ(key[j]) value[j] / Σ_j φ(query[i]) · φ(key[j])
+    Departs from the source: attention dropout drops whole values (one decision per sample,
+    key/value head and key), because there are no pairs.
+
+    There is no additive bias (no scores). Boolean `attn_mask` needs `backend="reference"`. The
+    released codes of MGK differ in denominator and output factor: see `ReleasedLinearAttention`.
+
+    Args:
+        embed_dim: C.
+        num_heads: H.
+        feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
+            √E)).
+        num_features: F of `favor`. None means E ln E.
+        redraw_features: draw `favor`'s features anew in every training step, by the step's key.
+            Evaluation always uses the ones that the layer was made with.
+        dpfp_nu: ν of `dpfp`; F = 2 E ν.
+        feature_norm: `sum` divides features by their sum.
+        common: the other arguments of `Attention`, without rotary positions; `dropout` drops
+            values; `backend=reference` materialises the maps, `blockwise` and `triton` are O(N).
+
+    Raises:
+        ValueError: an unknown name, or options that contradict each other; see also `Attention`.
+    """
+
+    core: LinearCore
+
+    def __init__(
         self,
-        query: Tensor,
-        key: Tensor | None = None,
+        embed_dim: int,
+        num_heads: int,
         *,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), whatever the denominator."""
-        q, k, v, masks = self._prepare(query, key, None, key_mask, attn_mask, is_causal, bias, None)
-        with autocast_off(q):
-            dtype = compute_dtype(q)
-            arguments = self.score_arguments(v.shape[2])
-            kernel = self.reference_scores(q.to(dtype), self.expand_keys(k).to(dtype), **arguments)
-        kernel = masked_kernel(kernel, masks)
-        total = kernel.sum(-1, keepdim=True)
-        return kernel / total.masked_fill(total == 0, 1.0)
+        feature_map: FeatureName = "elu",
+        num_features: int | None = None,
+        redraw_features: bool = True,
+        dpfp_nu: int = 1,
+        feature_norm: FeatureNorm = "none",
+        **common: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, rotary_dim=0, rotary_base=10000.0, **common)
+        features = FeatureMap(feature_map, feature_norm, dpfp_nu)
+        self.core = self.make_core(
+            form=self.make_form(features),
+            num_features=num_features,
+            redraw_features=redraw_features,
+        )
+
+    def make_form(self, features: FeatureMap) -> LinearForm:
+        """Return feature map and switches."""
+        return LinearForm(features)
+
+    def make_core(self, **options: Any) -> LinearCore:
+        """Return the core for these options."""
+        return LinearCore(self.layout, self._backend, **options)
 
     # ------------------------------------------------------------------ cost
     def key_flops(self, seq_len: int) -> int:
@@ -257,22 +242,18 @@ class LinearAttention(Attention):
         """
         n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
         e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
-        f = self.form.features.num_features(e, self.projection)
-        divides = self.form.denominator == "sum"
+        form, projection = self.core.form, self.core.projection
+        f = form.features.num_features(e, projection)
+        divides = form.denominator == "sum"
         flops = h * n * e * (2 * c - 1) + self.key_flops(n) + kv * n * e_v * (2 * width - 1)
         flops += kv * f * e_v * (2 * n - 1) + h * n * e_v * (2 * f - 1)
         if divides:
             flops += kv * f * (n - 1) + h * n * (2 * f - 1) + h * n * e_v
         flops += n * c * (2 * h * e_v - 1)
-        macs = n * (c * h * e + width * (self.key_width + kv * e_v) + h * e_v * c)
-        macs += n * f * (e_v + divides) * (h + kv)
-        if self.projection is not None:
+        macs = self.projection_macs(n) + n * f * (e_v + divides) * (h + kv)
+        if projection is not None:
             macs += n * f * e * (h + self.key_width // e)
-        return Cost(flops, macs, num_parameters=sum(p.numel() for p in self.parameters()))
-
-    def extra_repr(self) -> str:
-        """Sizes and switches, for printing."""
-        return f"{super().extra_repr()}, {self.form}"
+        return Cost(flops, macs, num_parameters=self.count_parameters())
 
 
 def _check_form(form: LinearForm, num_features: int | None) -> None:

@@ -1,37 +1,68 @@
 """Attention whose keys are mixtures of Gaussians: its backends as pure functions.
 
-The layer that owns projections, shifts, priors and variances is in `mgk_layer.py`.
+The layer that owns projections, shifts, priors and variances is in `layer.py`. Cached keys cost one
+product per pair where shifts allow it. With τ = 1/σ²:
+
+    s_ijr = τ_r query[i] · key[j, r] − (τ_r / 2) ‖query[i]‖² + β_jr
+    β_jr = log π_jr − (τ_r / 2) ‖key[j, r]‖² [− (E / 2) log σ²_r]
+
+and for shifted keys query · (key + b_r) = query · key + query · b_r, whatever the number of
+components.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.backends import pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.functional import (
     compute_dtype,
     first_maximum,
     grouped_scores,
     log_sum_exp,
+    reference_output,
     repeat_heads,
+    repeat_rows,
+    split_precision,
     squared_distance,
 )
-from lit_probattn.attention.layer import reference_output
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.attention.softmax import split_precision
 from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["gaussian", "dot"]
 
 
-def _per_head(parameter: Tensor, num_heads: int) -> Tensor:
-    """Repeat a parameter of key/value heads for grouped query heads: (H_kv, …) -> (H, …)."""
-    groups = num_heads // parameter.shape[0]
-    return parameter if groups == 1 else parameter.repeat_interleave(groups, 0)
+@dataclass(frozen=True)
+class MGKArguments:
+    """What attention to mixtures of Gaussians needs besides heads and masks.
+
+    Args:
+        log_prior: log π, (H_prior, K, 1 or L). None means no prior.
+        variance: σ², (H_prior, K).
+        equal_variance: known to be the same for all components of a head, which lets faster forms
+            drop the query's norm.
+        score: kind of score.
+        include_log_det: whether to add the determinant; see `component_scores`.
+        hard: maximum instead of sum over components.
+        key_shift: b_r, (H_prior, K, E), where the backend takes keys before shifting.
+        row_eps: added to the sum over keys (released language-modelling code: 1e-6), by the
+            reference only.
+    """
+
+    log_prior: Tensor | None
+    variance: Tensor
+    equal_variance: bool
+    score: Score
+    include_log_det: bool = False
+    hard: bool = False
+    key_shift: Tensor | None = None
+    row_eps: float = 0.0
 
 
 def component_scores(
@@ -63,55 +94,38 @@ def component_scores(
     """
     heads = query.shape[1]
     key, query = repeat_heads(key, heads), query[:, :, None]
-    sigma2 = _per_head(variance, heads)[None, :, :, None, None]
+    sigma2 = repeat_rows(variance, heads)[None, :, :, None, None]
     if score == "gaussian":
         result = -squared_distance(query, key) / (2.0 * sigma2)
     else:
         result = query @ key.mT / sigma2
     if log_prior is not None:
-        result = result + _per_head(log_prior, heads)[None, :, :, None, :]
+        result = result + repeat_rows(log_prior, heads)[None, :, :, None, :]
     if include_log_det:
         result = result - (query.shape[-1] / 2.0) * sigma2.log()
     return result
 
 
-def mgk_scores(
-    query: Tensor,
-    key: Tensor,
-    *,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
-) -> Tensor:
+def mgk_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
     """Return l_ij = logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L)."""
     components = component_scores(
         query,
         key,
-        log_prior=log_prior,
-        variance=variance,
-        score=score,
-        include_log_det=include_log_det,
+        log_prior=arguments.log_prior,
+        variance=arguments.variance,
+        score=arguments.score,
+        include_log_det=arguments.include_log_det,
     )
-    return first_maximum(components.unbind(2)) if hard else components.logsumexp(2)
+    return first_maximum(components.unbind(2)) if arguments.hard else components.logsumexp(2)
 
 
 def mgk_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
-    row_eps: float = 0.0,
+    arguments: MGKArguments,
 ) -> Tensor:
     """Attend to keys that are Gaussian mixtures, by the equation.
 
@@ -125,42 +139,18 @@ def mgk_reference(
         value: (B, H_kv, L, E_v).
         masks: what each query may see.
         dropout: attention dropout, one decision per (i, j).
-        log_prior: (H_prior, K, 1 or L), or None.
-        variance: σ², (H_prior, K).
-        equal_variance: known to be the same for all components of a head (lets faster forms drop
-            the query's norm; unused here).
-        score: kind of score.
-        include_log_det: see `component_scores`.
-        hard: maximum instead of sum over components.
-        row_eps: added to the sum over keys (released language-modelling code: 1e-6).
+        arguments: mixture and kind of score.
 
     Returns:
         (B, H, N, E_v), in at least float32.
     """
     dtype = compute_dtype(query)
-    scores = mgk_scores(
-        query.to(dtype),
-        key.to(dtype),
-        log_prior=log_prior,
-        variance=variance.to(dtype),
-        equal_variance=equal_variance,
-        score=score,
-        include_log_det=include_log_det,
-        hard=hard,
-    )
-    return reference_output(scores, value, masks, dropout, row_eps)
+    arguments = replace(arguments, variance=arguments.variance.to(dtype))
+    scores = mgk_scores(query.to(dtype), key.to(dtype), arguments)
+    return reference_output(scores, value, masks, dropout, arguments.row_eps)
 
 
-def expand_to_dot(
-    query: Tensor,
-    key: Tensor,
-    *,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-) -> tuple[Tensor, Tensor]:
+def expand_to_dot(query: Tensor, key: Tensor, arguments: MGKArguments) -> tuple[Tensor, Tensor]:
     """Return vectors whose plain dot product is s_ijr up to a constant of the row.
 
     With τ = 1/σ² the query becomes [q, 1, ‖q‖²] and the key [τ k, β, −(τ − τ_ref)/2], where
@@ -172,26 +162,27 @@ def expand_to_dot(
         query (B, H, N, E') and key (B, H_key or H, K, L, E').
     """
     dtype, low = compute_dtype(query), query.dtype
+    log_prior, variance = arguments.log_prior, arguments.variance
     heads = max(key.shape[1], variance.shape[0])
     key = repeat_heads(key, heads).to(dtype)
     query = query.to(dtype)
-    precision = _per_head(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
-    if score == "gaussian":
+    precision = repeat_rows(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
+    if arguments.score == "gaussian":
         centre = key.detach().mean((2, 3), keepdim=True)
         key, query = key - centre, query - repeat_heads(centre[:, :, 0], query.shape[1])
     query, scaled = query.to(low), (key * precision).to(low)
     offset = torch.zeros((), dtype=dtype, device=key.device)
     if log_prior is not None:
-        offset = offset + _per_head(log_prior.to(dtype), heads)[None, ..., None]
-    if include_log_det:
+        offset = offset + repeat_rows(log_prior.to(dtype), heads)[None, ..., None]
+    if arguments.include_log_det:
         offset = offset + (query.shape[-1] / 2.0) * precision.log()
-    if score == "gaussian":
+    if arguments.score == "gaussian":
         norm = scaled.to(dtype).square().sum(-1, keepdim=True)
         offset = offset - norm / (2.0 * precision)
     offset = offset.expand(*scaled.shape[:-1], 1)
     key_parts = split_precision(offset, low)
     query_parts = [torch.ones_like(query[..., :1])] * len(key_parts)
-    if score == "gaussian" and not equal_variance:
+    if arguments.score == "gaussian" and not arguments.equal_variance:
         difference = (precision - precision[:, :, :1].detach()) * -0.5
         squares = query.to(dtype).square().sum(-1, keepdim=True)
         for a, b in _product_parts(squares, difference, low):
@@ -211,30 +202,16 @@ def mgk_sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
+    arguments: MGKArguments,
 ) -> Tensor:
     """Return the same as softmax attention over K·L keys, through PyTorch's fused attention.
 
     Exact for the soft E-step: Σ_r exp(s_ijr) v_j is a sum over the pairs (j, r), each with its own
     key and the value of its position.
     """
-    query, key = expand_to_dot(
-        query,
-        key,
-        log_prior=log_prior,
-        variance=variance,
-        equal_variance=equal_variance,
-        score=score,
-        include_log_det=include_log_det,
-    )
+    query, key = expand_to_dot(query, key, arguments)
     components = key.shape[2]
     flat_key = key.transpose(2, 3).flatten(2, 3)
     flat_value = repeat_heads(value, key.shape[1]).repeat_interleave(components, 2)
@@ -247,32 +224,18 @@ def mgk_blockwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     masks: Masks,
     dropout: AttentionDropout | None,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    equal_variance: bool,
-    score: Score,
-    include_log_det: bool,
-    hard: bool,
+    arguments: MGKArguments,
 ) -> Tensor:
     """Return the same block by block: hard and soft, with dropout, O(N · block) memory."""
     dtype, heads = compute_dtype(query), query.shape[1]
     # Hard inference compares components, so it too may drop what all components of a row share.
-    query, key = expand_to_dot(
-        query.to(dtype),
-        key.to(dtype),
-        log_prior=log_prior,
-        variance=variance,
-        equal_variance=equal_variance,
-        score=score,
-        include_log_det=include_log_det,
-    )
+    query, key = expand_to_dot(query.to(dtype), key.to(dtype), arguments)
 
     def scores(_: Block, rows: Tensor, *cols: Tensor) -> Tensor:
         components = [grouped_scores(rows, component) for component in cols]
-        return first_maximum(components) if hard else log_sum_exp(components)
+        return first_maximum(components) if arguments.hard else log_sum_exp(components)
 
     keys = key.unbind(2)
     per_key: list[Axis] = ["col" for _ in keys]
@@ -286,3 +249,122 @@ def mgk_blockwise(
         dropout=dropout,
     )
     return out
+
+
+def key_offsets(
+    key: Tensor,
+    *,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    gaussian: bool,
+    include_log_det: bool,
+) -> Tensor:
+    """Return β_jr, (B, H_key, K, L), in at least float32.
+
+    Args:
+        key: every component's keys, (B, H_key, K, L, E), as they are stored (rounded).
+        log_prior: log π of these keys, (H_key, K, 1 or L). None means no prior.
+        variance: σ², (H_key, K).
+        gaussian: whether the score has the norm of the key.
+        include_log_det: whether the determinant counts.
+    """
+    dtype = compute_dtype(key)
+    precision = 1.0 / variance.to(dtype)[:, :, None]
+    beta = torch.zeros(key.shape[:-1], dtype=dtype, device=key.device)
+    if gaussian:
+        beta = beta - key.to(dtype).square().sum(-1) * precision / 2.0
+    if log_prior is not None:
+        beta = beta + log_prior.to(dtype)
+    if include_log_det:
+        beta = beta + (key.shape[-1] / 2.0) * precision.log()
+    return beta
+
+
+def mixture_scores(
+    query: Tensor,
+    key: Tensor,
+    *,
+    shift: Tensor | None,
+    offset: Tensor,
+    variance: Tensor,
+    subtract_query_norm: bool,
+    hard: bool,
+) -> Tensor:
+    """Return logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L).
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E) with shifts, else (B, H_key, K, L, E).
+        shift: b_r, (H_prior, K, E). None means that `key` has all components.
+        offset: β_jr, (B, H_prior, K, L).
+        variance: σ², (H_prior, K).
+        subtract_query_norm: whether −(τ_r / 2) ‖query‖² counts.
+        hard: maximum instead of sum over components.
+    """
+    heads = query.shape[1]
+    precision = 1.0 / repeat_rows(variance.to(query.dtype), heads)  # (H, K)
+    shared = grouped_scores(query, key) if shift is not None else None
+    norms = query.square().sum(-1, keepdim=True) / 2.0
+    total: Tensor | None = None
+    for r in range(precision.shape[1]):
+        if shared is not None and shift is not None:
+            b = repeat_rows(shift[:, r].to(query.dtype), heads)  # (H, E)
+            product = shared + query @ b[None, :, :, None]
+        else:
+            product = grouped_scores(query, key[:, :, r])
+        if subtract_query_norm:
+            product = product - norms
+        beta = repeat_rows(offset[:, :, r].transpose(0, 1), heads).transpose(0, 1)
+        score = product * precision[None, :, r, None, None] + beta[:, :, None]
+        if total is None:
+            total = score
+        else:
+            total = torch.maximum(total, score) if hard else torch.logaddexp(total, score)
+    assert total is not None
+    return total
+
+
+def mgk_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    arguments: MGKArguments,
+) -> Tensor:
+    """Return attention to mixtures of Gaussians by the fused kernels.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_key, K, L, E); unshifted keys (B, H_key, L, E) where the arguments have shifts:
+            then one product per pair serves all components.
+        value: (B, H_kv, L, E_v).
+        masks: what each query may see.
+        dropout: attention dropout.
+        arguments: mixture and kind of score.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    from lit_probattn.kernels.dense.attention import mgk_attention, shifted_mgk_attention
+
+    owners = max(key.shape[1], arguments.variance.shape[0])
+    precision = repeat_rows(1.0 / arguments.variance.to(compute_dtype(query)), owners)
+    log_prior = arguments.log_prior
+    offset = None if log_prior is None else repeat_rows(log_prior, owners)
+    if arguments.include_log_det:
+        log_det = (query.shape[-1] / 2.0) * precision.log()[..., None]
+        offset = log_det if offset is None else offset + log_det
+    terms = {
+        "precision": precision,
+        "offset": offset,
+        "gaussian": arguments.score == "gaussian",
+        "equal_precision": arguments.equal_variance,
+        "hard": arguments.hard,
+        **pair_arguments(masks, dropout, query),
+    }
+    key = repeat_heads(key, owners)
+    if arguments.key_shift is None:
+        return mgk_attention(query, key, value, **terms)
+    shift = repeat_rows(arguments.key_shift, owners)
+    return shifted_mgk_attention(query, key, shift, value, **terms)

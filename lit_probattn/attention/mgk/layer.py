@@ -1,30 +1,37 @@
-"""The MGK and sMGK layer. Over 300 lines: one class, a third of it documents its options.
-
-Key components or shifted keys, priors, variances, settings A, B, C.
-"""
+"""The core and the layer of MGK and sMGK: key components or shifts, priors, variances."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend, Call
-from lit_probattn.attention.functional import repeat_heads
-from lit_probattn.attention.fused import kernel_refusal, mgk_triton
-from lit_probattn.attention.layer import Attention, BackendFunction, Cost
-from lit_probattn.attention.mgk.decode import key_offsets, mixture_scores
-from lit_probattn.attention.mgk.em_parity import EMCodeParity
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.core import (
+    BackendFunction,
+    Choice,
+    Core,
+    HeadCall,
+    HeadLayout,
+)
+from lit_probattn.attention.functional import check_choice, compute_dtype, repeat_heads
+from lit_probattn.attention.layer import Attention, Cost
 from lit_probattn.attention.mgk.functions import (
+    MGKArguments,
     Score,
+    key_offsets,
     mgk_blockwise,
     mgk_reference,
     mgk_scores,
     mgk_sdpa,
+    mgk_triton,
+    mixture_scores,
 )
-from lit_probattn.attention.mgk.m_step import MStepPriors
+from lit_probattn.attention.mgk.m_step import in_backward, responsibility_sums
 from lit_probattn.attention.mgk.priors import (
     PRIOR_FLOOR,
     EStep,
@@ -35,10 +42,247 @@ from lit_probattn.attention.mgk.priors import (
     VariancePreset,
     variance_multipliers,
 )
-from lit_probattn.attention.rotary import RotaryShift
+from lit_probattn.attention.rotary import Rotary, RotaryShift
 
 
-class MGKAttention(MStepPriors, Attention):
+class MGKCore(Core):
+    """Attention to keys that are mixtures of K Gaussians, from heads to heads.
+
+    Args:
+        layout: heads and their sizes; K keys per head unless they are shifted here.
+        backend: implementation.
+        num_components: K.
+        rotary: rotary positions of the keys, where shifts come before them.
+
+    The other arguments are those of `MGKAttention`.
+
+    Raises:
+        ValueError: fewer than one component, a variance that is not positive, an unknown name, or
+            shifts without a dimension to live in.
+    """
+
+    variant: ClassVar[str] = "mgk"
+    steps_over_cache: ClassVar[bool] = True
+    backends: ClassVar[Mapping[str, BackendFunction]] = {
+        "reference": mgk_reference,
+        "sdpa": mgk_sdpa,
+        "blockwise": mgk_blockwise,
+        "triton": mgk_triton,
+    }
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend = "auto",
+        *,
+        num_components: int = 2,
+        shifted_keys: bool = False,
+        e_step: EStep = "learned",
+        score: Score = "gaussian",
+        variance: VariancePreset | list[float] = "equal",
+        learn_variance: bool = False,
+        prior_share: PriorShare = "head",
+        prior_param: PriorParam = "clamp",
+        prior_momentum: float = 0.0,
+        prior_floor: float = PRIOR_FLOOR,
+        max_positions: int | None = None,
+        mixture_heads: Literal["kv", "query"] = "kv",
+        shift_init_std: float = 1.0,
+        include_log_det: bool = False,
+        em_weighting: Literal["uniform", "posterior"] = "uniform",
+        rotary: Rotary | None = None,
+        rotary_shift: RotaryShift = "before",
+    ) -> None:
+        super().__init__(layout, backend)
+        check_choice("e_step", e_step, ("learned", "soft", "hard"))
+        check_choice("score", score, ("gaussian", "dot"))
+        check_choice("mixture_heads", mixture_heads, ("kv", "query"))
+        check_choice("em_weighting", em_weighting, ("uniform", "posterior"))
+        check_choice("rotary_shift", rotary_shift, ("before", "after", "unrotated"))
+        self.num_components, self.shifted_keys = num_components, shifted_keys
+        self.e_step, self.score, self.score_maps = e_step, score, num_components
+        self.include_log_det, self.em_weighting = include_log_det, em_weighting
+        self.rotary, self.rotary_shift = rotary, rotary_shift
+        self.observes = e_step == "soft"
+        # Heads with shifts, priors and variances of their own.
+        self.num_mixtures = owners = layout.key if mixture_heads == "kv" else layout.query
+        multipliers = variance_multipliers(variance, num_components)
+        self.variance = MixtureVariance(multipliers, owners, layout.head_dim, learn_variance)
+        self.prior: MixturePrior | None = None
+        if e_step != "hard":
+            self.prior = MixturePrior(
+                num_components,
+                owners,
+                share=prior_share,
+                param=prior_param,
+                by_m_step=e_step == "soft",
+                max_positions=max_positions,
+                momentum=prior_momentum,
+                floor=prior_floor,
+            )
+        self.key_shift: nn.Parameter | None = None
+        if shifted_keys:
+            size = layout.head_dim
+            if rotary is not None and rotary_shift == "unrotated":
+                size -= rotary.rotary_dim
+                if size == 0:
+                    raise ValueError(
+                        f"rotary_shift=unrotated: rotary_dim={rotary.rotary_dim} leaves no "
+                        f"dimension of head_dim={layout.head_dim} for the shifts; choose a smaller "
+                        "rotary_dim"
+                    )
+            shift = torch.randn(owners, num_components, size) * shift_init_std
+            self.key_shift = nn.Parameter(shift)
+        self.kernel = "smgk" if self.shares_product else "mgk"
+        if e_step == "hard":
+            self.refused = {"sdpa": "cannot take the maximum over components (e_step=hard)"}
+        collapses = shifted_keys and score == "dot" and self.variance.is_equal
+        if collapses and prior_share != "head_position":
+            warnings.warn(
+                "shifted keys with dot-product scores, equal variances and priors shared by "
+                "positions are ordinary softmax attention: the shift cancels in every row",
+                stacklevel=3,
+            )
+
+    # ------------------------------------------------------------------ one call
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return components of the keys and the mixture; shifts where one product serves all."""
+        arguments = self.arguments(call)
+        if backend == "triton" and self.shares_product:
+            return Choice(backend, call.key, replace(arguments, key_shift=self.shifts()))
+        return Choice(backend, self.components(call.key), arguments)
+
+    def arguments(self, call: HeadCall) -> MGKArguments:
+        """Return priors, variances and switches; another scale divides the variances."""
+        variance = self.variance()
+        return MGKArguments(
+            log_prior=None if self.prior is None else self.prior(call.masks.num_keys),
+            variance=variance if call.scale is None else variance / call.scale_ratio(),
+            equal_variance=self.variance.is_equal,
+            score=self.score,
+            include_log_det=self.include_log_det,
+            hard=self.e_step == "hard",
+        )
+
+    def components(self, key: Tensor, first_position: int = 0) -> Tensor:
+        """Return every component's keys, (B, H_key, K, L, E)."""
+        shift = self.shifts()
+        if shift is None:
+            return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
+        table = shift[:, :, None].to(key.dtype)
+        if self.rotary is not None and self.rotary_shift == "before":
+            table = self.rotary(table.expand(-1, -1, key.shape[-2], -1), first_position)
+        return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
+
+    @property
+    def shares_product(self) -> bool:
+        """Whether the components' scores differ by a term per query and one per key only."""
+        turned = self.rotary is not None and self.rotary_shift == "before"
+        return self.shifted_keys and not turned
+
+    def shifts(self) -> Tensor | None:
+        """Return b_r over whole heads, (H_prior, K, E); zero where they are kept unrotated."""
+        size = self.layout.head_dim
+        if self.key_shift is None or self.key_shift.shape[-1] == size:
+            return self.key_shift
+        return nn.functional.pad(self.key_shift, (size - self.key_shift.shape[-1], 0))
+
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return `mgk_scores`."""
+        dtype = compute_dtype(call.query)
+        key = self.components(call.key).to(dtype)
+        return mgk_scores(call.query.to(dtype), key, self.arguments(call))
+
+    # ------------------------------------------------------------------ setting B
+    @property
+    def by_m_step(self) -> bool:
+        """Whether priors follow the M-step."""
+        return self.e_step == "soft"
+
+    def observe(self, call: HeadCall) -> None:
+        """Add the responsibilities of a training pass; a recomputation in backward adds nothing.
+
+        The task sums them over ranks and applies them once per optimiser step, so micro-batches and
+        ranks together make one M-step.
+        """
+        if self.prior is None or not self.by_m_step or in_backward():
+            return
+        arguments = self.arguments(call)
+        assert arguments.log_prior is not None
+        sums = responsibility_sums(
+            call.query.detach(),
+            self.components(call.key).detach(),
+            masks=call.masks,
+            query_mask=call.query_mask,
+            log_prior=arguments.log_prior,
+            variance=arguments.variance,
+            score=self.score,
+            include_log_det=self.include_log_det,
+            weighting=self.em_weighting,
+        )
+        self.prior.accumulate(*sums)
+
+    def prior_statistics(self) -> Tensor | None:
+        """Return numerator and denominator since the last update, (2, *prior shape), or None."""
+        if self.prior is None or not self.by_m_step:
+            return None
+        return self.prior.statistics()
+
+    def apply_prior_update(self, statistics: Tensor) -> None:
+        """Replace the priors by an M-step over `statistics` (summed over ranks by the caller).
+
+        Raises:
+            ValueError: the priors do not follow an M-step.
+        """
+        if self.prior is None or not self.by_m_step:
+            raise ValueError(f"e_step={self.e_step} has no M-step; only e_step=soft updates priors")
+        self.prior.apply_statistics(statistics)
+
+    # ------------------------------------------------------------------ decoding
+    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
+        """Return β_jr of stored keys, (B, H_prior, K, L); see `functions`."""
+        log_prior = None if self.prior is None else self.prior(first_position + key.shape[-2])
+        if log_prior is not None and log_prior.shape[-1] > 1:
+            log_prior = log_prior[..., first_position:]
+        variance = self.variance()
+        return key_offsets(
+            repeat_heads(self.components(key, first_position), variance.shape[0]),
+            log_prior=log_prior,
+            variance=variance,
+            gaussian=self.score == "gaussian",
+            include_log_det=self.include_log_det,
+        )
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
+    ) -> Tensor:
+        """Return the scores of a part of the cache; shifted keys cost one product per pair."""
+        if offset is None:
+            offset = self.key_offset(key, cols.start)
+        assert offset is not None
+        shift = self.shifts()
+        if not self.shares_product:
+            key, shift = self.components(key, cols.start), None
+        varies = not self.variance.is_equal or self.row_eps > 0.0
+        return mixture_scores(
+            query,
+            key,
+            shift=shift,
+            offset=offset,
+            variance=self.variance(),
+            subtract_query_norm=self.score == "gaussian" and varies,
+            hard=self.e_step == "hard",
+        )
+
+    def extra_repr(self) -> str:
+        """The mixture, for printing."""
+        return (
+            f"num_components={self.num_components}, shifted_keys={self.shifted_keys}, "
+            f"e_step={self.e_step!r}, score={self.score!r}"
+        )
+
+
+class MGKAttention(Attention):
     """Attention with a mixture of K Gaussians per key (Transformer-MGK, -sMGK).
 
     Source: MGK, ICML 2022, Eq. (7), Table 5 (settings), Table 10 (shared keys).
@@ -49,14 +293,7 @@ class MGKAttention(MStepPriors, Attention):
 
     Args:
         embed_dim: C.
-        head_dim: E.
         num_heads: H. The papers halve it and keep `head_dim`.
-        num_kv_heads: key/value heads; 1 is multi-query MGK (one set of K keys for all heads).
-        key_embed_dim: width of keys and values in cross-attention.
-        value_head_dim: size of a value head.
-        bias: biases of the projections.
-        dropout: attention dropout in training, one decision per (i, j) for all components.
-        backend: implementation.
         num_components: K.
         shifted_keys: False (MGK): K key projections. True (sMGK): one projection and K learned
             shifts, key[j, r] = key[j] + b_r.
@@ -72,47 +309,29 @@ class MGKAttention(MStepPriors, Attention):
         mixture_heads: in grouped attention, whether shifts, priors and variances belong to the
             key/value head (the paper's "shared") or to each query head.
         shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
-        shift_first_zero: start the first shift at zero (the released code).
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
         em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
         prior_momentum: weight of the old prior in an M-step.
-        prior_floor: smallest π in log space.
-        rotary_dim: entries of a head that rotary positions turn; 0 for none.
-        rotary_base: base of the rotary angles.
         rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
             positions, K products per pair), `after` it (one product where a kernel uses that, but
             absolute positions enter), or in `unrotated` dimensions only (both; recommended where
             `rotary_dim` < E).
-        row_eps: added to the sum of exponentials of every row (released language-modelling code:
-            1e-6); `backend="reference"` only.
-        em_code_parity: setting B as the released code updates it, at every forward pass in
-            training, `lra` or `lm`; see `code_parity_sums`.
+        common: the other arguments of `Attention`; with `num_kv_heads=1` (multi-query MGK) one set
+            of K keys serves all heads. Attention dropout takes one decision per (i, j) for all
+            components.
 
     Raises:
-        ValueError: fewer than one component, a variance that is not positive, an unknown name.
+        ValueError: fewer than one component, a variance that is not positive, an unknown name; see
+            also `Attention`.
     """
 
-    variant: ClassVar[str] = "mgk"
-    steps_over_cache: ClassVar[bool] = True
-    backends: ClassVar[dict[str, BackendFunction]] = {
-        "reference": mgk_reference,
-        "sdpa": mgk_sdpa,
-        "blockwise": mgk_blockwise,
-        "triton": mgk_triton,
-    }
+    core: MGKCore
 
     def __init__(
         self,
         embed_dim: int,
-        head_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None = None,
-        key_embed_dim: int | None = None,
-        value_head_dim: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        backend: Backend = "auto",
         num_components: int = 2,
         shifted_keys: bool = False,
         e_step: EStep = "learned",
@@ -124,216 +343,43 @@ class MGKAttention(MStepPriors, Attention):
         max_positions: int | None = None,
         mixture_heads: Literal["kv", "query"] = "kv",
         shift_init_std: float = 1.0,
-        shift_first_zero: bool = False,
         include_log_det: bool = False,
         em_weighting: Literal["uniform", "posterior"] = "uniform",
         prior_momentum: float = 0.0,
-        prior_floor: float = PRIOR_FLOOR,
-        rotary_dim: int = 0,
-        rotary_base: float = 10000.0,
         rotary_shift: RotaryShift = "before",
-        row_eps: float = 0.0,
-        em_code_parity: EMCodeParity = "none",
+        **common: Any,
     ) -> None:
         if num_components < 1:
             raise ValueError(f"num_components must be at least 1, received {num_components}")
         self.num_components, self.shifted_keys = num_components, shifted_keys
-        super().__init__(
-            embed_dim,
-            head_dim,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            key_embed_dim=key_embed_dim,
-            value_head_dim=value_head_dim,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-            rotary_dim=rotary_dim,
-            rotary_base=rotary_base,
-        )
-        _check_choice("e_step", e_step, ("learned", "soft", "hard"))
-        _check_choice("score", score, ("gaussian", "dot"))
-        _check_choice("mixture_heads", mixture_heads, ("kv", "query"))
-        _check_choice("em_weighting", em_weighting, ("uniform", "posterior"))
-        _check_choice("rotary_shift", rotary_shift, ("before", "after", "unrotated"))
-        _check_choice("em_code_parity", em_code_parity, ("none", "lra", "lm"))
-        if not 0.0 <= row_eps < 1.0:
-            raise ValueError(f"row_eps must be in [0, 1), received {row_eps}")
-        self.rotary_shift, self.row_eps, self.em_code_parity = rotary_shift, row_eps, em_code_parity
-        self.e_step, self.score, self.score_maps = e_step, score, num_components
-        self.include_log_det, self.em_weighting = include_log_det, em_weighting
-        self.mixture_heads = mixture_heads
-        owners = self.num_kv_heads if mixture_heads == "kv" else num_heads
-        multipliers = variance_multipliers(variance, num_components)
-        self.variance = MixtureVariance(multipliers, owners, head_dim, learn_variance)
-        self.prior: MixturePrior | None = None
-        if e_step != "hard":
-            self.prior = MixturePrior(
-                num_components,
-                owners,
-                share=prior_share,
-                param=prior_param,
-                by_m_step=e_step == "soft",
-                max_positions=max_positions,
-                momentum=prior_momentum,
-                floor=prior_floor,
-            )
-        self.key_shift: nn.Parameter | None = None
-        if shifted_keys:
-            size = head_dim
-            if rotary_dim and rotary_shift == "unrotated":
-                size = head_dim - rotary_dim
-                if size == 0:
-                    raise ValueError(
-                        f"rotary_shift=unrotated: rotary_dim={rotary_dim} leaves no dimension of "
-                        f"head_dim={head_dim} for the shifts; choose a smaller rotary_dim"
-                    )
-            shift = torch.randn(owners, num_components, size) * shift_init_std
-            if shift_first_zero:
-                shift[:, 0] = 0.0
-            self.key_shift = nn.Parameter(shift)
-        plain = (num_components, e_step, prior_share, score, self.num_kv_heads)
-        if em_code_parity != "none" and plain != (
-            2,
-            "soft",
-            "head_position",
-            "gaussian",
-            num_heads,
-        ):
-            raise ValueError(
-                "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
-                f"score=gaussian and num_kv_heads={num_heads}, received {plain}"
-            )
-        collapses = shifted_keys and score == "dot" and self.variance.is_equal
-        if collapses and prior_share != "head_position":
-            warnings.warn(
-                "shifted keys with dot-product scores, equal variances and priors shared by "
-                "positions are ordinary softmax attention: the shift cancels in every row",
-                stacklevel=2,
-            )
-
-    @property
-    def key_width(self) -> int:
-        """Output width of `key_proj`: all components at once unless they are shifts."""
-        return self.num_kv_heads * self.head_dim * (1 if self.shifted_keys else self.num_components)
-
-    def split_keys(self, key: Tensor) -> Tensor:
-        """(B, L, width) -> (B, H_kv, K, L, E), or (B, H_kv, L, E) before shifting."""
-        if self.shifted_keys:
-            return super().split_keys(key)
-        sizes = (self.num_kv_heads, self.num_components, self.head_dim)
-        return key.unflatten(-1, sizes).permute(0, 2, 3, 1, 4)
-
-    def expand_keys(self, key: Tensor, first_position: int = 0) -> Tensor:
-        """Return every component's keys, (B, H_key, K, L, E)."""
-        shift = self._shifts()
-        if shift is None:
-            return key
-        table = shift[:, :, None].to(key.dtype)
-        if self.rotary is not None and self.rotary_shift == "before":
-            table = self.rotary(table.expand(-1, -1, key.shape[-2], -1), first_position)
-        return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
-
-    @property
-    def shares_product(self) -> bool:
-        """Whether the components' scores differ by a term per query and one per key only."""
-        turned = self.rotary is not None and self.rotary_shift == "before"
-        return self.shifted_keys and not turned
-
-    def keys_for(self, backend: str, key: Tensor) -> Tensor:
-        """The kernel of shifted keys takes them before shifting."""
-        return key if backend == "triton" and self.shares_product else self.expand_keys(key)
-
-    def _shifts(self) -> Tensor | None:
-        """Return b_r over whole heads, (H_prior, K, E); zero where they are kept unrotated."""
-        if self.key_shift is None or self.key_shift.shape[-1] == self.head_dim:
-            return self.key_shift
-        return nn.functional.pad(self.key_shift, (self.head_dim - self.key_shift.shape[-1], 0))
-
-    # ------------------------------------------------------------------ decoding
-    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
-        """Return β_jr of stored keys, (B, H_prior, K, L); see `mgk_decode`."""
-        log_prior = None if self.prior is None else self.prior(first_position + key.shape[-2])
-        if log_prior is not None and log_prior.shape[-1] > 1:
-            log_prior = log_prior[..., first_position:]
-        variance = self.variance()
-        return key_offsets(
-            repeat_heads(self.expand_keys(key, first_position), variance.shape[0]),
-            log_prior=log_prior,
+        super().__init__(embed_dim, num_heads, **common)
+        self.core = self.make_core(
+            num_components=num_components,
+            shifted_keys=shifted_keys,
+            e_step=e_step,
+            score=score,
             variance=variance,
-            gaussian=self.score == "gaussian",
-            include_log_det=self.include_log_det,
+            learn_variance=learn_variance,
+            prior_share=prior_share,
+            prior_param=prior_param,
+            prior_momentum=prior_momentum,
+            max_positions=max_positions,
+            mixture_heads=mixture_heads,
+            shift_init_std=shift_init_std,
+            include_log_det=include_log_det,
+            em_weighting=em_weighting,
+            rotary_shift=rotary_shift,
         )
 
-    def cached_scores(
-        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, num_keys: int
-    ) -> Tensor:
-        """Return the scores of a part of the cache; shifted keys cost one product per pair."""
-        if offset is None:
-            offset = self.key_offset(key, cols.start)
-        assert offset is not None
-        shift = self._shifts()
-        if self.rotary is not None and self.rotary_shift == "before" and shift is not None:
-            key, shift = self.expand_keys(key, cols.start), None
-        varies = not self.variance.is_equal or self.row_eps > 0.0
-        return mixture_scores(
-            query,
-            key,
-            shift=shift,
-            offset=offset,
-            variance=self.variance(),
-            subtract_query_norm=self.score == "gaussian" and varies,
-            hard=self.e_step == "hard",
-        )
+    def make_core(self, **mixture: Any) -> MGKCore:
+        """Return the core for these options of the mixture."""
+        return MGKCore(self.layout, self._backend, rotary=self.rotary, **mixture)
 
-    def run(
-        self,
-        backend: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        arguments: dict[str, Any],
-        **call: Any,
-    ) -> Tensor:
-        """Compute the heads' outputs; then, as released code does, replace the priors."""
-        if self.row_eps:
-            arguments = {**arguments, "row_eps": self.row_eps}
-        if backend == "triton" and self.shares_product:
-            arguments = {**arguments, "key_shift": self._shifts()}
-        out = super().run(backend, query, key, value, arguments=arguments, **call)
-        if self.em_code_parity != "none" and self.training and self.prior is not None:
-            self.prior.apply_statistics(self.prior.statistics())
-        return out
+    def head_layout(self) -> HeadLayout:
+        """All components at once unless they are shifts."""
+        keys = 1 if self.shifted_keys else self.num_components
+        return replace(super().head_layout(), keys_per_head=keys)
 
-    def score_arguments(self, num_keys: int) -> dict[str, Any]:
-        """Return priors, variances and switches for the backend functions."""
-        return {
-            "log_prior": None if self.prior is None else self.prior(num_keys),
-            "variance": self.variance(),
-            "equal_variance": self.variance.is_equal,
-            "score": self.score,
-            "include_log_det": self.include_log_det,
-            "hard": self.e_step == "hard",
-        }
-
-    def reference_scores(self, query: Tensor, key: Tensor, **arguments: Any) -> Tensor:
-        """Return `mgk_scores`."""
-        return mgk_scores(query, key, **arguments)
-
-    def unsupported(self, backend: str, call: Call) -> str | None:
-        """A maximum over components is no softmax over expanded keys."""
-        if backend == "sdpa" and self.e_step == "hard":
-            return "cannot take the maximum over components (e_step=hard)"
-        if backend != "reference" and self.row_eps:
-            return "cannot add row_eps to the sums of rows"
-        if backend == "triton":
-            family = "smgk" if self.shares_product else "mgk"
-            sizes = (self.head_dim, self.value_head_dim)
-            return kernel_refusal(family, call, *sizes, bias_gradient=True)
-        return super().unsupported(backend, call)
-
-    # ------------------------------------------------------------------ cost
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by MGK appendix B, general K, with the corrected constant.
 
@@ -343,26 +389,12 @@ class MGKAttention(MStepPriors, Attention):
         (output width KHE as in the baseline, H_kv = H).
         """
         n, c, e, h, k = seq_len, self.embed_dim, self.head_dim, self.num_heads, self.num_components
-        e_v, kv, width = self.value_head_dim, self.num_kv_heads, self.key_embed_dim
         if self.shifted_keys:
             linear = n * h * e * (6 * c + 2 * h * k * e - 4)
         else:
             linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
-        projections = n * (c * h * e + width * (self.key_width + kv * e_v) + h * e_v * c)
         return Cost(
             paper_flops=n * n * h * (2 * (k + 1) * e - 1) + linear,
-            macs=projections + n * n * h * (k * e + e_v),
-            num_parameters=sum(p.numel() for p in self.parameters()),
+            macs=self.projection_macs(n) + n * n * h * (k * e + self.value_head_dim),
+            num_parameters=self.count_parameters(),
         )
-
-    def extra_repr(self) -> str:
-        """Sizes and the mixture, for printing."""
-        return (
-            f"{super().extra_repr()}, num_components={self.num_components}, "
-            f"shifted_keys={self.shifted_keys}, e_step={self.e_step!r}, score={self.score!r}"
-        )
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")

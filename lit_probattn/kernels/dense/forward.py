@@ -1,4 +1,4 @@
-"""Forward kernel of softmax and mixture attention; long, because a kernel takes every stride."""
+"""Forward kernel of softmax and mixture attention: one online softmax over all components."""
 
 # mypy: ignore-errors
 import triton

@@ -1,4 +1,4 @@
-"""Backward kernels of FiSH. Over 300 lines: three kernels share one recomputation.
+"""Backward kernels of FiSH: queries, keys and values, and the additive bias.
 
 Every kernel makes the global tiles, their noise and the weights of its head group again. With
 E_h = P_h ∘ (dP_h - δ_h), the gradient of local score h, all gradients are sums over local heads,

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.launch import Launch, Shape, choose_launch
 from lit_probattn.kernels.runtime import (
+    Launch,
+    Shape,
+    choose_launch,
     is_recording,
     launch,
     padded,
@@ -30,6 +32,16 @@ _SHARED = {80: 156 << 10, 90: 216 << 10}
 _SHARED_ROWS = {"forward": 0.75, "grad_key": 0.6, "crowded": 0.6}
 # Most local heads of one program, and most columns of their accumulators together.
 MOST_HEADS, MOST_COLUMNS = 4, 256
+# Tile sizes (queries, keys) and warps of 16-bit kernels, best first.
+_TILES = {
+    "forward": (
+        *((128, 64, 8), (128, 32, 8), (128, 16, 8)),
+        *((64, 32, 8), (64, 16, 8), (64, 16, 4)),
+    ),
+    "grad_query": ((64, 32, 8), (64, 16, 8)),
+    "grad_key": ((64, 64, 4), (32, 128, 8), (32, 64, 4), (32, 64, 8), (16, 64, 4), (16, 64, 8)),
+    "grad_bias": ((64, 64, 8), (64, 32, 8), (32, 32, 4)),
+}
 
 
 @dataclass(frozen=True)
@@ -99,18 +111,6 @@ class Heads:
             sums = (maps + group) * self.head_dim * found.block_k / threads
             return sums + tiles + self.slots(group)
         return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
-
-
-# Tile sizes (queries, keys) and warps of 16-bit kernels, best first.
-_TILES = {
-    "forward": (
-        *((128, 64, 8), (128, 32, 8), (128, 16, 8)),
-        *((64, 32, 8), (64, 16, 8), (64, 16, 4)),
-    ),
-    "grad_query": ((64, 32, 8), (64, 16, 8)),
-    "grad_key": ((64, 64, 4), (32, 128, 8), (32, 64, 4), (32, 64, 8), (16, 64, 4), (16, 64, 8)),
-    "grad_bias": ((64, 64, 8), (64, 32, 8), (32, 32, 4)),
-}
 
 
 def head_groups(heads: Heads) -> list[int]:

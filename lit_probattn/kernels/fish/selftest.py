@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.fish.attention import fish_attention
+from lit_probattn.kernels.fish.operators import fish_attention
 from lit_probattn.kernels.selftest import random_tensor
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise
 

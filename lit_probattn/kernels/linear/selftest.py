@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.linear.attention import read_sources
+from lit_probattn.kernels.linear.operators import read_sources
 from lit_probattn.kernels.selftest import random_tensor
 
 _BATCH, _HEADS, _SOURCES, _ROWS, _KEYS = 2, 4, 2, 149, 167

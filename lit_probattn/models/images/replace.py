@@ -78,7 +78,7 @@ def replace_attention(
 
     Args:
         model: a Swin or ViT model of timm.
-        attention: called once per layer as `attention(embed_dim, head_dim, num_heads=H)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E, num_heads=H)`.
         stages: stages of a Swin model, from 0. None means all.
         blocks: blocks by their number in the whole model, from 0, in place of `stages`.
         global_heads: global heads, for variants that have them: one number, one for each of
@@ -111,7 +111,7 @@ def replace_attention(
         copy_weights(old, layer) if init == "copy" else draw_weights(layer)
         layer.to(old.proj.weight.device, old.proj.weight.dtype)
         if isinstance(old, TimmWindowAttention):
-            layer.auto_rules = WINDOW_RULES  # type: ignore[misc]
+            layer.core.auto_rules = WINDOW_RULES
             place.block.attn = WindowAttention(layer, old, slot, place.index)
         else:
             place.block.attn = TokenAttention(layer, old, slot, place.index)
@@ -210,7 +210,7 @@ def _make(attention: Callable[..., Attention], old: Any, heads: dict[str, Any]) 
     """Call the factory with the sizes of timm's layer."""
     head_dim = old.qkv.out_features // 3 // old.num_heads
     try:
-        return attention(old.qkv.in_features, head_dim, num_heads=old.num_heads, **heads)
+        return attention(old.qkv.in_features, head_dim=head_dim, num_heads=old.num_heads, **heads)
     except TypeError as error:
         if heads and "unexpected keyword" in str(error):
             raise ValueError(

@@ -13,6 +13,8 @@ from lit_probattn.attention.layer import Attention
 from lit_probattn.models.images.layers import TokenAttention, WindowAttention
 
 INIT_STD = 0.02
+KINDS = ("weight", "bias")
+PROJECTIONS = ("query_proj", "key_proj", "value_proj", "out_proj")
 
 
 @torch.no_grad()
@@ -140,10 +142,6 @@ def load_timm_state_dict(
         copied.append(name)
     projected = {f"{r}.attention.{p}.{kind}" for r in copied for p in PROJECTIONS for kind in KINDS}
     return LoadReport(loaded, copied, sorted(inside - projected))
-
-
-KINDS = ("weight", "bias")
-PROJECTIONS = ("query_proj", "key_proj", "value_proj", "out_proj")
 
 
 def _check_same_model(

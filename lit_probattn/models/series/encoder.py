@@ -228,7 +228,7 @@ class SeriesTransformer(nn.Module):
         self.embedding = SeriesEmbedding(num_features, max_seq_len, embed_dim, positions, dropout)
         self.blocks = nn.ModuleList()
         for _ in range(num_layers):
-            layer = attention(embed_dim, head_dim)
+            layer = attention(embed_dim, head_dim=head_dim)
             if attention_init == "xavier":
                 init_attention(layer)
             self.blocks.append(

@@ -3,7 +3,7 @@
     python -m lit_probattn.head_size theory --out reports/NAME
     python -m lit_probattn.head_size embed runs/NAME/0/checkpoints/best-00000600.ckpt wide.ckpt \\
         --head_dim 64
-    python -m lit_probattn.head_size experiment --grid configs/studies/head_size_reduced.yaml \\
+    python -m lit_probattn.head_size experiment --grid configs/reproduce/head_size_reduced.yaml \\
         --data_dir DIR --runs runs/head_size --out reports/NAME
 
 theory: theorem 1's construction, the sharper bounds, its counter-example, figure LRB-G1, and with
@@ -21,12 +21,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_probattn.reproduce.head_size import commands
+from lit_probattn.analysis.head_size import theory
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.configs import ConfigError
+from lit_probattn.convert import wider_heads
+from lit_probattn.convert.to_mgk import ConversionError
+from lit_probattn.records.tables import PictureError
+from lit_probattn.reproduce.head_size import experiment
 from lit_probattn.reproduce.head_size.grid import GridError
 from lit_probattn.training.checkpoints import CheckpointError
-from lit_probattn.training.trained import AnalysisError
+from lit_probattn.training.trained import OpenError
 
 PROGRAM = "python -m lit_probattn.head_size"
+PARTS = {
+    "theory": (theory, "theorems as programs"),
+    "embed": (wider_heads, "enlarge the heads of a checkpoint"),
+    "experiment": (experiment, "perplexity over heads"),
+}
+
+REFUSALS = (
+    *(AnalysisError, CheckpointError, ConfigError, ConversionError, GridError),
+    *(OpenError, PictureError),
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -36,28 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog=PROGRAM, description=__doc__, allow_abbrev=False, formatter_class=raw
     )
     parts = parser.add_subparsers(dest="part", required=True)
-    theory = parts.add_parser("theory", allow_abbrev=False, help="theorems as programs")
-    theory.add_argument("--out", type=Path, required=True, help="folder of the results")
-    theory.add_argument("--strictness", action="store_true", help="theorem 2 by fitting: minutes")
-    theory.add_argument("--steps", type=int, default=4000, help="of the fits; default 4000")
-    embed = parts.add_parser("embed", allow_abbrev=False, help="enlarge the heads of a checkpoint")
-    embed.add_argument("checkpoint", type=Path, help="a checkpoint with softmax attention")
-    embed.add_argument("output", type=Path, help="the checkpoint to write, NAME.ckpt")
-    embed.add_argument("--head_dim", type=int, required=True, help="new head size")
-    embed.add_argument("--from_head_dim", type=int, help="head size, where no hyper-parameter says")
-    embed.add_argument(
-        *("--padding_std",), type=float, default=0.0, help="small numbers where training can begin"
-    )
-    experiment = parts.add_parser("experiment", allow_abbrev=False, help="perplexity over heads")
-    add = experiment.add_argument
-    add("--grid", type=Path, required=True, help="a file of configs/studies")
-    add("--data_dir", help="folder of the text (or LIT_PROBATTN_DATA)")
-    add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
-    add("--runs", type=Path, default=Path("runs/head_size"), help="folder of the runs")
-    add("--out", type=Path, required=True, help="folder of the results")
-    add("--accelerator", default="auto", help="Lightning's name: auto, cpu, gpu")
-    add("--shard", default="0/1", help="I/N: every N-th model from the I-th")
-    add("--report", action="store_true", help="train nothing, write what is finished")
+    for name, (module, summary) in PARTS.items():
+        module.add_arguments(parts.add_parser(name, allow_abbrev=False, help=summary))
     return parser
 
 
@@ -67,14 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     shown = [Path(a).name if Path(a).is_absolute() else a for a in arguments]
     options.command = f"{PROGRAM} {shlex.join(shown)}"
-    run = {
-        "theory": commands.theory,
-        "embed": commands.embed,
-        "experiment": commands.experiment,
-    }[options.part]
     try:
-        run(options)
-    except (AnalysisError, CheckpointError, GridError) as error:
+        PARTS[options.part][0].run(options)
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -7,6 +7,7 @@ from its newest checkpoint.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -15,13 +16,25 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from lit_probattn.analysis.results import Results
 from lit_probattn.cli.app import main as run_command
+from lit_probattn.configs import read_yaml
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.reproduce.head_size.grid import Grid, GridError, Point
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
 from lit_probattn.training.run_folder import versions_of
-from lit_probattn.training.run_record import replace_text
+
+_NAMES = {
+    "standard": "head size d / h",
+    "fixed": "fixed head size",
+    "matched_mlp": "d / h, MLP matched (M1)",
+    "matched_width": "d / h, width matched (M2)",
+    "head_size": "head size varied",
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,7 @@ def read_sizes(grid: Grid, place: Place) -> tuple[int, int]:
     Raises:
         GridError: matching by width is asked for, and the rows are not known yet.
     """
-    task = yaml.safe_load(Path(grid.task).read_text())
+    task = read_yaml(grid.task)
     layers = grid.flags.get(
         "model.init_args.num_layers", task["model"]["init_args"].get("num_layers")
     )
@@ -180,3 +193,98 @@ def table_of(grid: Grid, place: Place) -> pd.DataFrame:
 def plan(points: Sequence[Point]) -> list[str]:
     """Lines that list the models of a grid."""
     return [f"{p.rule:14} {p.name}" for p in points]
+
+
+# ---- the experiment ----------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `python -m lit_probattn.head_size experiment`."""
+    add = parser.add_argument
+    add("--grid", type=Path, required=True, help="a file of configs/reproduce")
+    add("--data_dir", help="folder of the text (or LIT_PROBATTN_DATA)")
+    add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
+    add("--runs", type=Path, default=Path("runs/head_size"), help="folder of the runs")
+    add("--out", type=Path, required=True, help="folder of the results")
+    add("--accelerator", default="auto", help="Lightning's name: auto, cpu, gpu")
+    add("--shard", default="0/1", help="I/N: every N-th model from the I-th")
+    add("--report", action="store_true", help="train nothing, write what is finished")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the grid and write table, figures and text.
+
+    Raises:
+        GridError: the grid or the shard is malformed, or nothing is finished.
+    """
+    grid = Grid.read(options.grid)
+    place = Place(options.data_dir, options.cache_dir, options.runs, options.accelerator)
+    number, _, count = options.shard.partition("/")
+    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise GridError(f"--shard takes I/N with I below N, received {options.shard!r}")
+    if options.report:
+        table = table_of(grid, place)
+    else:
+        table = run_grid(grid, place, (int(number), int(count)))
+    if table.empty:
+        raise GridError("no model of the grid is finished")
+    results = Results(options.out, "head_size", options.command)
+    results.table(table)
+    results.figure(draw_heads(table, grid))
+    results.figure(draw_parameters(table), "parameters")
+    columns = ["rule", "num_heads", "head_dim", "embed_dim", "mlp_dim", "num_parameters"]
+    shown = table.groupby(columns, sort=False)["perplexity"].agg(["mean", "std", "count"])
+    body = (
+        f"Grid {options.grid.name}: task {grid.task}, {table['steps'].iloc[0]} steps, "
+        f"{table['seed'].nunique()} seeds; metric {table['metric'].iloc[0]}. `standard`: head size "
+        f"d / h; `fixed`: head size {grid.head_dim}; `matched_mlp` and `matched_width`: heads of "
+        "size d / h, parameters of the fixed model by a wider MLP (rule M1) or embedding (M2).\n\n"
+        f"{markdown_table(shown.reset_index())}"
+    )
+    results.text("Perplexity against the number of heads", [], body)
+
+
+def _curves(axis: Axes, table: pd.DataFrame, column: str) -> None:
+    for number, rule in enumerate(dict.fromkeys(table["rule"])):
+        points = table[table["rule"] == rule].groupby(column)["perplexity"]
+        means = points.mean()
+        spread = points.std().fillna(0.0)
+        axis.errorbar(
+            *(means.index, means, spread),
+            marker="o",
+            ms=4,
+            lw=1.3,
+            capsize=2,
+            color=f"C{number}",
+            label=_NAMES[str(rule)],
+        )
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    axis.set_ylabel("test perplexity")
+    axis.grid(color="0.9", lw=0.6)
+    axis.legend(fontsize=8, frameon=False)
+
+
+def draw_heads(table: pd.DataFrame, grid: Grid) -> Figure:
+    """Draw perplexity against the number of heads (LRB-F1), and against varied head sizes."""
+    varied = table[table["rule"] == "head_size"]
+    figure, axes = panels(1, 1 if varied.empty else 2, 5.0, 3.8)
+    _curves(axes[0][0], table[table["rule"] != "head_size"], "num_heads")
+    axes[0][0].set_xlabel(f"heads (width {grid.embed_dim}; fixed head size {grid.head_dim})")
+    if not varied.empty:
+        _curves(axes[0][1], varied, "head_dim")
+        axes[0][1].set_xlabel(f"head size at {grid.head_sizes_heads} heads")
+    return figure
+
+
+def draw_parameters(table: pd.DataFrame) -> Figure:
+    """Draw perplexity against all parameters and those beside the token table (LRB-F2)."""
+    figure, axes = panels(1, 2, 4.4, 3.6, sharey=True)
+    _curves(axes[0][0], table, "num_parameters")
+    axes[0][0].set_xlabel("parameters")
+    _curves(axes[0][1], table, "num_other_parameters")
+    axes[0][1].set_xlabel("parameters without the token table")
+    for axis in axes[0]:
+        axis.set_xscale("linear")
+        axis.xaxis.set_major_formatter(lambda v, _: f"{v / 1e6:.2f}M")
+    return figure

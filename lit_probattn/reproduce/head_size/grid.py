@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from lit_probattn.configs import ConfigError, read_yaml
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim
 
 Rule = Literal["standard", "fixed", "head_size", "matched_mlp", "matched_width"]
@@ -54,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid file of configs/studies.
+    """A grid file of configs/reproduce.
 
     Args:
         task: task file; its data, schedule and optimiser hold for all points.
@@ -94,12 +93,12 @@ class Grid:
             GridError: the file is missing, has an unknown entry, or lacks one.
         """
         try:
-            content = yaml.safe_load(path.read_text())
+            content = read_yaml(path)
             given: dict[str, Any] = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in content.items()
             }
             return cls(**given)
-        except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
+        except (ConfigError, TypeError) as error:
             text = str(error).replace("Grid.__init__() ", "")
             raise GridError(f"grid {path.name}: {' '.join(text.split())}") from error
 

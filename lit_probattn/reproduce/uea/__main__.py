@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.core.errors import DataError
+from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.uea.cells import Cell, Place, sizes_of
 from lit_probattn.reproduce.uea.predict import Speed, predict
 from lit_probattn.reproduce.uea.recipes import Table, all_archives
 from lit_probattn.reproduce.uea.report import dry_run_lines, write_results
-from profiling.builders import ConfigError
 
 PROGRAM = "python -m lit_probattn.uea_benchmark"
 
@@ -38,7 +38,11 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--table", default="configs/paper/fish_table6.yaml", help="recipes and published numbers")
+    add(
+        "--table",
+        default="configs/reproduce/fish_table6.yaml",
+        help="recipes and published numbers",
+    )
     add("--archives", nargs="+", help="names, or `all` of the collection; default: the table's")
     add("--variants", nargs="+", help="the table's names, or files of configs/attention")
     add("--seeds", nargs="+", type=int, help="default: the table's")

@@ -16,9 +16,9 @@ from datamodules.series.archive import ARCHIVES
 from datamodules.series.uea import UEA
 from lit_probattn.cli.app import main as run_command
 from lit_probattn.compare.cells import flag, read_result
+from lit_probattn.configs import find
+from lit_probattn.records.provenance import device_name, git_revision, replace_text, versions
 from lit_probattn.reproduce.uea.recipes import Recipe, Table, Variant
-from lit_probattn.training.run_record import replace_text
-from profiling.measure.environment import device_name, git_revision, versions
 
 Selection = Literal["val", "test"]
 
@@ -185,7 +185,7 @@ class Cell:
     @property
     def digest(self) -> str:
         """Hash of everything that decides the result, the archive's content included."""
-        files = [Path(path).read_text() for path in (self.table.task, self.variant.config)]
+        files = [find(path).read_text() for path in (self.table.task, self.variant.config)]
         identity = [self.deciding_arguments(), files, self.sizes.sha256]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 

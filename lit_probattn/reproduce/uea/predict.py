@@ -25,14 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_probattn.attention import Attention
-from lit_probattn.compare.built import set_backends
+from lit_probattn.compare.predict import set_backends
+from lit_probattn.configs import attention_factory
 from lit_probattn.models.series.encoder import SeriesTransformer
 from lit_probattn.models.transformer import MLP
 from lit_probattn.randomness import RandomKey
 from lit_probattn.reproduce.uea.cells import Cell
 from lit_probattn.reproduce.uea.recipes import Variant
-from profiling.builders import attention_factory
-from profiling.measure.memory import predicted_bytes
+from lit_probattn.training.memory import predicted_bytes
 
 Shape = dict[str, Any]
 

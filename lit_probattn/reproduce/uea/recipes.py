@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.series.archive import ARCHIVES, check_name
-from lit_probattn.compare.tables import nearest
-from profiling.builders import ConfigError, attention_entry, read_yaml
+from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml, run_stem
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,10 @@ class Table:
             return self.variants[name]
         if Path(name).suffix == ".yaml":
             attention_entry(name)
-            return Variant(Path(name).stem, name, {}, None)
+            return Variant(run_stem(name), name, {}, None)
         raise ConfigError(
-            f"unknown variant {name!r}{nearest(name, self.variants)}; valid are "
-            f"{', '.join(self.variants)}, or a file of configs/attention"
+            f"unknown variant {name!r}{nearest(name, self.variants)}; or give a file of "
+            "configs/attention"
         )
 
     def recipe(self, archive: str) -> Recipe:

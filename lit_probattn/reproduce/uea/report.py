@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from lit_probattn.records.provenance import device_name
 from lit_probattn.reproduce.uea.cells import Cell
 from lit_probattn.reproduce.uea.predict import Prediction
 from lit_probattn.reproduce.uea.recipes import Table
-from profiling.measure.environment import device_name
 
 FLAG = "**selected on the test split**"
 

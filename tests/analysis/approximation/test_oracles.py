@@ -6,13 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_probattn.analysis.approximation.bounds import (
-    enumerate_optimum,
-    herding,
-    hull_distance,
-    lower_bound,
-    variance,
-)
 from lit_probattn.analysis.approximation.greedy import (
     Problem,
     first_support,
@@ -26,7 +19,16 @@ from lit_probattn.analysis.approximation.oracles import (
     value_oblivious,
     window_mask,
 )
-from lit_probattn.analysis.approximation.witness import eliminate, nnls, nnls_witness
+from lit_probattn.analysis.approximation.witness import (
+    eliminate,
+    enumerate_optimum,
+    herding,
+    hull_distance,
+    lower_bound,
+    nnls,
+    nnls_witness,
+    variance,
+)
 
 EXAMPLE = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
 ALPHA = torch.tensor([0.25, 0.35, 0.4], dtype=torch.float64)

@@ -20,7 +20,7 @@ def trained_run(tmp_path_factory):
     text = made_text.write(folder / "text")
     run(
         [
-            *("fit", "--config", str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml")),
+            *("fit", "--config", str(ROOT / "configs/tasks/tiny/wikitext103_value_aware.yaml")),
             *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
             *("--data.init_args.data_dir", str(text), "--trainer.accelerator", "cpu"),
             *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),

@@ -36,18 +36,23 @@ from lit_probattn.attention import (
     LinearFiSHAttention,
     MGKAttention,
     PolynomialAttention,
+    ReleasedLinearAttention,
     SoftmaxAttention,
 )
 from lit_probattn.tasks import LanguageModeling, MaskedLanguageModeling, SequenceClassifier
 
 VOCAB, LENGTH, C, E = 41, 13, 12, 5
 VARIANTS = {
-    "softmax": lambda c, e, **o: SoftmaxAttention(c, e, 3, **o),
-    "polynomial": lambda c, e, **o: PolynomialAttention(c, e, 3, **o),
-    "elu": lambda c, e, **o: LinearAttention(c, e, 3, **o),
-    "mgk": lambda c, e, **o: MGKAttention(c, e, 2, **o),
-    "gfish": lambda c, e, **o: FiSHAttention(c, e, 4, num_global_heads=2, mixer="mlp", **o),
-    "multi-query": lambda c, e, **o: SoftmaxAttention(c, e, 3, num_kv_heads=1, **o),
+    "softmax": lambda c, head_dim, **o: SoftmaxAttention(c, 3, head_dim=head_dim, **o),
+    "polynomial": lambda c, head_dim, **o: PolynomialAttention(c, 3, head_dim=head_dim, **o),
+    "elu": lambda c, head_dim, **o: LinearAttention(c, 3, head_dim=head_dim, **o),
+    "mgk": lambda c, head_dim, **o: MGKAttention(c, 2, head_dim=head_dim, **o),
+    "gfish": lambda c, head_dim, **o: FiSHAttention(
+        c, 4, head_dim=head_dim, num_global_heads=2, mixer="mlp", **o
+    ),
+    "multi-query": lambda c, head_dim, **o: SoftmaxAttention(
+        c, 3, head_dim=head_dim, num_kv_heads=1, **o
+    ),
 }
 
 
@@ -226,14 +231,14 @@ def test_status_says_what_is_exact():
 
 
 def test_signed_weights_and_other_outputs_are_refused():
-    no_maps = LinearFiSHAttention(C, E, 4, num_global_heads=2).eval()
+    no_maps = LinearFiSHAttention(C, 4, head_dim=E, num_global_heads=2).eval()
     with pytest.raises(NotApplicableError, match="no attention maps"):
         open_call("layer", no_maps, torch.randn(2, 7, C))
-    signed = SoftmaxAttention(C, E, 3).eval()
+    signed = SoftmaxAttention(C, 3, head_dim=E).eval()
     signed.weights = lambda query, *_, **__: torch.full((2, 3, 7, 7), -0.1)  # type: ignore
     with pytest.raises(NotApplicableError, match="negative weights"):
         open_call("layer", signed, torch.randn(2, 7, C))
-    scaled = LinearAttention(C, E, 3, output_scale="inv_sqrt_head_dim").eval()
+    scaled = ReleasedLinearAttention(C, 3, head_dim=E, output_scale="inv_sqrt_head_dim").eval()
     with pytest.raises(NotApplicableError, match="something else than the mean"):  # noqa: SIM117
         with torch.no_grad(), checked_layers({"layer": scaled}):
             scaled(torch.randn(2, 7, C))

@@ -83,13 +83,15 @@ def test_other_variants_leave_the_bound():
     def rank(layer):
         for parameter in layer.parameters():
             torch.nn.init.normal_(parameter, std=0.7)
-        q, k, *_ = layer._prepare(x, None, None, None, None, False, None, None)
-        scores = layer.reference_scores(q, layer.expand_keys(k), **layer.score_arguments(24))
+        scores = layer.core.scores(layer.call(x))
         return int(diagnose(scores)["centred_rank"].max())
 
-    assert rank(SoftmaxAttention(16, 4, 2).double()) == 4
-    assert rank(SoftmaxAttention(16, 4, 2, score="gaussian").double()) == 5
-    assert rank(MGKAttention(16, 4, 2, shifted_keys=True, variance="paper_main").double()) > 10
+    assert rank(SoftmaxAttention(16, 2, head_dim=4).double()) == 4
+    assert rank(SoftmaxAttention(16, 2, head_dim=4, score="gaussian").double()) == 5
+    assert (
+        rank(MGKAttention(16, 2, head_dim=4, shifted_keys=True, variance="paper_main").double())
+        > 10
+    )
 
 
 # ---- the study ---------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def test_study_of_a_checkpoint(tmp_path, capsys):
     text = made_text.write(tmp_path / "text")
     run(
         [
-            *("fit", "--config", str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml")),
+            *("fit", "--config", str(ROOT / "configs/tasks/tiny/wikitext103_value_aware.yaml")),
             *("--config", write_attention(tmp_path), "--run.root", str(tmp_path / "runs")),
             *("--data.init_args.data_dir", str(text), "--trainer.accelerator", "cpu"),
             *("--trainer.devices", "1", "--trainer.enable_progress_bar", "false"),
@@ -129,7 +131,7 @@ def test_study_of_a_checkpoint(tmp_path, capsys):
 # ---- the experiment ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/studies/head_size*.yaml")), ids=str)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/reproduce/head_size*.yaml")), ids=str)
 def test_shipped_grids_are_consistent(path):
     grid = Grid.read(path)
     assert Path(ROOT / grid.task).is_file()
@@ -162,7 +164,7 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
     grid.write_text(
         json.dumps(
             {
-                "task": str(ROOT / "configs/tasks/wikitext103_value_aware_tiny.yaml"),
+                "task": str(ROOT / "configs/tasks/tiny/wikitext103_value_aware.yaml"),
                 "attention": str(ROOT / "configs/attention/softmax.yaml"),
                 "embed_dim": 16,
                 "mlp_dim": 32,

@@ -17,10 +17,12 @@ def draw(noise, batch, maps, rows, cols):
     )
 
 
-def fish_logits(query, key, *, mixing, num_heads, scale_position, noise_position, noise=None):
+def fish_logits(
+    query, key, *, mixing, num_heads, scale_position, noise_position, noise=None, scale_ratio=1.0
+):
     """Return the list of the H local logit maps, each (B, N, L)."""
     batch, num_global, rows, dim = query.shape
-    cols, root = key.shape[2], dim**0.5
+    cols, root = key.shape[2], dim**0.5 / scale_ratio
     kind = "none" if noise is None else noise.kind
     s = mixing.noise_scale
     maps = []

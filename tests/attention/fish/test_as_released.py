@@ -7,7 +7,10 @@ import torch
 import yaml
 from torch.nn import functional as F
 
-from lit_probattn.attention import FiSHAttention, SoftmaxAttention
+from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
+from lit_probattn.attention.fish.functions import fish_scores
+from lit_probattn.attention.masks import Masks
+from lit_probattn.configs import find, run_stem
 from lit_probattn.randomness import RandomKey, normal_noise
 from tests.support.paths import CONFIGS
 
@@ -16,7 +19,7 @@ BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5
 
 
 def make(name, **extra):
-    node = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    node = yaml.safe_load(find(FOLDER / f"{name}.yaml").read_text())
     spec = node["model"]["init_args"]["attention"]
     assert spec["class_path"] == "lit_probattn.attention.FiSHAttention"
     sizes = {"embed_dim": EMBED, "head_dim": HEAD}
@@ -29,7 +32,7 @@ def split(projected, heads):
 
 def two_layers(layer, scores):
     """Linear, ReLU, Linear over the heads, heads last, with both biases."""
-    mixing = layer.mixing
+    mixing = layer.core.mixing
     hidden = F.linear(scores.movedim(1, -1), mixing.weights[0], mixing.biases[0])
     return F.linear(F.relu(hidden), mixing.weights[1], mixing.last_bias).movedim(-1, 1)
 
@@ -45,10 +48,10 @@ def finish(layer, scores, value):
 def test_generalized_mixing_follows_the_code(name, backend):
     layer = make(name, backend=backend).double().eval()  # the code draws noise in evaluation too
     with torch.no_grad():
-        for parameter in layer.mixing.parameters():
+        for parameter in layer.core.mixing.parameters():
             parameter.normal_()
-        if layer.noise_scale is not None:
-            layer.noise_scale.theta.fill_(0.7)
+        if layer.core.noise_scale is not None:
+            layer.core.noise_scale.theta.fill_(0.7)
     heads, num_global = layer.num_heads, layer.num_global_heads
     x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
     q = split(layer.query_proj(x), num_global)
@@ -56,10 +59,10 @@ def test_generalized_mixing_follows_the_code(name, backend):
     if name.startswith("translation"):
         q = q / HEAD**0.5
     scores = q @ k.mT
-    if layer.noise_scale is not None:
+    if layer.core.noise_scale is not None:
         draw = (BATCH, num_global, range(LENGTH), range(LENGTH), torch.device("cpu"))
         noise = normal_noise(RandomKey(5), *draw, torch.float64)
-        scores = scores + layer.noise_scale.theta[:, None, None] ** 2 * noise
+        scores = scores + layer.core.noise_scale.theta[:, None, None] ** 2 * noise
     scores = two_layers(layer, scores)
     if name.startswith("lm"):
         scores = scores / HEAD**0.5
@@ -71,29 +74,29 @@ def test_generalized_mixing_follows_the_code(name, backend):
 def test_mixture_draws_for_every_local_and_global_head():
     """The code sums p_k (G_k + s ε_jk) over k; ours draws that sum's normal directly."""
     layer = make("lm_mish").double()
-    assert layer.noise_kind == "local_global"
+    assert layer.core.noise_kind == "local_global"
     with torch.no_grad():
-        layer.mixing.weights[0].normal_()
-        layer.noise_scale.theta.fill_(0.7)
+        layer.core.mixing.weights[0].normal_()
+        layer.core.noise_scale.theta.fill_(0.7)
     zeros = torch.zeros(1, 2, 256, HEAD, dtype=torch.float64)
-    noise = layer.random_arguments(RandomKey(1), 0)
-    drawn = layer.reference_scores(zeros, zeros, **layer.score_arguments(256), **noise)[0]
+    call = HeadCall(zeros, zeros, zeros, Masks(256, 256), rng=RandomKey(1))
+    drawn = fish_scores(zeros, zeros, layer.core.choose(call, "reference").arguments)[0]
     drawn = drawn.detach().flatten(1) * HEAD**0.5
     s = 0.7**2
     generator = torch.Generator().manual_seed(1)
     literal = torch.randn(8, 2, 256 * 256, generator=generator, dtype=torch.float64)
-    literal = (layer.mixing.weights[0].detach()[0][:, None] * s * literal).sum(1)
+    literal = (layer.core.mixing.weights[0].detach()[0][:, None] * s * literal).sum(1)
     assert (drawn.std(1) / literal.std(1) - 1).abs().max() < 0.02
     assert torch.corrcoef(drawn).fill_diagonal_(0).abs().max() < 0.02
 
 
 def test_released_starts():
     for name in ("lm_gfish", "lm_mish", "translation_gfish"):
-        theta = make(name).noise_scale.theta
+        theta = make(name).core.noise_scale.theta
         torch.testing.assert_close(theta, torch.full_like(theta, 0.1))
-    assert make("lm_gfish").noise_scale.theta.shape == (2,)
-    assert make("translation_gfish").noise_scale.theta.shape == (1,)
-    assert make("lm_gfish").mixing.weights[1].abs().max() < 0.12
+    assert make("lm_gfish").core.noise_scale.theta.shape == (2,)
+    assert make("translation_gfish").core.noise_scale.theta.shape == (1,)
+    assert make("lm_gfish").core.mixing.weights[1].abs().max() < 0.12
 
 
 def test_swin_follows_the_code_and_its_parameter_count():
@@ -107,7 +110,7 @@ def test_swin_follows_the_code_and_its_parameter_count():
     torch.testing.assert_close(found, finish(layer, scores, v), rtol=0, atol=1e-12)
     saved = 0
     for embed_dim, heads, blocks in ((384, 12, 6), (768, 24, 2)):
-        plain = SoftmaxAttention(embed_dim, 32, num_heads=heads)
+        plain = SoftmaxAttention(embed_dim, head_dim=32, num_heads=heads)
         fish = make("swin_hard_gfish", embed_dim=embed_dim, head_dim=32, num_heads=heads)
         assert fish.num_global_heads == heads // 2
         saved += blocks * (plain.cost(1).num_parameters - fish.cost(1).num_parameters)
@@ -116,4 +119,5 @@ def test_swin_follows_the_code_and_its_parameter_count():
 
 def test_every_file_is_tested():
     names = {"lm_gfish", "lm_mish", "translation_gfish", "translation_hard_gfish"}
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == names | {"swin_hard_gfish"}
+    files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*.yaml"))
+    assert {run_stem(path) for path in files} == names | {"swin_hard_gfish"}

@@ -16,7 +16,7 @@ AS_CODED = {"mixer": "mlp", "mixing_bias": "all"}
 
 def fish(num_heads=7, num_global_heads=3, **options):
     return FiSHAttention(
-        EMBED, HEAD, num_heads=num_heads, num_global_heads=num_global_heads, **options
+        EMBED, head_dim=HEAD, num_heads=num_heads, num_global_heads=num_global_heads, **options
     )
 
 
@@ -38,7 +38,7 @@ N, D, DX, HEADS, M = sympy.symbols("N D D_x H M", positive=True)
 )  # fmt: skip
 def test_closed_forms_of_the_scores(noise, options, pairs, once):
     layer = fish(noise=noise, **options)
-    mixer, widths = layer.mixing.mixer, layer.mixing.widths
+    mixer, widths = layer.core.mixing.mixer, layer.core.mixing.widths
     bias = options.get("mixing_bias", "none")
     found = score_flops(17, EMBED, HEAD, 3, *mixing_flops(widths, mixer, bias, noise, 7))
     total = pairs * N**2 + 2 * N * M * D * (2 * DX - 1) + once
@@ -68,10 +68,10 @@ def test_whole_layer_totals():
         d = 16
         linear = 4 * (heads + m) * d * c - 2 * (heads + m) * d - c
         pairs = 2 * heads * d + 2 * m * d + 2 * m * heads - heads
-        found = FiSHAttention(c, d, **sizes).cost(n)
+        found = FiSHAttention(c, head_dim=d, **sizes).cost(n)
         assert found.paper_flops == n * n * pairs + n * linear
         pairs += 2 * heads * heads + 2 * heads - m
-        found = FiSHAttention(c, d, **sizes, **AS_CODED, noise="none").cost(n)
+        found = FiSHAttention(c, head_dim=d, **sizes, **AS_CODED, noise="none").cost(n)
         assert found.paper_flops == n * n * pairs + n * linear
 
 
@@ -113,9 +113,9 @@ def test_break_even_head_sizes(heads, m, plain, generalized):
     ],
 )
 def test_parameters_of_the_language_model(m, noise, mixing, expected):
-    baseline = SoftmaxAttention(128, 16, num_heads=8, bias=False)
+    baseline = SoftmaxAttention(128, head_dim=16, num_heads=8, bias=False)
     layer = FiSHAttention(
-        128, 16, num_heads=8, num_global_heads=m, bias=False, noise=noise, **mixing
+        128, head_dim=16, num_heads=8, num_global_heads=m, bias=False, noise=noise, **mixing
     )
     saved = sum(p.numel() for p in baseline.parameters()) - layer.cost(1).num_parameters
     assert 9_480_192 - 16 * saved == expected

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, KVCache, SoftmaxAttention
-from lit_probattn.attention.fish.scores import concatenate_heads
+from lit_probattn.attention.fish.functions import concatenate_heads
 from lit_probattn.randomness import RandomKey
 
 BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5
@@ -17,10 +17,10 @@ CLOSE = {"rtol": 0.0, "atol": 1e-12}
 
 def layer_of(**options):
     options = {"num_heads": H, "num_global_heads": G, "noise": "none", **options}
-    layer = FiSHAttention(EMBED, HEAD, **options).double()
+    layer = FiSHAttention(EMBED, head_dim=HEAD, **options).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
-            if name.startswith("mixing.weights") and options.get("mixing_init") != "copy":
+            if name.startswith("core.mixing.weights") and options.get("mixing_init") != "copy":
                 value.normal_()
     return layer
 
@@ -54,13 +54,13 @@ def test_2_local_forms_lie_in_the_span_of_the_global_ones():
     x = inputs(1, 29, EMBED)
     wq = layer.query_proj.weight.unflatten(0, (G, HEAD))
     wk = layer.key_proj.weight.unflatten(0, (G, HEAD))
-    forms = torch.einsum("jk,kdc,kde->jce", layer.mixing.weights[0], wq, wk)
+    forms = torch.einsum("jk,kdc,kde->jce", layer.core.mixing.weights[0], wq, wk)
     expected = (torch.einsum("bnc,jce,bme->bjnm", x, forms, x) / HEAD**0.5).softmax(-1)
     torch.testing.assert_close(layer.weights(x), expected, **CLOSE)
-    narrow = FiSHAttention(EMBED, 2, H, num_global_heads=G, noise="none", bias=False).double()
-    query = narrow.query_proj(x).unflatten(-1, (G, 2)).transpose(1, 2)
-    key = narrow.split_keys(narrow.key_proj(x))
-    local = narrow.reference_scores(query, key, **narrow.score_arguments(29))
+    narrow = FiSHAttention(
+        EMBED, H, head_dim=2, num_global_heads=G, noise="none", bias=False
+    ).double()
+    local = narrow.core.scores(narrow.call(x))
     ranks = torch.linalg.matrix_rank(local[0])
     assert (ranks <= G * 2).all()
     assert (ranks > 2).any()
@@ -68,15 +68,19 @@ def test_2_local_forms_lie_in_the_span_of_the_global_ones():
 
 def test_3_identity_mixing_is_multi_head_attention():
     x = inputs()
-    softmax = SoftmaxAttention(EMBED, HEAD, H).double()
+    softmax = SoftmaxAttention(EMBED, H, head_dim=HEAD).double()
     expected = softmax(x, is_causal=True)
     eye = torch.eye(H, dtype=torch.float64)
     fish = layer_of(num_global_heads=H)
-    copy_parameters(softmax, fish, **{"mixing.weights.0": eye})
+    copy_parameters(softmax, fish, **{"core.mixing.weights.0": eye})
     torch.testing.assert_close(fish(x, is_causal=True), expected, **CLOSE)
     gfish = layer_of(num_global_heads=H, mixer="mlp")
     shift = torch.full((H,), 50.0, dtype=torch.float64)
-    names = {"mixing.weights.0": eye, "mixing.weights.1": eye, "mixing.biases.0": shift}
+    names = {
+        "core.mixing.weights.0": eye,
+        "core.mixing.weights.1": eye,
+        "core.mixing.biases.0": shift,
+    }
     copy_parameters(softmax, gfish, **names)
     torch.testing.assert_close(gfish(x, is_causal=True), expected, **CLOSE)
 
@@ -84,11 +88,8 @@ def test_3_identity_mixing_is_multi_head_attention():
 def test_3_one_global_head_gives_one_map_up_to_factors():
     layer = layer_of(num_global_heads=1)
     x = inputs()
-    query = layer.query_proj(x)[:, None]
-    scores = layer.reference_scores(
-        query, layer.split_keys(layer.key_proj(x)), **layer.score_arguments(LENGTH)
-    )
-    factors = layer.mixing.weights[0][:, 0]
+    scores = layer.core.scores(layer.call(x))
+    factors = layer.core.mixing.weights[0][:, 0]
     ratio = factors / factors[0]
     torch.testing.assert_close(scores, scores[:, :1] * ratio[None, :, None, None], **CLOSE)
 
@@ -98,7 +99,7 @@ def test_4_hard_mish_is_one_softmax_over_concatenated_values(backend):
     layer = layer_of(mixer="shared", backend=backend)
     x = inputs()
     value = layer.value_proj(x)  # (B, N, H·E): one head of width H·E
-    p = layer.mixing.weights[0][0]
+    p = layer.core.mixing.weights[0][0]
     query = layer.query_proj(x).unflatten(-1, (G, HEAD)) * p[:, None]
     scores = query.flatten(2) @ layer.key_proj(x).mT / HEAD**0.5
     expected = layer.out_proj(scores.softmax(-1) @ value)
@@ -116,7 +117,7 @@ def test_5_hard_is_noisy_without_noise(mixer, noise):
     assert (noisy(x, rng=rng) - hard(x)).abs().max() > 1e-6
     torch.testing.assert_close(noisy.eval()(x, rng=rng), hard(x), **CLOSE)
     with torch.no_grad():
-        noisy.noise_scale.theta.zero_()
+        noisy.core.noise_scale.theta.zero_()
     torch.testing.assert_close(noisy.train()(x, rng=rng), hard(x), **CLOSE)
 
 
@@ -124,10 +125,9 @@ def test_5_local_noise_is_hard_fish_plus_a_bias():
     noisy = layer_of(noise="local", noise_scale=0.5)
     hard = copy_parameters(noisy, layer_of())
     x, rng = inputs(), RandomKey(5)
-    epsilon = noisy.random_arguments(rng, 0)["noise"].draw(
-        x, block=block(LENGTH, LENGTH), num_maps=H
-    )
-    c = noisy.mixing.weights[0] @ noisy.noise_scale()
+    drawn = noisy.core.choose(noisy.call(x, rng=rng), "reference").arguments.noise
+    epsilon = drawn.draw(x, block=block(LENGTH, LENGTH), num_maps=H)
+    c = noisy.core.mixing.weights[0] @ noisy.core.noise_scale()
     bias = c[:, None, None] * epsilon / HEAD**0.5
     torch.testing.assert_close(noisy(x, rng=rng), hard(x, bias=bias), **CLOSE)
 
@@ -143,25 +143,21 @@ def test_6_last_bias_cancels_and_has_no_gradient(mixer):
     with_bias = layer_of(mixer=mixer, mixing_bias="all")
     without = copy_parameters(with_bias, layer_of(mixer=mixer))
     x = inputs()
-    assert with_bias.mixing.last_bias.shape == (H,)
-    scores = with_bias.reference_scores(
-        with_bias.query_proj(x).unflatten(-1, (G, HEAD)).transpose(1, 2),
-        with_bias.split_keys(with_bias.key_proj(x)),
-        **with_bias.score_arguments(LENGTH),
-    )
-    shifted = scores + with_bias.mixing.last_bias[:, None, None]
+    assert with_bias.core.mixing.last_bias.shape == (H,)
+    scores = with_bias.core.scores(with_bias.call(x))
+    shifted = scores + with_bias.core.mixing.last_bias[:, None, None]
     torch.testing.assert_close(shifted.softmax(-1), with_bias.weights(x), **CLOSE)
     out = with_bias(x)
     torch.testing.assert_close(out, without(x), **CLOSE)
     out.sum().backward()
-    assert not with_bias.mixing.last_bias.grad.any()
+    assert not with_bias.core.mixing.last_bias.grad.any()
 
 
 def test_7_scale_and_first_bias_exchange():
     after = layer_of(mixer="mlp")
-    scaled = after.mixing.biases[0].detach() / HEAD**0.5
+    scaled = after.core.mixing.biases[0].detach() / HEAD**0.5
     before = layer_of(mixer="mlp", scale_position="before")
-    copy_parameters(after, before, **{"mixing.biases.0": scaled})
+    copy_parameters(after, before, **{"core.mixing.biases.0": scaled})
     x = inputs()
     torch.testing.assert_close(before(x), after(x), **CLOSE)
     unbiased = layer_of(mixer="mlp", mixing_bias="none")
@@ -193,11 +189,11 @@ def test_8_heads_may_be_permuted(mixer):
     changed["out_proj.weight"] = (
         state["out_proj.weight"].unflatten(1, (H, -1))[:, local].flatten(1, 2)
     )
-    first = state["mixing.weights.0"][:, order]
-    changed["mixing.weights.0"] = first[local] if mixer == "linear" else first
+    first = state["core.mixing.weights.0"][:, order]
+    changed["core.mixing.weights.0"] = first[local] if mixer == "linear" else first
     if mixer == "mlp":
-        changed["mixing.weights.1"] = state["mixing.weights.1"][local]
-    changed["mixing.last_bias"] = state["mixing.last_bias"][local]
+        changed["core.mixing.weights.1"] = state["core.mixing.weights.1"][local]
+    changed["core.mixing.last_bias"] = state["core.mixing.last_bias"][local]
     other = copy_parameters(layer, layer_of(mixer=mixer, mixing_bias="all"), **changed)
     x = inputs()
     torch.testing.assert_close(other(x), layer(x), **CLOSE)
@@ -205,13 +201,13 @@ def test_8_heads_may_be_permuted(mixer):
 
 def test_9_two_layers_contain_the_linear_mixing():
     linear = layer_of()
-    p = linear.mixing.weights[0].detach()
+    p = linear.core.mixing.weights[0].detach()
     eye = torch.eye(G, dtype=torch.float64)
     free = torch.zeros(H - 2 * G, G, dtype=torch.float64)
     two = layer_of(mixer="mlp", mixing_bias="none")
     names = {
-        "mixing.weights.0": torch.cat([eye, -eye, free]),
-        "mixing.weights.1": torch.cat([p, -p, p.new_zeros(H, H - 2 * G)], 1),
+        "core.mixing.weights.0": torch.cat([eye, -eye, free]),
+        "core.mixing.weights.1": torch.cat([p, -p, p.new_zeros(H, H - 2 * G)], 1),
     }
     copy_parameters(linear, two, **names)
     x = inputs()
@@ -224,7 +220,7 @@ def test_9_two_layers_contain_the_linear_mixing():
 def test_copies_start_as_the_global_heads(options):
     layer = layer_of(**options, mixing_init="copy")
     source = [j * G // H for j in range(H)]
-    softmax = SoftmaxAttention(EMBED, HEAD, H).double()
+    softmax = SoftmaxAttention(EMBED, H, head_dim=HEAD).double()
     changed = {}
     for part in ("query", "key"):
         for kind in ("weight", "bias"):
@@ -237,7 +233,7 @@ def test_copies_start_as_the_global_heads(options):
     x = inputs()
     torch.testing.assert_close(layer(x), softmax(x), **CLOSE)
     layer(x).square().sum().backward()
-    assert all(w.grad.abs().sum() > 0 for w in layer.mixing.weights)
+    assert all(w.grad.abs().sum() > 0 for w in layer.core.mixing.weights)
 
 
 CACHED = [

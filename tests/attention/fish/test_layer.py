@@ -9,7 +9,9 @@ import torch
 import yaml
 
 from lit_probattn import attention
-from lit_probattn.attention import FiSHAttention
+from lit_probattn.attention import FiSHAttention, HeadCall
+from lit_probattn.attention.fish.functions import fish_scores
+from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import RandomKey
 from tests.support.paths import CONFIGS
 
@@ -20,7 +22,7 @@ PRESETS = ["fish", "hard_fish", "gfish", "hard_gfish", "mish", "hard_mish"]
 
 def fish(num_heads=7, num_global_heads=3, **options):
     return FiSHAttention(
-        EMBED, HEAD, num_heads=num_heads, num_global_heads=num_global_heads, **options
+        EMBED, head_dim=HEAD, num_heads=num_heads, num_global_heads=num_global_heads, **options
     )
 
 
@@ -62,8 +64,8 @@ def scores_of(layer, count):
     zeros = torch.zeros(1, layer.num_global_heads, 64, HEAD, dtype=torch.float64)
     parts = []
     for step in range(count):
-        noise = layer.random_arguments(RandomKey(3, step=step), 0)
-        scores = layer.reference_scores(zeros, zeros, **layer.score_arguments(64), **noise)
+        call = HeadCall(zeros, zeros, zeros, Masks(64, 64), rng=RandomKey(3, step=step))
+        scores = fish_scores(zeros, zeros, layer.core.choose(call, "reference").arguments)
         parts.append(scores[0].flatten(1) * HEAD**0.5)
     return torch.cat(parts, 1)
 
@@ -72,10 +74,10 @@ def scores_of(layer, count):
 def test_covariance_of_the_local_noise(noise):
     layer = fish(5, 3, noise=noise).double()
     with torch.no_grad():
-        layer.mixing.weights[0].normal_()
-        layer.noise_scale.theta.uniform_(0.5, 1.5)
+        layer.core.mixing.weights[0].normal_()
+        layer.core.noise_scale.theta.uniform_(0.5, 1.5)
     drawn = scores_of(layer, 25).detach()
-    p, s = layer.mixing.weights[0].detach(), layer.noise_scale().detach()
+    p, s = layer.core.mixing.weights[0].detach(), layer.core.noise_scale().detach()
     expected = torch.einsum("jk,lk,k->jl", p, p, s**2)
     if noise == "local":
         expected = torch.diag((p @ s) ** 2)
@@ -90,10 +92,10 @@ def test_covariance_of_the_local_noise(noise):
 @pytest.mark.parametrize("shape", ["per_global", "scalar"])
 def test_every_parametrisation_starts_at_the_same_scale(param, shape):
     layer = fish(sigma_param=param, sigma_shape=shape)
-    torch.testing.assert_close(layer.noise_scale(), torch.full((3,), 0.01))
-    assert layer.noise_scale.theta.numel() == (3 if shape == "per_global" else 1)
+    torch.testing.assert_close(layer.core.noise_scale(), torch.full((3,), 0.01))
+    assert layer.core.noise_scale.theta.numel() == (3 if shape == "per_global" else 1)
     if param == "squared":
-        torch.testing.assert_close(layer.noise_scale.theta[0].item(), 0.1)
+        torch.testing.assert_close(layer.core.noise_scale.theta[0].item(), 0.1)
 
 
 def test_gradient_of_the_noise_scale():
@@ -101,14 +103,14 @@ def test_gradient_of_the_noise_scale():
     x = torch.randn(2, 13, EMBED, dtype=torch.float64)
     key = RandomKey(3, sample_ids=torch.tensor([3, 4]))
     layer(x, rng=key).square().sum().backward()
-    found = layer.noise_scale.theta.grad.clone()
+    found = layer.core.noise_scale.theta.grad.clone()
     for k in range(3):
         values = []
         for shift in (1e-5, -1e-5):
             with torch.no_grad():
-                layer.noise_scale.theta[k] += shift
+                layer.core.noise_scale.theta[k] += shift
                 values.append(layer(x, rng=key).square().sum().item())
-                layer.noise_scale.theta[k] -= shift
+                layer.core.noise_scale.theta[k] -= shift
         assert abs((values[0] - values[1]) / 2e-5 - found[k].item()) < 1e-6
 
 
@@ -117,7 +119,7 @@ def test_gradient_of_the_noise_scale():
 def test_starting_distributions(mixer):
     sizes = {"num_heads": 211, "num_global_heads": 101, "mixer": mixer, "mixing_bias": "all"}
     for init, std in (("normal_0.02", 0.02), ("trunc_normal_0.02", 0.02), ("torch_linear", None)):
-        mixing = FiSHAttention(3, 2, **sizes, mixing_init=init).mixing
+        mixing = FiSHAttention(3, head_dim=2, **sizes, mixing_init=init).core.mixing
         for weight in mixing.weights:
             bound = weight.shape[1] ** -0.5
             expected = bound / 3**0.5 if std is None else std
@@ -126,22 +128,26 @@ def test_starting_distributions(mixer):
         if std is not None:
             assert mixing.last_bias.abs().max() == 0
     simplex = fish(mixing="simplex")
-    torch.testing.assert_close(simplex.mixing.values(None).weights[0], torch.full((7, 3), 1 / 3))
+    torch.testing.assert_close(
+        simplex.core.mixing.values(None).weights[0], torch.full((7, 3), 1 / 3)
+    )
 
 
 def test_heads_follow_the_ratio():
-    assert FiSHAttention(EMBED, HEAD, num_heads=7).num_global_heads == 4
-    layer = FiSHAttention(EMBED, HEAD, num_heads=12, head_ratio=4, mixer="mlp", mixer_ratios=[5])
-    assert layer.mixing.widths == [3, 3, 12]
+    assert FiSHAttention(EMBED, head_dim=HEAD, num_heads=7).num_global_heads == 4
+    layer = FiSHAttention(
+        EMBED, head_dim=HEAD, num_heads=12, head_ratio=4, mixer="mlp", mixer_ratios=[5]
+    )
+    assert layer.core.mixing.widths == [3, 3, 12]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_configs_name_working_presets(name):
-    node = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text())
     spec = node["model"]["init_args"]["attention"]
     cls = getattr(attention, spec["class_path"].rsplit(".", 1)[1])
     layer = cls(embed_dim=EMBED, head_dim=HEAD, **spec["init_args"])
-    assert layer.noise_kind == (
+    assert layer.core.noise_kind == (
         "none" if "hard" in name else "local_global" if name == "mish" else "global"
     )
     assert layer(torch.randn(2, 3, EMBED)).shape == (2, 3, EMBED)
@@ -195,7 +201,7 @@ def test_sdpa_serves_a_noisy_model_at_evaluation():
     expected = layer(x)
     layer.backend = "reference"
     torch.testing.assert_close(layer(x), expected)
-    layer.backend, layer.noise_at_eval = "sdpa", True
+    layer.backend, layer.core.noise_at_eval = "sdpa", True
     with pytest.raises(NotImplementedError, match="cannot add noise"):
         layer(x)
 

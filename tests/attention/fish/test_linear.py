@@ -10,7 +10,13 @@ from lit_probattn.attention import LinearFiSHAttention
 from lit_probattn.randomness import RandomKey
 from tests.attention.fish.oracle import draw
 from tests.attention.mgk.oracles import visible_pairs
-from tests.support.helpers import largest_difference, record_parity, run_with_gradients
+from tests.support.helpers import (
+    largest_difference,
+    record_parity,
+    run_with_gradients,
+    use_backend,
+    use_oracle,
+)
 
 BATCH, EMBED, HEAD, VALUE = 2, 11, 5, 3
 H, G = 7, 3
@@ -37,10 +43,10 @@ CASES = [
 
 def make_layer(options, **extra):
     sizes = {"num_heads": H, "num_global_heads": G, "value_head_dim": VALUE, "noise_scale": 0.3}
-    layer = LinearFiSHAttention(EMBED, HEAD, **{**sizes, **options, **extra}).double()
+    layer = LinearFiSHAttention(EMBED, head_dim=HEAD, **{**sizes, **options, **extra}).double()
     with torch.no_grad():
         for name, value in layer.named_parameters():
-            if name.startswith(("mixing", "normalizer")):
+            if name.startswith(("core.mixing", "core.normalizer")):
                 value.normal_()
     return layer
 
@@ -128,9 +134,9 @@ def test_backend_equals_the_sums(name, noise, backend):
     cases = [(shape, masked, causal) for shape in SHAPES for masked, causal in ((0, 0), (1, 1))]
     for (rows, cols), masked, is_causal in [*cases, (SHAPES[0], 1, 0), (SHAPES[0], 0, 1)]:
         inputs, call = make_call(layer, rows, cols, bool(masked), bool(is_causal), rng)
-        layer.backend, layer.backends = "reference", {"reference": oracle}
+        use_oracle(layer, oracle)
         expected = run_with_gradients(layer, inputs, call)
-        layer.backend, layer.backends = backend, LinearFiSHAttention.backends
+        use_backend(layer, backend)
         found = run_with_gradients(layer, inputs, call)
         out, grad = largest_difference(found, expected)
         record_parity(
@@ -155,7 +161,7 @@ def test_chunks_of_any_size_agree(options, monkeypatch):
     layer.backend = "blockwise"
     for numbers in (1, 3000, 1 << 30):
         budget = {"cpu": numbers, "cuda": numbers}
-        monkeypatch.setattr("lit_probattn.attention.fish.linear_steps.CHUNK_STATES", budget)
+        monkeypatch.setattr("lit_probattn.attention.fish.linear.CHUNK_STATES", budget)
         monkeypatch.setattr("lit_probattn.attention.linear.chunkwise.SPAN_PAIRS", budget)
         out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
         assert out < TOLERANCE
@@ -203,7 +209,7 @@ def test_hard_is_noisy_without_noise_and_noise_repeats_at_evaluation():
         assert not torch.equal(drawn, noisy(x, rng=RandomKey(1, 3)))
         noisy.eval()
         assert torch.equal(noisy(x, rng=RandomKey(1, 2)), hard(x))
-        noisy.noise_at_eval = True
+        noisy.core.noise_at_eval = True
         first = noisy(x, rng=RandomKey(1, 2, torch.tensor([4, 9])))
         again = noisy(x.flip(0), rng=RandomKey(1, 77, torch.tensor([9, 4])))
         torch.testing.assert_close(first, again.flip(0), rtol=0, atol=TOLERANCE)
@@ -233,7 +239,7 @@ def test_mixed_features_are_mixed_states_for_global_keys():
     k = F.elu(layer.key_proj(x)).unflatten(-1, (G, HEAD)).transpose(1, 2) + 1
     v = layer.value_proj(x).unflatten(-1, (H, VALUE)).transpose(1, 2)
     q = F.elu(layer.query_proj(x)).unflatten(-1, (H, HEAD)).transpose(1, 2) + 1
-    states = torch.einsum("jk,bknf,bjne->bjfe", layer.mixing.weights[0], k, v)
+    states = torch.einsum("jk,bknf,bjne->bjfe", layer.core.mixing.weights[0], k, v)
     out = q @ states
     out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     torch.testing.assert_close(

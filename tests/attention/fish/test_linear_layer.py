@@ -27,14 +27,14 @@ def test_macs_equal_the_counter(name, noise):
 def test_cost_and_parameters_of_the_specification():
     n, c, e, h, g = 29, 128, 16, 8, 2
     sizes = {"num_heads": h, "num_global_heads": g, "bias": False}
-    plain = LinearFiSHAttention(c, e, **sizes)
+    plain = LinearFiSHAttention(c, head_dim=e, **sizes)
     mixing = h * g * e * e
     macs = n * c * (h * e + g * e + g * e + h * e) + n * g * e * e + mixing
     macs += n * h * e * e + n * h * e + h * g * e
     assert plain.cost(n).macs == macs
     parameters = 2 * (h * e * c + g * e * c) + h * g
     assert plain.cost(n).num_parameters == parameters + g
-    general = LinearFiSHAttention(c, e, **sizes, **GENERAL, noise="none")
+    general = LinearFiSHAttention(c, head_dim=e, **sizes, **GENERAL, noise="none")
     assert general.cost(n).macs == macs + h * h * e * e
     assert general.cost(n).num_parameters == parameters + h * h + 2 * h + h * g
     flops = n * (2 * c - 1) * 2 * (h + g) * e + g * e * e * (2 * n - 1) + h * e * e * (2 * g - 1)
@@ -45,12 +45,12 @@ def test_cost_and_parameters_of_the_specification():
 
 @pytest.mark.parametrize("name", ["lfish", "hard_lfish", "glfish", "hard_glfish"])
 def test_configs_name_working_presets(name):
-    node = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text())
     spec = node["model"]["init_args"]["attention"]
     cls = getattr(attention, spec["class_path"].rsplit(".", 1)[1])
     layer = cls(embed_dim=EMBED, head_dim=HEAD, **spec["init_args"])
-    assert (layer.noise_scale is None) == ("hard" in name)
-    assert (layer.mixing.mixer == "mlp") == ("gl" in name)
+    assert (layer.core.noise_scale is None) == ("hard" in name)
+    assert (layer.core.mixing.mixer == "mlp") == ("gl" in name)
     assert layer(torch.randn(2, 3, EMBED)).shape == (2, 3, EMBED)
 
 
@@ -81,7 +81,7 @@ def test_calls_without_pairs_are_refused():
     with pytest.raises(ValueError, match="no scores before a softmax"):
         layer(x, bias=torch.zeros(3, 3))
     with pytest.raises(ValueError, match="LinearFiSHState, received KVCache"):
-        layer(x, cache=FiSHAttention(EMBED, HEAD, num_heads=2).new_cache())
+        layer(x, cache=FiSHAttention(EMBED, head_dim=HEAD, num_heads=2).new_cache())
     with pytest.raises(NotImplementedError, match="no attention maps"):
         layer.weights(x)
     with pytest.raises(NotImplementedError, match="use one of: auto, reference, blockwise"):

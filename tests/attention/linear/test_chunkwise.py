@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import KVCache, LinearAttention, MLKAttention
+from lit_probattn.attention import KVCache, LinearAttention, MLKAttention, ReleasedLinearAttention
 from lit_probattn.attention.linear.chunkwise import causal_product, chunk_length
 
 B, F, E = 2, 5, 7
@@ -67,7 +67,7 @@ def test_product_and_gradients_equal_direct_sums(
 def test_recurrent_equals_chunkwise_equals_parallel(options, feature_map, step):
     if "prior_share" in options:
         options = {**options, "max_positions": 13}
-    layer = MLKAttention(11, 5, 3, feature_map=feature_map, **options).double().eval()
+    layer = MLKAttention(11, 3, head_dim=5, feature_map=feature_map, **options).double().eval()
     x = torch.randn(2, 13, 11, dtype=torch.float64)
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[1, :2], mask[0, 5] = False, False
@@ -90,8 +90,8 @@ def test_recurrent_equals_chunkwise_equals_parallel(options, feature_map, step):
 def test_state_is_constant_in_length_and_components():
     """H_kv · E · (E_v + 1) numbers per sequence, for any length and any K."""
     for layer in (
-        LinearAttention(11, 5, 3, value_head_dim=7),
-        MLKAttention(11, 5, 3, value_head_dim=7, num_components=4),
+        LinearAttention(11, 3, head_dim=5, value_head_dim=7),
+        MLKAttention(11, 3, head_dim=5, value_head_dim=7, num_components=4),
     ):
         layer.eval()
         state = layer.new_cache()
@@ -102,17 +102,19 @@ def test_state_is_constant_in_length_and_components():
 
 
 def test_state_of_another_kind_or_batch_is_refused():
-    layer = LinearAttention(11, 5, 3).eval()
+    layer = LinearAttention(11, 3, head_dim=5).eval()
     with pytest.raises(ValueError, match=r"LinearState, received KVCache: make it by layer.new"):
         layer(torch.randn(2, 3, 11), cache=KVCache())
     state = layer.new_cache()
     layer(torch.randn(2, 3, 11), cache=state)
     with pytest.raises(ValueError, match="holds a batch of 2, received 3"):
         layer(torch.randn(3, 1, 11), cache=state)
-    code = LinearAttention(11, 5, 3, denominator="sqrt_len").eval()
+    code = ReleasedLinearAttention(11, 3, head_dim=5, denominator="sqrt_len").eval()
     with pytest.raises(ValueError, match="needs padded_len, received None"):
         code(torch.randn(2, 3, 11), cache=code.new_cache())
-    code.form = LinearAttention(11, 5, 3, denominator="sqrt_len", padded_len=3).form
+    code.core.form = ReleasedLinearAttention(
+        11, 3, head_dim=5, denominator="sqrt_len", padded_len=3
+    ).core.form
     assert code(torch.randn(2, 3, 11), is_causal=True, cache=code.new_cache()).shape == (2, 3, 11)
 
 
@@ -128,7 +130,7 @@ def test_memory_grows_no_faster_than_length():
     peaks = []
     for length in (4096, 8192):
         with FakeTensorMode():
-            layer = MLKAttention(16, 8, 2, backend="blockwise")
+            layer = MLKAttention(16, 2, head_dim=8, backend="blockwise")
             x = torch.randn(1, length, 16)
             tracker = MemTracker()
             tracker.track_external(layer, x)

@@ -6,7 +6,12 @@ import pytest
 import torch
 import yaml
 
-from lit_probattn.attention import LinearAttention, MLKAttention
+from lit_probattn.attention import (
+    LinearAttention,
+    MLKAttention,
+    ReleasedLinearAttention,
+    ReleasedMLKAttention,
+)
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     feature_normals,
@@ -14,7 +19,13 @@ from lit_probattn.attention.linear.features import (
 )
 from lit_probattn.randomness import RandomKey
 from tests.attention.linear.oracle import linear_oracle
-from tests.support.helpers import largest_difference, record_parity, run_with_gradients
+from tests.support.helpers import (
+    largest_difference,
+    record_parity,
+    run_with_gradients,
+    use_backend,
+    use_oracle,
+)
 
 BATCH, EMBED, HEAD = 2, 11, 3
 SHAPES = [(13, 13), (5, 7), (7, 5), (1, 17), (3, 1)]
@@ -34,7 +45,10 @@ KINDS = {
         LinearAttention,
         {"num_heads": 6, "num_kv_heads": 3, "value_head_dim": 5},
     ),
-    "linear, no denominator": (LinearAttention, {"num_heads": 3, "denominator": "sqrt_len"}),
+    "linear, no denominator": (
+        ReleasedLinearAttention,
+        {"num_heads": 3, "denominator": "sqrt_len"},
+    ),
     "mlk, elu": (MLKAttention, {"num_heads": 3}),
     "mlk, K=3, relu": (MLKAttention, {"num_heads": 3, "num_components": 3, "feature_map": "relu"}),
     "mlk, dpfp, multi-query": (
@@ -43,11 +57,11 @@ KINDS = {
     ),
     "mlk, favor": (MLKAttention, {"num_heads": 3, "feature_map": "favor", "num_features": 7}),
     "mlk, before, no denominator": (
-        MLKAttention,
+        ReleasedMLKAttention,
         {"num_heads": 3, "mix": "before", "denominator": "sqrt_len", "padded_len": 19},
     ),
     "mlk, per position, eps": (
-        MLKAttention,
+        ReleasedMLKAttention,
         {
             "num_heads": 3,
             "prior_share": "head_position",
@@ -63,7 +77,7 @@ KINDS = {
 
 def make(name, **options):
     cls, kind = KINDS[name]
-    layer = cls(EMBED, HEAD, **kind, **options).double()
+    layer = cls(EMBED, head_dim=HEAD, **kind, **options).double()
     with torch.no_grad():
         for parameter in layer.parameters():  # priors differ by component and position
             parameter += 0.1 * torch.rand_like(parameter)
@@ -95,12 +109,10 @@ def test_backends_equal_loops_over_the_sums(name, masks, is_causal):
         def call(leaves, call_masks=call_masks):
             return layer(leaves[0], leaves[1], is_causal=is_causal, **call_masks)
 
-        layer.backends = {**type(layer).backends, "reference": linear_oracle}
-        layer.backend = "reference"
+        use_oracle(layer, linear_oracle)
         expected = run_with_gradients(layer, inputs, call)
-        layer.backends = type(layer).backends
         for backend in ["reference", "blockwise"][: 1 if masks == "key+pairs" else 2]:
-            layer.backend = backend
+            use_backend(layer, backend)
             found = run_with_gradients(layer, inputs, call)
             out, grad = largest_difference(found, expected)
             record_parity(
@@ -124,9 +136,10 @@ def test_dropout_is_the_same_in_both_forms(name):
     for backend in ["reference", "blockwise", "oracle"]:
         torch.manual_seed(0)
         layer = make(name, dropout=0.4).train()
-        layer.backend = "reference" if backend == "oracle" else backend
         if backend == "oracle":
-            layer.backends = {"reference": linear_oracle}
+            use_oracle(layer, linear_oracle)
+        else:
+            layer.backend = backend
         found[backend] = run_with_gradients(
             layer, [x], lambda leaves, layer=layer: layer(leaves[0], is_causal=True, rng=key)
         )
@@ -197,7 +210,7 @@ def test_favor_is_redrawn_by_the_key_in_training_and_fixed_in_evaluation():
     copy = make("linear, favor").eval()
     copy.load_state_dict(layer.state_dict())
     assert torch.equal(copy(x), d)
-    layer.redraw_features = False
+    layer.core.redraw_features = False
     layer.train()
     assert torch.equal(layer(x, rng=keys[0]), d)
 
@@ -208,7 +221,7 @@ def test_favor_survives_keys_of_large_norm():
     x = torch.randn(BATCH, 13, EMBED, dtype=torch.float64)
     with torch.no_grad():
         layer.key_proj.bias += 14.0
-    keys = layer.split_keys(layer.key_proj(x)) / HEAD**0.25
+    keys = layer.call(x).key / HEAD**0.25
     assert keys.square().sum(-1).min() / 2 > 104
     exact = layer(x)
     assert (exact - layer.out_proj.bias).abs().max() > 0.1
@@ -276,7 +289,7 @@ def test_refusals_name_what_works():
 )
 def test_contradicting_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        LinearAttention(EMBED, HEAD, 3, **options)
+        ReleasedLinearAttention(EMBED, 3, head_dim=HEAD, **options)
 
 
 @pytest.mark.parametrize("name", ["linear", "linear_relu", "dpfp", "favor", "mlk", "smlk"])
@@ -284,5 +297,6 @@ def test_config_file_builds_the_layer(name):
     with open(f"configs/attention/{name}.yaml", encoding="utf-8") as file:
         attention = yaml.safe_load(file)["model"]["init_args"]["attention"]
     cls = {"LinearAttention": LinearAttention, "MLKAttention": MLKAttention}
-    layer = cls[attention["class_path"].rpartition(".")[2]](7, 5, **attention["init_args"])
+    made = cls[attention["class_path"].rpartition(".")[2]]
+    layer = made(7, head_dim=5, **attention["init_args"])
     assert layer(torch.randn(2, 3, 7)).shape == (2, 3, 7)

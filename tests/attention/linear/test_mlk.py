@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import LinearAttention, MLKAttention
-from lit_probattn.attention.linear.functions import linear_blockwise, linear_reference
+from lit_probattn.attention import (
+    LinearAttention,
+    MLKAttention,
+    ReleasedLinearAttention,
+    ReleasedMLKAttention,
+)
+from lit_probattn.attention.linear.functions import (
+    LinearArguments,
+    linear_blockwise,
+    linear_reference,
+)
 from lit_probattn.attention.masks import make_masks
 
 B, N, C, E, H, K = 2, 13, 11, 5, 3, 2
@@ -14,19 +23,21 @@ B, N, C, E, H, K = 2, 13, 11, 5, 3, 2
 
 def draw_priors(layer):
     with torch.no_grad():
-        layer.prior.value.copy_(0.1 + 0.8 * torch.rand_like(layer.prior.value))
+        layer.core.prior.value.copy_(0.1 + 0.8 * torch.rand_like(layer.core.prior.value))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted, is_causal):
     """T5: φ(Σ_r π_r k_r) is the baseline with W_K = Σ_r π_r W_r (shifts: an affine change)."""
-    mixed = MLKAttention(
-        C, E, H, mix="before", shifted_keys=shifted, denominator="sqrt_len", padded_len=17
+    mixed = ReleasedMLKAttention(
+        C, H, head_dim=E, mix="before", shifted_keys=shifted, denominator="sqrt_len", padded_len=17
     ).double()
     draw_priors(mixed)
-    plain = LinearAttention(C, E, H, denominator="sqrt_len", padded_len=17).double()
-    prior = mixed.prior.value  # (H, K)
+    plain = ReleasedLinearAttention(
+        C, H, head_dim=E, denominator="sqrt_len", padded_len=17
+    ).double()
+    prior = mixed.core.prior.value  # (H, K)
     with torch.no_grad():
         for name in ("query_proj", "value_proj", "out_proj"):
             getattr(plain, name).load_state_dict(getattr(mixed, name).state_dict())
@@ -34,7 +45,7 @@ def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted
         if shifted:
             weight = weight.view(H, E, C) * prior.sum(1)[:, None, None]
             bias = bias.view(H, E) * prior.sum(1)[:, None]
-            bias = bias + (prior[..., None] * mixed.key_shift).sum(1)
+            bias = bias + (prior[..., None] * mixed.core.key_shift).sum(1)
         else:
             weight = (prior[:, :, None, None] * weight.view(H, K, E, C)).sum(1)
             bias = (prior[..., None] * bias.view(H, K, E)).sum(1)
@@ -44,7 +55,9 @@ def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted
     expected = plain(x, is_causal=is_causal)
     torch.testing.assert_close(mixed(x, is_causal=is_causal), expected, atol=1e-12, rtol=0)
     # After the map it is something else.
-    mixed.form = MLKAttention(C, E, H, mix="after", denominator="sqrt_len", padded_len=17).form
+    mixed.core.form = ReleasedMLKAttention(
+        C, H, head_dim=E, mix="after", denominator="sqrt_len", padded_len=17
+    ).core.form
     assert (mixed(x, is_causal=is_causal) - expected).abs().max() > 1e-3
 
 
@@ -52,21 +65,13 @@ def test_t5_mixing_before_the_map_is_linear_attention_with_mixed_weights(shifted
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
     """T6: MLK = linear attention with L·K keys whose features are π_jr φ(k_jr), by direct sums."""
-    layer = MLKAttention(C, E, H)
+    layer = MLKAttention(C, H, head_dim=E)
     q = torch.randn(B, H, N, E, dtype=torch.float64)
     key = torch.randn(B, H, K, N, E, dtype=torch.float64)
     v = torch.randn(B, H, N, E, dtype=torch.float64)
     prior = torch.rand(H, K, N, dtype=torch.float64)
-    found = backend(
-        q,
-        key,
-        v,
-        masks=make_masks(B, H, N, N, is_causal=is_causal),
-        dropout=None,
-        form=layer.form,
-        projection=None,
-        prior=prior,
-    )
+    masks = make_masks(B, H, N, N, is_causal=is_causal)
+    found = backend(q, key, v, masks, None, LinearArguments(layer.core.form, prior=prior))
 
     def phi(x):
         return torch.nn.functional.elu(x) + 1
@@ -81,20 +86,20 @@ def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
 
 
 def test_one_component_is_the_baseline():
-    mixed = MLKAttention(C, E, H, num_components=1).double()
-    plain = LinearAttention(C, E, H).double()
+    mixed = MLKAttention(C, H, head_dim=E, num_components=1).double()
+    plain = LinearAttention(C, H, head_dim=E).double()
     plain.load_state_dict({k: v for k, v in mixed.state_dict().items() if "prior" not in k})
     x = torch.randn(B, N, C, dtype=torch.float64)
     torch.testing.assert_close(mixed(x), plain(x), atol=1e-14, rtol=0)
 
 
 def test_common_factor_of_the_priors_cancels_and_their_gradient_is_orthogonal():
-    layer = MLKAttention(C, E, H).double()
+    layer = MLKAttention(C, H, head_dim=E).double()
     draw_priors(layer)
     x = torch.randn(B, N, C, dtype=torch.float64)
     out = layer(x)
     (out**2).sum().backward()
-    prior = layer.prior.value
+    prior = layer.core.prior.value
     assert prior.grad.abs().min() > 1e-6
     assert (prior.grad * prior).sum(1).abs().max() < 1e-12
     with torch.no_grad():
@@ -103,15 +108,16 @@ def test_common_factor_of_the_priors_cancels_and_their_gradient_is_orthogonal():
 
 
 def test_costs_of_the_specification():
-    assert MLKAttention(64, 32, 4).cost(4096).paper_flops == 403_419_008
-    assert MLKAttention(64, 32, 4, shifted_keys=True).cost(4096).paper_flops == 337_883_008
+    assert MLKAttention(64, 4, head_dim=32).cost(4096).paper_flops == 403_419_008
+    assert MLKAttention(64, 4, head_dim=32, shifted_keys=True).cost(4096).paper_flops == 337_883_008
 
 
 def test_macs_equal_the_counter_on_the_fast_form():
     from torch.utils.flop_counter import FlopCounterMode
 
     for options in ({}, {"shifted_keys": True}, {"num_kv_heads": 1}, {"denominator": "sqrt_len"}):
-        layer = MLKAttention(C, E, H, backend="blockwise", value_head_dim=7, **options)
+        sizes = {"head_dim": E, "value_head_dim": 7}
+        layer = ReleasedMLKAttention(C, H, backend="blockwise", **sizes, **options)
         with FlopCounterMode(display=False) as counter:
             layer(torch.randn(1, N, C))
         assert counter.get_total_flops() == 2 * layer.cost(N).macs, options
@@ -119,30 +125,30 @@ def test_macs_equal_the_counter_on_the_fast_form():
 
 def test_parameters():
     """Per layer: K key maps, or one with K shifts; K priors per head."""
-    plain = sum(p.numel() for p in LinearAttention(C, E, H).parameters())
+    plain = sum(p.numel() for p in LinearAttention(C, H, head_dim=E).parameters())
     key_map = H * E * (C + 1)
-    assert MLKAttention(C, E, H).cost(N).num_parameters == plain + key_map + H * K
-    shifted = MLKAttention(C, E, H, shifted_keys=True)
+    assert MLKAttention(C, H, head_dim=E).cost(N).num_parameters == plain + key_map + H * K
+    shifted = MLKAttention(C, H, head_dim=E, shifted_keys=True)
     assert shifted.cost(N).num_parameters == plain + H * K * E + H * K
-    assert MLKAttention(C, E, H, prior_share="layer").prior.value.shape == (K,)
+    assert MLKAttention(C, H, head_dim=E, prior_share="layer").core.prior.value.shape == (K,)
 
 
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match="num_components must be at least 1, received 0"):
-        MLKAttention(C, E, H, num_components=0)
-    with pytest.raises(ValueError, match="mix must be after or before, received 'inside'"):
-        MLKAttention(C, E, H, mix="inside")
-    layer = MLKAttention(C, E, H, prior_share="head_position", max_positions=7)
+        MLKAttention(C, H, head_dim=E, num_components=0)
+    with pytest.raises(ValueError, match="mix must be one of after, before, received 'inside'"):
+        ReleasedMLKAttention(C, H, head_dim=E, mix="inside")
+    layer = MLKAttention(C, H, head_dim=E, prior_share="head_position", max_positions=7)
     with pytest.raises(ValueError, match="13 keys, but priors exist for max_positions=7 only"):
         layer(torch.randn(B, N, C))
 
 
 def test_floor_of_clamped_priors_is_zero():
     """A prior below zero switches its component off exactly, unlike the floor of log space."""
-    layer = MLKAttention(C, E, H).double()
+    layer = MLKAttention(C, H, head_dim=E).double()
     x = torch.randn(B, N, C, dtype=torch.float64)
     with torch.no_grad():
-        layer.prior.value[:, 1] = -0.1
+        layer.core.prior.value[:, 1] = -0.1
         out = layer(x)
         layer.key_proj.weight.view(H, K, E, C)[:, 1] += 3.0
     torch.testing.assert_close(layer(x), out, atol=0, rtol=0)

@@ -9,17 +9,31 @@ import torch
 import yaml
 from torch.nn.functional import elu
 
-from lit_probattn.attention import LinearAttention, MGKAttention, MLKAttention
+from lit_probattn.attention import (
+    LinearAttention,
+    MGKAttention,
+    MLKAttention,
+    ReleasedLinearAttention,
+    ReleasedMGKAttention,
+    ReleasedMLKAttention,
+)
+from lit_probattn.configs import find, run_stem
 
 FOLDER = Path("configs/attention/as_released")
-CLASSES = {cls.__name__: cls for cls in (LinearAttention, MGKAttention, MLKAttention)}
+CLASSES = {
+    cls.__name__: cls
+    for cls in (
+        *(LinearAttention, MGKAttention, MLKAttention),
+        *(ReleasedLinearAttention, ReleasedMGKAttention, ReleasedMLKAttention),
+    )
+}
 B, N, C, E, H = 2, 13, 11, 5, 3
 RAW = [0.4, 1.3]  # 1.3 counts as 1
 TOLERANCE = {"atol": 1e-12, "rtol": 0}
 
 
 def load(name):
-    with open(FOLDER / f"{name}.yaml", encoding="utf-8") as file:
+    with open(find(FOLDER / f"{name}.yaml"), encoding="utf-8") as file:
         config = yaml.safe_load(file)
     assert list(config) == ["model"]
     assert list(config["model"]["init_args"]) == ["attention"]  # sets the variant, nothing else
@@ -31,10 +45,10 @@ def load(name):
 def make(name, **options):
     """Build a config's layer on small sizes, with priors inside, at and outside [0, 1]."""
     cls, arguments = load(name)
-    layer = cls(C, E, **{**arguments, **options}).double()
+    layer = cls(C, head_dim=E, **{**arguments, **options}).double()
     with torch.no_grad():
         for key, parameter in layer.named_parameters():
-            if key == "prior.value":
+            if key == "core.prior.value":
                 parameter.copy_(torch.rand_like(parameter) * 1.5 - 0.1)
                 parameter.view(-1)[0], parameter.view(-1)[1] = 0.4, 1.3  # 1.3 counts as 1
             else:
@@ -53,7 +67,7 @@ def keys(layer, x):
     if not layer.shifted_keys:
         return heads(layer.key_proj, x, 2)
     k = heads(layer.key_proj, x)
-    return [k + layer.key_shift[:, r, None] for r in range(2)]
+    return [k + layer.core.key_shift[:, r, None] for r in range(2)]
 
 
 def squared(q, k):
@@ -82,7 +96,8 @@ def test_every_file_is_tested():
     tested |= {f"code_lra_{n}" for n in ("linear", "mlk", "smlk")}
     tested |= {f"code_lm_intended_{n}" for n in ("mlk", "smlk")}
     tested |= {"code_lm_linear", "code_lm_as_released_mgk", "code_lm_as_released_mlk"}
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == tested
+    files = (*FOLDER.glob("lra/*.yaml"), *FOLDER.glob("lm/*.yaml"))
+    assert {run_stem(path) for path in files} == tested
 
 
 @pytest.mark.parametrize("name", ["mgk", "smgk"])
@@ -90,9 +105,9 @@ def test_every_file_is_tested():
 def test_code_lra_learned_priors(name, backend):
     """A = Σ_r clamp(p_r) e^{−‖q − k_r‖² / 2√E} / (bare row sum), one pair p per layer."""
     layer, (x, mask) = make(f"code_lra_{name}", backend=backend), draw()
-    assert layer.prior.value.shape == (2,)
+    assert layer.core.prior.value.shape == (2,)
     with torch.no_grad():
-        layer.prior.value.copy_(torch.tensor(RAW, dtype=torch.float64))
+        layer.core.prior.value.copy_(torch.tensor(RAW, dtype=torch.float64))
     q = heads(layer.query_proj, x)
     density = sum(
         p * torch.exp(-squared(q, k) / (2 * E**0.5))
@@ -106,7 +121,7 @@ def test_code_lra_clamped_prior_is_zero_to_rounding():
     """No floor: a raw prior below zero removes its component (e^{-69} of it is left)."""
     layer, (x, _) = make("code_lra_mgk"), draw()
     with torch.no_grad():
-        layer.prior.value.copy_(torch.tensor([0.4, -0.2], dtype=torch.float64))
+        layer.core.prior.value.copy_(torch.tensor([0.4, -0.2], dtype=torch.float64))
     q, k = heads(layer.query_proj, x), keys(layer, x)[0]
     density = torch.exp(-squared(q, k) / (2 * E**0.5))
     out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
@@ -118,7 +133,7 @@ def test_code_lra_clamped_prior_is_zero_to_rounding():
 def test_code_lra_hard(name, backend):
     """A = softmax(−min_r ‖q − k_r‖² / 2√E), no prior."""
     layer, (x, mask) = make(f"code_lra_{name}_hard_e", backend=backend), draw()
-    assert layer.prior is None
+    assert layer.core.prior is None
     q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
     smallest = torch.minimum(squared(q, k1), squared(q, k2))
     density = torch.exp(-smallest / (2 * E**0.5)) * visible(False, mask)
@@ -145,21 +160,21 @@ def test_code_lra_soft_updates_priors_at_every_forward(name):
         numerator = torch.einsum("bi,bhij->hj", mask.double(), gamma)
         count = torch.einsum("bi,bj->j", mask.double(), mask.double()) + 1e-6
         pi = (numerator / count).detach()
-        stored = layer.prior.value
+        stored = layer.core.prior.value
         torch.testing.assert_close(stored[:, 0, :N], pi, **TOLERANCE)
         torch.testing.assert_close(stored.sum(1), torch.ones(H, 17).double(), **TOLERANCE)
         assert (stored[:, :, N:] == 0.5).all()
     assert (pi - 0.5).abs().max() > 0.05
-    assert layer.prior_statistics() is None  # nothing is left for an update per optimiser step
-    before = layer.prior.value.clone()
+    assert layer.core.prior_statistics() is None  # nothing is left for an update per optimiser step
+    before = layer.core.prior.value.clone()
     layer.eval()(x, key_mask=mask)
-    assert torch.equal(layer.prior.value, before)
+    assert torch.equal(layer.core.prior.value, before)
 
 
 def test_exact_m_step_differs_from_the_released_one():
     """spec a.12: at −log density 10, 14, 20 the exact 0.731 becomes 0.708, 0.265, 0.001."""
     from lit_probattn.attention.masks import make_masks
-    from lit_probattn.attention.mgk.em_parity import code_parity_sums
+    from lit_probattn.attention.mgk.as_released import code_parity_sums
 
     for exponent, expected in ((10, 0.708), (14, 0.265), (20, 0.001)):
         # One dimension, 2σ² = 1: densities e^{-exponent} and e^{-exponent - 1}, priors 1/2.
@@ -185,7 +200,7 @@ def test_code_lra_linear_family(name, backend):
         mixed = heads(layer.key_proj, x)
     else:
         with torch.no_grad():
-            layer.prior.value.copy_(torch.tensor(RAW, dtype=torch.float64))
+            layer.core.prior.value.copy_(torch.tensor(RAW, dtype=torch.float64))
         k1, k2 = keys(layer, x)
         mixed = 0.4 * k1 + 1.0 * k2
     q = (elu(heads(layer.query_proj, x)) + 1) / N**0.25
@@ -203,9 +218,9 @@ def test_code_lm_intended_learned_priors(name):
     """A = Σ_r clamp(p_jr) e^{−c_r ‖q − k_r‖² / √E} / (row sum + 1e-6), c = 1/2 and 3/2."""
     layer, (x, mask) = make(f"code_lm_intended_{name}", max_positions=17), draw()
     assert layer.query_proj.bias is None
-    assert layer.prior.value.shape == (H, 2, 17)
+    assert layer.core.prior.value.shape == (H, 2, 17)
     x = 3 * x
-    q, prior = heads(layer.query_proj, x), layer.prior.value[..., :N].clamp(0, 1)
+    q, prior = heads(layer.query_proj, x), layer.core.prior.value[..., :N].clamp(0, 1)
     density = sum(
         prior[:, r, None] * torch.exp(-c * squared(q, k) / E**0.5)
         for r, (c, k) in enumerate(zip((0.5, 1.5), keys(layer, x), strict=True))
@@ -231,7 +246,7 @@ def test_code_lm_intended_soft_counts_hidden_pairs(name):
         out = seen / (seen.sum(-1, keepdim=True) + 1e-6) @ heads(layer.value_proj, x)
         torch.testing.assert_close(layer(x, is_causal=True), finish(layer, out), **TOLERANCE)
         pi = gamma.sum((0, 2)).detach() / (N * B)
-        torch.testing.assert_close(layer.prior.value[:, 0, :N], pi, **TOLERANCE)
+        torch.testing.assert_close(layer.core.prior.value[:, 0, :N], pi, **TOLERANCE)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
@@ -239,7 +254,7 @@ def test_code_lm_as_released_mgk_is_hard_and_shifted(backend):
     """h-16: softmax over max_r(−c_r ‖q − k_r‖² / √E), no prior, no epsilon."""
     layer, (x, mask) = make("code_lm_as_released_mgk", backend=backend), draw()
     assert layer.shifted_keys
-    assert layer.prior is None
+    assert layer.core.prior is None
     q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
     score = torch.maximum(-0.5 * squared(q, k1) / E**0.5, -1.5 * squared(q, k2) / E**0.5)
     density = score.exp() * visible(True, mask)
@@ -253,7 +268,7 @@ def test_code_lm_as_released_mgk_is_hard_and_shifted(backend):
 def test_code_lm_linear_family(name, backend):
     """Features over their sums, mixed after φ, denominator + 1e-5, output / √E."""
     cls, _ = load(f"code_lm_{name}")
-    options = {"max_positions": 17} if cls is MLKAttention else {}
+    options = {"max_positions": 17} if issubclass(cls, MLKAttention) else {}
     layer, (x, mask) = make(f"code_lm_{name}", backend=backend, **options), draw()
     assert layer.query_proj.bias is None
 
@@ -261,9 +276,9 @@ def test_code_lm_linear_family(name, backend):
         features = elu(vectors) + 1
         return features / features.sum(-1, keepdim=True)
 
-    if cls is MLKAttention:
+    if issubclass(cls, MLKAttention):
         assert layer.shifted_keys == (name == "intended_smlk")
-        prior = layer.prior.value[..., :N].clamp(0, 1)
+        prior = layer.core.prior.value[..., :N].clamp(0, 1)
         f = sum(prior[:, r, :, None] * phi(k) for r, k in enumerate(keys(layer, x)))
     else:
         f = phi(heads(layer.key_proj, x))
@@ -277,14 +292,14 @@ def test_code_lm_linear_family(name, backend):
 def test_released_starts(name):
     """Priors 1/2; shifts 0 for the first component and N(0, 1/4) for the second."""
     cls, arguments = load(name)
-    layer = cls(C, 64, **arguments)
-    if cls is LinearAttention:
+    layer = cls(C, head_dim=64, **arguments)
+    if issubclass(cls, LinearAttention) and not issubclass(cls, MLKAttention):
         return
-    if layer.prior is not None:
-        assert (layer.prior.value == 0.5).all()
+    if layer.core.prior is not None:
+        assert (layer.core.prior.value == 0.5).all()
     if layer.shifted_keys:
-        assert (layer.key_shift[:, 0] == 0).all()
-        assert abs(layer.key_shift[:, 1].std().item() - 0.5) < 0.15
+        assert (layer.core.key_shift[:, 0] == 0).all()
+        assert abs(layer.core.key_shift[:, 1].std().item() - 0.5) < 0.15
 
 
 def test_row_epsilon_needs_the_reference():

@@ -9,7 +9,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.responsibilities import responsibility_sums
+from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.models.transformer import Transformer
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
@@ -71,32 +71,34 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
 @pytest.mark.parametrize("share", ["layer", "head", "head_position"])
 def test_m_step_over_micro_batches_equals_one_batch(share):
     layer = MGKAttention(
-        C, E, H, num_components=K, e_step="soft", prior_share=share, max_positions=L + 2
+        C, H, head_dim=E, num_components=K, e_step="soft", prior_share=share, max_positions=L + 2
     ).double()
     whole, parts = layer, copy.deepcopy(layer)
     x, key_mask = draw(4, L, C), torch.rand(4, L) < 0.8
     whole(x, key_mask=key_mask)
-    before = whole.prior.value.clone()
+    before = whole.core.prior.value.clone()
     for piece in ((0, 1), (1, 4)):
         parts(x[slice(*piece)], key_mask=key_mask[slice(*piece)])
-    assert torch.equal(before, whole.prior.value), "the prior changes only when it is applied"
-    whole.apply_prior_update(whole.prior_statistics())
-    parts.apply_prior_update(parts.prior_statistics())
-    torch.testing.assert_close(whole.prior.value, parts.prior.value, atol=EXACT, rtol=0)
-    assert (whole.prior.value - before).abs().max() > 1e-3
+    assert torch.equal(before, whole.core.prior.value), "the prior changes only when it is applied"
+    whole.core.apply_prior_update(whole.core.prior_statistics())
+    parts.core.apply_prior_update(parts.core.prior_statistics())
+    torch.testing.assert_close(whole.core.prior.value, parts.core.prior.value, atol=EXACT, rtol=0)
+    assert (whole.core.prior.value - before).abs().max() > 1e-3
     if share == "head_position":
-        assert torch.equal(whole.prior.value[..., L:], before[..., L:]), "unseen positions stay"
+        assert torch.equal(whole.core.prior.value[..., L:], before[..., L:]), (
+            "unseen positions stay"
+        )
     else:
-        sums = whole.prior.value.sum(-1)
+        sums = whole.core.prior.value.sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums), atol=EXACT, rtol=0)
-    assert whole.prior_statistics().abs().sum() == 0, "sums start again"
+    assert whole.core.prior_statistics().abs().sum() == 0, "sums start again"
 
 
 def test_m_step_ignores_evaluation_and_recomputation():
     def make(checkpointing):
         torch.manual_seed(1)
         return Transformer(
-            lambda c, e: MGKAttention(c, e, H, e_step="soft"),
+            lambda c, head_dim: MGKAttention(c, H, head_dim=head_dim, e_step="soft"),
             *(C, E, 2, 7),
             activation_checkpointing=checkpointing,
         ).double()
@@ -106,16 +108,19 @@ def test_m_step_ignores_evaluation_and_recomputation():
     for checkpointing in (False, True):
         model = make(checkpointing)
         model(x).sum().backward()
-        sums.append(model.blocks[0].attention.prior_statistics().clone())
+        sums.append(model.blocks[0].attention.core.prior_statistics().clone())
         model.eval()(x)
-        assert torch.equal(sums[-1], model.blocks[0].attention.prior_statistics())
+        assert torch.equal(sums[-1], model.blocks[0].attention.core.prior_statistics())
     assert sums[0].sum() > 0
     torch.testing.assert_close(sums[0], sums[1], atol=EXACT, rtol=0)
 
 
 def test_setting_b_has_no_gradient_and_setting_c_no_prior():
-    soft, hard = MGKAttention(C, E, H, e_step="soft"), MGKAttention(C, E, H, e_step="hard")
-    assert "prior.value" not in dict(soft.named_parameters())
-    assert "prior.value" in soft.state_dict()
-    assert hard.prior is None
-    assert hard.prior_statistics() is None
+    soft, hard = (
+        MGKAttention(C, H, head_dim=E, e_step="soft"),
+        MGKAttention(C, H, head_dim=E, e_step="hard"),
+    )
+    assert "core.prior.value" not in dict(soft.named_parameters())
+    assert "core.prior.value" in soft.state_dict()
+    assert hard.core.prior is None
+    assert hard.core.prior_statistics() is None

@@ -7,7 +7,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.functional import masked_softmax
-from lit_probattn.attention.mgk.functions import component_scores, mgk_scores
+from lit_probattn.attention.mgk.functions import MGKArguments, component_scores, mgk_scores
 from tests.support.helpers import cpu_backends
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
@@ -25,13 +25,8 @@ def scores_of(query, key, prior, sigma2, **options):
         "include_log_det": False,
         "hard": False,
     }
-    return mgk_scores(
-        query,
-        key,
-        log_prior=None if prior is None else prior.log(),
-        variance=sigma2,
-        **{**defaults, **options},
-    )
+    log_prior = None if prior is None else prior.log()
+    return mgk_scores(query, key, MGKArguments(log_prior, sigma2, **{**defaults, **options}))
 
 
 @pytest.fixture
@@ -85,8 +80,10 @@ def test_t3_identical_components_are_one_component(mixture, hard):
 @pytest.mark.parametrize("e_step", ["learned", "hard"])
 def test_t4_dot_smgk_with_equal_variances_is_softmax(e_step):
     with pytest.warns(UserWarning, match="ordinary softmax attention"):
-        smgk = MGKAttention(C, E, H, shifted_keys=True, score="dot", e_step=e_step).double()
-    softmax = SoftmaxAttention(C, E, H).double()
+        smgk = MGKAttention(
+            C, H, head_dim=E, shifted_keys=True, score="dot", e_step=e_step
+        ).double()
+    softmax = SoftmaxAttention(C, H, head_dim=E).double()
     softmax.load_state_dict(
         {n: p for n, p in smgk.state_dict().items() if n.split(".")[0].endswith("_proj")}
     )
@@ -115,8 +112,8 @@ def test_t7_shifted_keys_factorise(mixture, hard):
 
 
 def test_one_component_is_the_gaussian_kernel():
-    mgk = MGKAttention(C, E, H, num_components=1).double()
-    gaussian = SoftmaxAttention(C, E, H, score="gaussian").double()
+    mgk = MGKAttention(C, H, head_dim=E, num_components=1).double()
+    gaussian = SoftmaxAttention(C, H, head_dim=E, score="gaussian").double()
     gaussian.load_state_dict(mgk.state_dict(), strict=False)
     x = draw(B, N, C)
     torch.testing.assert_close(mgk(x), gaussian(x), atol=EXACT, rtol=0)
@@ -163,18 +160,18 @@ def test_hard_gradient_goes_to_the_winner_only(mixture):
 def test_parameter_counts_of_the_closed_form():
     """Appendix B: ((K+2)/K)·HEC + … with H the baseline's heads; biases and priors added."""
     heads, c, e, k = 4, 64, 32, 2
-    mgk = MGKAttention(c, e, heads // k, num_components=k, bias=False)
+    mgk = MGKAttention(c, heads // k, head_dim=e, num_components=k, bias=False)
     assert mgk.cost(7).num_parameters == (k + 2) * heads * e * c // k + heads * e * c // k + heads
-    smgk = MGKAttention(c, e, heads // k, num_components=k, bias=False, shifted_keys=True)
+    smgk = MGKAttention(c, heads // k, head_dim=e, num_components=k, bias=False, shifted_keys=True)
     expected = 3 * heads * e * c // k + heads * e * c // k + heads * e + heads
     assert smgk.cost(7).num_parameters == expected
 
 
 def test_paper_operation_counts():
     """Unit values of the cost specification: N=256, H=8, E=16, C=128, output width HE."""
-    assert SoftmaxAttention(128, 16, 8).cost(256).paper_flops == 66_420_736
-    assert MGKAttention(128, 16, 4).cost(256).paper_flops == 45_760_512
-    assert MGKAttention(128, 16, 4, shifted_keys=True).cost(256).paper_flops == 41_615_360
+    assert SoftmaxAttention(128, 8, head_dim=16).cost(256).paper_flops == 66_420_736
+    assert MGKAttention(128, 4, head_dim=16).cost(256).paper_flops == 45_760_512
+    assert MGKAttention(128, 4, head_dim=16, shifted_keys=True).cost(256).paper_flops == 41_615_360
 
 
 # ---------------------------------------------------------------------------- bad input
@@ -198,21 +195,21 @@ def test_paper_operation_counts():
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        MGKAttention(C, E, H, **options)
+        MGKAttention(C, H, head_dim=E, **options)
 
 
 def test_backend_that_cannot_serve_says_what_would():
-    layer = MGKAttention(C, E, H, e_step="hard", backend="sdpa")
+    layer = MGKAttention(C, H, head_dim=E, e_step="hard", backend="sdpa")
     with pytest.raises(NotImplementedError, match=r"maximum over components.*blockwise"):
         layer(torch.randn(B, N, C))
-    layer = MGKAttention(C, E, H, dropout=0.1, backend="sdpa")
+    layer = MGKAttention(C, H, head_dim=E, dropout=0.1, backend="sdpa")
     with pytest.raises(NotImplementedError, match=r"dropout.*reference, blockwise"):
         layer(torch.randn(B, N, C))
     layer.eval()(torch.randn(B, N, C))
 
 
 def test_positions_without_a_prior_are_refused():
-    layer = MGKAttention(C, E, H, prior_share="head_position", max_positions=7)
+    layer = MGKAttention(C, H, head_dim=E, prior_share="head_position", max_positions=7)
     with pytest.raises(ValueError, match="11 keys, but priors exist for max_positions=7"):
         layer(torch.randn(B, N, C))
 
@@ -220,10 +217,12 @@ def test_positions_without_a_prior_are_refused():
 @pytest.mark.parametrize("hard", [False, True])
 def test_extreme_scores_stay_finite(hard):
     """Keys 1e4 away, equal keys, a dead prior, one position: outputs and gradients are finite."""
-    layer = MGKAttention(C, E, H, e_step="hard" if hard else "learned", variance=[1e-3, 1e3])
+    layer = MGKAttention(
+        C, H, head_dim=E, e_step="hard" if hard else "learned", variance=[1e-3, 1e3]
+    )
     if not hard:
         with torch.no_grad():
-            layer.prior.value[:, 0] = 0.0
+            layer.core.prior.value[:, 0] = 0.0
     for x in (torch.randn(B, N, C) * 1e4, torch.ones(B, N, C), torch.randn(B, 1, C)):
         for backend in cpu_backends(layer):
             if hard and backend == "sdpa":
@@ -237,7 +236,7 @@ def test_extreme_scores_stay_finite(hard):
 
 
 def test_weights_are_probabilities():
-    layer = MGKAttention(C, E, H).double()
+    layer = MGKAttention(C, H, head_dim=E).double()
     key_mask = torch.ones(B, N, dtype=torch.bool)
     key_mask[0, 5:] = False
     key_mask[1] = False

@@ -17,8 +17,8 @@ from datamodules.lra.listops_generator import (
     Chunk,
     GeneratorSettings,
     generate_chunk,
+    generate_chunks,
 )
-from datamodules.lra.listops_workers import generate_chunks
 
 GOLDEN_DIGEST = "645845bbb41a8676b1c9a54753927dd9b1e2271d9dac1d4b36f5ccf9dcb5ae3a"
 SMALL = GeneratorSettings(min_length=4, max_length=60, max_depth=5, max_args=4, seed=3)

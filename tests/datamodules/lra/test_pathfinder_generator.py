@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from datamodules.core.errors import DataError
-from datamodules.lra import pathfinder_workers
-from datamodules.lra.pathfinder_contours import Canvas, Draws
-from datamodules.lra.pathfinder_drawing import paddle
+from datamodules.lra import pathfinder_generator
+from datamodules.lra.pathfinder_contours import Canvas, Draws, GeneratorSettings, paddle
 from datamodules.lra.pathfinder_generator import draw_picture
-from datamodules.lra.pathfinder_settings import GeneratorSettings
 from tests.datamodules.lra.files import write_pathfinder
 from tests.datamodules.lra.test_pathfinder import contents, pathfinder
 
@@ -78,15 +76,15 @@ def test_pictures_repeat_differ_and_balance() -> None:
 def test_the_number_of_processes_changes_nothing(
     tmp_path: Path, processes: int, monkeypatch
 ) -> None:
-    monkeypatch.setattr(pathfinder_workers, "PICTURES_PER_FILE", 12)
+    monkeypatch.setattr(pathfinder_generator, "PICTURES_PER_FILE", 12)
     settings = GeneratorSettings.published(32, "easy", seed=0)
     told = []
-    pathfinder_workers.write_pictures(tmp_path / "one", settings, 30, 1, told.append)
+    pathfinder_generator.write_pictures(tmp_path / "one", settings, 30, 1, told.append)
     assert sum(told) == 30
     # Workers are programs of their own, with files of 1000 pictures: here one after the other.
     (tmp_path / "many").mkdir()
     for rank in reversed(range(processes)):
-        pathfinder_workers._write_files(
+        pathfinder_generator._write_files(
             tmp_path / "many", settings, 30, rank, processes, told.append
         )
     one, many = (
@@ -103,7 +101,7 @@ def test_real_processes_report_and_write_the_same(tmp_path: Path) -> None:
     told: list[int] = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
-        pathfinder_workers.write_pictures(folder, settings, 25, processes, told.append)
+        pathfinder_generator.write_pictures(folder, settings, 25, processes, told.append)
     assert sum(told) == 50
     for path in (tmp_path / "1").rglob("*.png"):
         assert path.read_bytes() == (tmp_path / "2" / path.relative_to(tmp_path / "1")).read_bytes()
@@ -135,7 +133,7 @@ def test_generated_data_is_a_release(tmp_path: Path) -> None:
 
 
 def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(pathfinder_workers, "PICTURES_PER_FILE", 10)
+    monkeypatch.setattr(pathfinder_generator, "PICTURES_PER_FILE", 10)
     settings = GeneratorSettings.published(32, "easy", seed=0)
 
     def interrupt(count: int) -> None:
@@ -143,17 +141,17 @@ def test_generation_is_taken_up_again_and_never_mixed(tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pathfinder_workers.write_pictures(tmp_path, settings, 20, 1, interrupt)
+        pathfinder_generator.write_pictures(tmp_path, settings, 20, 1, interrupt)
     first = (tmp_path / "imgs/0/sample_0.png").stat().st_mtime_ns
     told: list[int] = []
-    pathfinder_workers.write_pictures(tmp_path, settings, 20, 1, told.append)
+    pathfinder_generator.write_pictures(tmp_path, settings, 20, 1, told.append)
     assert sum(told) == 20
     assert (tmp_path / "imgs/0/sample_0.png").stat().st_mtime_ns == first
     with pytest.raises(DataError, match="holds pictures of other settings; set generated_dir"):
-        pathfinder_workers.write_pictures(tmp_path, settings, 30, 1, told.append)
+        pathfinder_generator.write_pictures(tmp_path, settings, 30, 1, told.append)
     place = write_pathfinder(tmp_path / "release")
     with pytest.raises(DataError, match="is not empty and was not generated"):
-        pathfinder_workers.write_pictures(place, settings, 20, 1, told.append)
+        pathfinder_generator.write_pictures(place, settings, 20, 1, told.append)
 
 
 def test_targets_that_cannot_fit_are_an_error(monkeypatch) -> None:

@@ -32,13 +32,13 @@ def spread(model):
     return model.eval()
 
 
-def hard_fish(*sizes, **options):
-    return FiSHAttention(*sizes, **{"noise": "none", "mixing_init": "copy", **options})
+def hard_fish(embed_dim, **options):
+    return FiSHAttention(embed_dim, **{"noise": "none", "mixing_init": "copy", **options})
 
 
-def hard_gfish(*sizes, **options):
+def hard_gfish(embed_dim, **options):
     preset = {"mixer": "mlp", "mixing_bias": "all", "scale_position": "before"}
-    return hard_fish(*sizes, **{**preset, "mixing_init": "trunc_normal_0.02", **options})
+    return hard_fish(embed_dim, **{**preset, "mixing_init": "trunc_normal_0.02", **options})
 
 
 def pictures(count: int = 3) -> torch.Tensor:

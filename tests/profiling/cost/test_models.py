@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from profiling.cost.count import attention_layers, require_identical
+from profiling.cost.exact import mgk_parameters, smgk_parameters, softmax_parameters
 from profiling.cost.explain import explain
-from profiling.cost.formulas import mgk_parameters, smgk_parameters, softmax_parameters
 from profiling.cost.models import LanguageModel, PairModel, SequenceModel
-from profiling.cost.structure import attention_layers, require_identical
 from profiling.measure.counters import torch_macs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import make_plan
@@ -129,9 +129,9 @@ def test_layer_parameters_are_the_papers():
     """Without biases and with C = H·E, our layers have the papers' numbers."""
     h, e, k = 4, 8, 2
     c = h * e
-    softmax = SoftmaxAttention(c, e, h, bias=False)
-    mgk = MGKAttention(c, e, h // k, bias=False)
-    smgk = MGKAttention(c, e, h // k, bias=False, shifted_keys=True)
+    softmax = SoftmaxAttention(c, h, head_dim=e, bias=False)
+    mgk = MGKAttention(c, h // k, head_dim=e, bias=False)
+    smgk = MGKAttention(c, h // k, head_dim=e, bias=False, shifted_keys=True)
     counts = [sum(p.numel() for p in m.parameters()) for m in (softmax, mgk, smgk)]
     forms = [softmax_parameters(h, e, c), mgk_parameters(h, e, c, k), smgk_parameters(h, e, c, k)]
     assert counts == forms
@@ -154,7 +154,7 @@ def test_published_language_models(width, head, path, args, total):
     make = {SOFTMAX: SoftmaxAttention, MGK: MGKAttention}[path]
     with torch.device("meta"):
         model = LanguageModel(
-            lambda c, e: make(c, e, bias=False, **args),
+            lambda c, head_dim: make(c, head_dim=head_dim, bias=False, **args),
             embed_dim=width,
             head_dim=head,
             max_seq_len=256,
@@ -178,10 +178,18 @@ def test_published_retrieval_models(heads, softmax, mgk, smgk):
     sizes = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
     sizes |= {"vocab_size": 512, "max_seq_len": 4096}
     with torch.device("meta"):
-        plain = PairModel(lambda c, e: SoftmaxAttention(c, e, heads), **sizes)
-        mixture = PairModel(lambda c, e: MGKAttention(c, e, heads, prior_share="layer"), **sizes)
+        plain = PairModel(
+            lambda c, head_dim: SoftmaxAttention(c, heads, head_dim=head_dim), **sizes
+        )
+        mixture = PairModel(
+            lambda c, head_dim: MGKAttention(c, heads, head_dim=head_dim, prior_share="layer"),
+            **sizes,
+        )
         shifted = PairModel(
-            lambda c, e: MGKAttention(c, e, heads, prior_share="layer", shifted_keys=True), **sizes
+            lambda c, head_dim: MGKAttention(
+                c, heads, head_dim=head_dim, prior_share="layer", shifted_keys=True
+            ),
+            **sizes,
         )
     assert lra_parameters(plain) == softmax
     assert lra_parameters(mixture) == mgk
@@ -195,7 +203,7 @@ def test_published_retrieval_models(heads, softmax, mgk, smgk):
 def test_published_classifiers(vocab, length, classes, heads, total):
     with torch.device("meta"):
         model = SequenceModel(
-            lambda c, e: SoftmaxAttention(c, e, heads),
+            lambda c, head_dim: SoftmaxAttention(c, heads, head_dim=head_dim),
             vocab_size=vocab,
             num_classes=classes,
             max_seq_len=length,
@@ -242,9 +250,9 @@ def test_published_ratios_of_figure_3():
 def test_terms_lead_from_macs_to_the_papers_count(k, shifted):
     n, h, e, c = 32, 3, 8, 40
     layer = (
-        SoftmaxAttention(c, e, h, bias=False)
+        SoftmaxAttention(c, h, head_dim=e, bias=False)
         if k == 1
-        else MGKAttention(c, e, h, bias=False, num_components=k, shifted_keys=shifted)
+        else MGKAttention(c, h, head_dim=e, bias=False, num_components=k, shifted_keys=shifted)
     )
     terms = explain(n, h, e, c, k, shifted, with_priors=k > 1)
     assert terms[0].operations == 2 * layer.cost(n).macs
@@ -254,5 +262,7 @@ def test_terms_lead_from_macs_to_the_papers_count(k, shifted):
 
 
 def test_attention_layers_in_order():
-    model = nn.Sequential(SoftmaxAttention(8, 4, 1), nn.Linear(8, 8), MGKAttention(8, 4, 1))
+    model = nn.Sequential(
+        SoftmaxAttention(8, 1, head_dim=4), nn.Linear(8, 8), MGKAttention(8, 1, head_dim=4)
+    )
     assert [type(m) for m in attention_layers(model)] == [SoftmaxAttention, MGKAttention]

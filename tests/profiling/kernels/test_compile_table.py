@@ -9,12 +9,10 @@ import sys
 import pandas as pd
 import pytest
 
-from lit_probattn.kernels.launch import Shape, default_launch
-from lit_probattn.kernels.runtime import interpreted
-from profiling.builders import ConfigError
-from profiling.kernels.aot import SHARED_LIMIT
+from lit_probattn.configs import ConfigError
+from lit_probattn.kernels.runtime import Shape, default_launch, interpreted
 from profiling.kernels.cases import compile_cases
-from profiling.kernels.compile import CompiledRow, compile_rows, faults
+from profiling.kernels.compile import SHARED_LIMIT, CompiledRow, compile_rows, faults
 from tests.support.paths import ROOT
 
 

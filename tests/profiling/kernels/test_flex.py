@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention
+from lit_probattn.attention import HeadCall, MGKAttention
 from lit_probattn.attention.masks import make_masks
 from profiling.kernels.flex import mgk_flex
 
@@ -13,32 +13,38 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, L, E, K = 2, 3, 19, 29, 16, 2
 
 
+@pytest.mark.usefixtures("kernels_on_cpu")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("variance", ["equal", "paper_main"])
 @pytest.mark.parametrize("score", ["gaussian", "dot"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_three_routes_agree(variance, score, masked):
-    layer = MGKAttention(8, E, H, variance=variance, score=score).to(DEVICE)
+    layer = MGKAttention(8, H, head_dim=E, variance=variance, score=score).to(DEVICE)
     with torch.no_grad():
-        layer.prior.value.uniform_(0.2, 0.8)
+        layer.core.prior.value.uniform_(0.2, 0.8)
     query = torch.randn(B, H, N, E, device=DEVICE)
     key, value = torch.randn(B, H, K, L, E, device=DEVICE), torch.randn(B, H, L, E, device=DEVICE)
     key_mask = (torch.rand(B, L) < 0.7).to(DEVICE) if masked else None
     masks = make_masks(B, H, N, L, key_mask=key_mask, is_causal=masked)
-    arguments = layer.score_arguments(L)
-    call = {"masks": masks, "dropout": None, "arguments": arguments, "cache": None}
+    core = layer.core
+    arguments = core.arguments(HeadCall(query, key, value, masks))
     with torch.no_grad():
         flex = mgk_flex(
             *(query, key, value),
-            precision=1.0 / layer.variance(),
-            offset=arguments["log_prior"],
+            precision=1.0 / core.variance(),
+            offset=arguments.log_prior,
             gaussian=score == "gaussian",
             equal_precision=variance == "equal",
             key_mask=key_mask,
             is_causal=masked,
         )
-        expected = layer.run("reference", query.double(), key.double(), value.double(), **call)
-        for route in (flex, *(layer.run(b, query, key, value, **call) for b in ("triton", "sdpa"))):
+        exact = (query.double(), key.double(), value.double())
+        expected = core.backends["reference"](*exact, masks, None, arguments)
+        others = [
+            core.backends[name](query, key, value, masks, None, arguments)
+            for name in ("triton", "sdpa")
+        ]
+        for route in (flex, *others):
             torch.testing.assert_close(route.double(), expected, atol=5e-6, rtol=5e-6)
 
 

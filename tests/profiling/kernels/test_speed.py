@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiling.builders import ConfigError
+from lit_probattn.configs import ConfigError
 from profiling.kernels.config import KernelsConfig, load_kernels
 from profiling.kernels.speed import run_kernels
 from profiling.measure.memory import cpu_peak_bytes

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from profiling.measure.memory import measured_cpu_bytes, predicted_bytes, resident_bytes
-from profiling.sweep.memory_table import memory_table
+from lit_probattn.training.memory import predicted_bytes, resident_bytes
+from profiling.measure.memory import measured_cpu_bytes
+from profiling.sweep.run import memory_table
 from tests.profiling.helpers import MGK, attention, sweep
 
 

@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from profiling.report.dearer import dearer_lines
+from profiling.report.tables import dearer_lines
 
 
 def ratios_of(values):

@@ -10,7 +10,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from profiling.studies import step_ratio
-from profiling.studies.materialised import PlainAttention, materialise
+from profiling.studies.step_ratio import PlainAttention, materialise
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ from profiling.studies.materialised import PlainAttention, materialise
 def test_plain_formula_is_the_reference(cls, options):
     """Outputs and gradients of every weight, float64, with padding."""
     torch.manual_seed(0)
-    layer = cls(7, 5, 3, backend="reference", **options).double()
+    layer = cls(7, 3, head_dim=5, backend="reference", **options).double()
     for name, parameter in layer.named_parameters():
-        if name.startswith("prior"):
+        if name.startswith("core.prior"):
             parameter.data.uniform_(0.2, 0.9)
     plain = PlainAttention(copy.deepcopy(layer))
     inputs = torch.randn(2, 11, 7, dtype=torch.float64)
@@ -46,10 +46,10 @@ def test_plain_formula_is_the_reference(cls, options):
 @pytest.mark.parametrize(
     "layer",
     [
-        SoftmaxAttention(8, 4, 2, num_kv_heads=1),
-        SoftmaxAttention(8, 4, 2, score="gaussian"),
-        MGKAttention(8, 4, 2, e_step="hard"),
-        MGKAttention(8, 4, 2, score="dot"),
+        SoftmaxAttention(8, 2, head_dim=4, num_kv_heads=1),
+        SoftmaxAttention(8, 2, head_dim=4, score="gaussian"),
+        MGKAttention(8, 2, head_dim=4, e_step="hard"),
+        MGKAttention(8, 2, head_dim=4, score="dot"),
     ],
 )
 def test_other_layers_are_refused(layer):
@@ -58,7 +58,7 @@ def test_other_layers_are_refused(layer):
 
 
 def test_dropout_acts_in_training_only():
-    layer = PlainAttention(SoftmaxAttention(8, 4, 2, dropout=0.5))
+    layer = PlainAttention(SoftmaxAttention(8, 2, head_dim=4, dropout=0.5))
     inputs = torch.randn(1, 5, 8)
     assert not torch.equal(layer(inputs), layer(inputs))
     layer.eval()

@@ -13,10 +13,11 @@ import time
 import pytest
 import yaml
 
-from profiling.builders import ConfigError
+from lit_probattn.cli.shards import parse_shard
+from lit_probattn.configs import ConfigError
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
-from profiling.sweep.plan import make_plan, parse_shard, shard
+from profiling.sweep.plan import make_plan, shard
 from profiling.sweep.run import describe_plan, run_sweep
 from tests.profiling.helpers import MGK, SOFTMAX, attention, sweep
 from tests.support.paths import ROOT

@@ -1,0 +1,309 @@
+"""Heads in, heads out: what a variant does between its projections, and one call of it.
+
+A core owns only what is the variant's own: priors, variances, shifts, mixing weights, and the
+choice of a backend. Projections, rotations and caches are the caller's: `Attention` here, or any
+other model. One call is one `HeadCall`; the core answers it with one `Choice`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.backends import (
+    AUTO_RULES,
+    BACKENDS,
+    AutoRule,
+    Backend,
+    Call,
+    choose_backend,
+    common_refusal,
+)
+from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
+from lit_probattn.attention.functional import autocast_off, compute_dtype, reference_weights
+from lit_probattn.attention.masks import Masks
+from lit_probattn.randomness import AttentionDropout, RandomKey
+
+# Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
+# arguments, in at least the dtype of query.
+BackendFunction = Callable[[Tensor, Tensor, Tensor, Masks, AttentionDropout | None, Any], Tensor]
+# With a cache, calls with at most this many new tokens read it part by part.
+STEP_QUERIES = 16
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How many heads the projections make, and of which size.
+
+    Args:
+        query: query heads: H; G in FiSH.
+        key: key heads: H_kv; G in FiSH.
+        value: value heads: H_kv; H in FiSH, G where its linear form has global values.
+        out: heads of masks, bias and output: H.
+        head_dim: E, size of a query or key head.
+        value_head_dim: E_v, size of a value head.
+        keys_per_head: keys of a position in each key head: K in MGK and MLK; 1 with shifted keys.
+    """
+
+    query: int
+    key: int
+    value: int
+    out: int
+    head_dim: int
+    value_head_dim: int
+    keys_per_head: int = 1
+
+
+@dataclass(frozen=True)
+class HeadCall:
+    """One call of attention, projected and split into heads.
+
+    Args:
+        query: (B, H_q, N, E), rotated if positions are.
+        key: as it is stored: (B, H_k, L, E), or (B, H_k, K, L, E) with K keys per head. The K keys
+            may also come as further heads, (B, H_k·K, L, E), the keys of one head side by side.
+        value: (B, H_v, L, E_v).
+        masks: what each query may see, over all L keys.
+        scale: factor on the products of queries and keys. None means 1/√E.
+        dropout: attention dropout of this call.
+        rng: names the draw of a variant's noise. None leaves the choice to the variant.
+        cache: memory that query, key and value come from, the new tokens included.
+        query_mask: real queries, (B, N) bool, for the M-step. None means all.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    masks: Masks
+    scale: float | None = None
+    dropout: AttentionDropout | None = None
+    rng: RandomKey | None = None
+    cache: Cache | None = None
+    query_mask: Tensor | None = None
+
+    @property
+    def first_row(self) -> int:
+        """Position of the first query among all tokens, which noise is keyed by."""
+        return 0 if self.cache is None else self.masks.num_keys - self.masks.num_queries
+
+    def scale_ratio(self) -> float:
+        """Return `scale` in units of 1/√E; 1 where it is not given."""
+        return 1.0 if self.scale is None else self.scale * self.query.shape[-1] ** 0.5
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a core computes one call.
+
+    Args:
+        backend: name of the implementation.
+        key: keys as that implementation takes them.
+        arguments: the variant's own arguments of its implementations.
+    """
+
+    backend: str
+    key: Tensor
+    arguments: Any
+
+
+class Core(nn.Module):
+    """A variant of attention from heads to heads; base of every core.
+
+    Args:
+        layout: heads and their sizes.
+        backend: who computes it; see `lit_probattn.attention.backends`.
+
+    Raises:
+        ValueError: `backend` is unknown.
+    """
+
+    variant: ClassVar[str]
+    backends: ClassVar[Mapping[str, BackendFunction]]
+    # What `auto` chooses on each type of device.
+    auto_rules: Mapping[str, AutoRule] = AUTO_RULES
+    # Score tensors per head that the reference stores; for the choice of backend.
+    score_maps: int = 1
+    # Whether `cached_scores` exists: short calls with a cache then read it part by part.
+    steps_over_cache: ClassVar[bool] = False
+    # Added to the sum of exponentials of every row; presets of released code set it.
+    row_eps: float = 0.0
+    # Whether `observe` wants to see training calls.
+    observes: bool = False
+    # Says why a backend cannot serve a call ("cannot …"), or None if it can.
+    refusal = common_refusal
+
+    def __init__(self, layout: HeadLayout, backend: Backend = "auto") -> None:
+        super().__init__()
+        if backend not in BACKENDS:
+            raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
+        self.layout, self.backend = layout, backend
+        # Family of the fused kernel, and backends that can serve no call, with the reason.
+        self.kernel, self.refused = self.variant, dict[str, str]()
+
+    def forward(self, call: HeadCall) -> Tensor:
+        """Attend; (B, H, N, E_v) in the dtype of the queries.
+
+        Raises:
+            ValueError: the variant has no place for the call's bias, scale or cache.
+            NotImplementedError: the requested backend cannot serve the call.
+        """
+        self.check(call.masks.bias, call.cache, call.scale)
+        with autocast_off(call.query):
+            if self.training and self.observes:
+                self.observe(call)
+            if self.reads_parts(call):
+                out = attend_to_cache(self, call)
+            else:
+                choice = self.choose(call, self.pick(call))
+                out = self.backends[choice.backend](
+                    call.query, choice.key, call.value, call.masks, call.dropout, choice.arguments
+                )
+        return out.to(call.query.dtype)
+
+    # ------------------------------------------------------------------ the variant's part
+    @abstractmethod
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return what an implementation computes a call from: keys, arguments with what is drawn.
+
+        Args:
+            call: the call.
+            backend: name of the implementation, as `pick` gives it.
+        """
+
+    @abstractmethod
+    def scores(self, call: HeadCall) -> Tensor:
+        """Return the scores before mask and softmax by the equation, (B, H, N, L), no noise."""
+
+    def components(self, key: Tensor, first_position: int = 0) -> Tensor:
+        """Turn stored keys into those that scores see.
+
+        Args:
+            key: stored keys; see `HeadCall`.
+            first_position: position of the first of them.
+        """
+        return key
+
+    def observe(self, call: HeadCall) -> None:
+        """See a training call before its output is computed; setting B gathers its sums here."""
+
+    def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
+        """Refuse what the variant has no place for.
+
+        Raises:
+            ValueError: it says what the variant takes instead.
+        """
+
+    # ------------------------------------------------------------------ choosing
+    def pick(self, call: HeadCall) -> str:
+        """Return the name of the implementation that computes a call.
+
+        Raises:
+            NotImplementedError: the requested backend cannot serve it.
+        """
+        return self.pick_for(self.describe(call))
+
+    def pick_for(self, call: Call) -> str:
+        """Return the same for a call that is only described."""
+        return choose_backend(
+            self.variant, self.backend, self.backends, self.refusal, call, self.auto_rules
+        )
+
+    def describe(self, call: HeadCall) -> Call:
+        """Return what the choice of a backend may depend on."""
+        query, bias = call.query, call.masks.bias
+        return Call(
+            device=query.device.type,
+            dtype=query.dtype,
+            num_scores=self.num_scores(query.shape[0], query.shape[2], call.value.shape[2]),
+            dropout=call.dropout is not None,
+            bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
+            attn_mask=call.masks.attn_mask is not None,
+            recurrent=call.cache is not None and not isinstance(call.cache, KVCache),
+        )
+
+    def num_scores(self, batch_size: int, num_queries: int, num_keys: int) -> int:
+        """Return the number of scores that the reference would store."""
+        return batch_size * self.layout.out * num_queries * num_keys * self.score_maps
+
+    # ------------------------------------------------------------------ maps, for analysis
+    def weights(self, call: HeadCall) -> Tensor:
+        """Return the maps (B, H, N, L) by the equation, without dropout and noise.
+
+        Raises:
+            ValueError: the variant has no place for the call's bias, scale or cache.
+            NotImplementedError: the variant has no maps.
+        """
+        self.check(call.masks.bias, call.cache, call.scale)
+        with autocast_off(call.query):
+            return reference_weights(self.scores(call), call.masks, self.row_eps)
+
+    # ------------------------------------------------------------------ decoding
+    def new_cache(self, capacity: int = 0) -> Cache:
+        """Return an empty memory for decoding, with room for `capacity` positions."""
+        return KVCache(capacity, store_offsets=True)
+
+    def reads_parts(self, call: HeadCall) -> bool:
+        """Whether a call reads its cache part by part instead of through a backend."""
+        return (
+            self.steps_over_cache
+            and isinstance(call.cache, KVCache)
+            and call.scale is None  # offsets are stored for 1/√E
+            and self.backend == "auto"
+            and not self.training
+            and call.query.shape[2] <= STEP_QUERIES
+        )
+
+    def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
+        """Return what stored keys add to their scores, for the cache to keep; (B, …, L) or None."""
+        return None
+
+    def cached_scores(
+        self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
+    ) -> Tensor:
+        """Return the scores of a part of the cache, (B, H, N, len(cols)).
+
+        Args:
+            query: (B, H, N, E) in the compute dtype.
+            key: stored keys of the part, in the compute dtype.
+            offset: stored offsets of the part, if the cache keeps them.
+            cols: positions of the part.
+            call: the whole call.
+        """
+        raise NotImplementedError(f"{self.variant} does not read a cache in parts")
+
+
+def attend_to_cache(core: Core, call: HeadCall) -> Tensor:
+    """Attend from a few new queries to everything cached, part by part.
+
+    Args:
+        core: gives the scores of a part through `cached_scores`.
+        call: its cache holds what was appended, the new tokens included.
+
+    Returns:
+        (B, H, N, E_v), in at least float32.
+    """
+    cache, masks = call.cache, call.masks
+    assert isinstance(cache, KVCache)
+    dtype = compute_dtype(call.query)
+    query, rows = call.query.to(dtype), masks.all_rows
+    outputs, normalisers = [], []
+    for cols in cache.parts():
+        key, value, offset = cache.part(cols)
+        scores = core.cached_scores(query, key.to(dtype), offset, cols, call)
+        bias = masks.bias_block(rows, cols)
+        if bias is not None:
+            scores = scores + bias
+        allowed = masks.allowed(rows, cols, query.device)
+        output, normaliser = partial_attention(scores, value.to(dtype), allowed)
+        outputs.append(output)
+        normalisers.append(normaliser)
+    if core.row_eps:
+        outputs.append(torch.zeros_like(outputs[0]))
+        normalisers.append(torch.full_like(normalisers[0], math.log(core.row_eps)))
+    return merge_partials(outputs, normalisers)[0]

@@ -1,0 +1,122 @@
+"""Linear attention and MLK as the released codes of MGK compute them.
+
+`configs/attention/as_released/` names these classes; nothing else should.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale
+from lit_probattn.attention.linear.layer import LinearAttention
+from lit_probattn.attention.linear.mlk import MLKAttention, MLKCore
+
+
+class ReleasedLinearAttention(LinearAttention):
+    """`LinearAttention` with what only the released codes of MGK, ICML 2022, do.
+
+    Source: released code of MGK: Long Range Arena and language model.
+    Departs from the source: nothing; `LinearAttention` is what the paper says.
+
+    Args:
+        embed_dim: C.
+        num_heads: H.
+        denominator: `sum` over keys, or `sqrt_len` (divide by √N, Long Range Arena).
+        eps: added to the sum.
+        output_scale: factor on the output, `one` or `inv_sqrt_head_dim` (language model).
+        padded_len: the N of `sqrt_len`; None takes it from the call. Needed for decoding, and where
+            batches are not all padded to one length.
+        common: the other arguments of `LinearAttention`.
+
+    Raises:
+        ValueError: an unknown name, or options that contradict each other; see also
+            `LinearAttention`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        denominator: Denominator = "sum",
+        eps: float = 0.0,
+        output_scale: OutputScale = "one",
+        padded_len: int | None = None,
+        **common: Any,
+    ) -> None:
+        self._switches = {
+            "denominator": denominator,
+            "eps": eps,
+            "output_scale": output_scale,
+            "padded_len": padded_len,
+        }
+        super().__init__(embed_dim, num_heads, **common)
+
+    def make_form(self, features: FeatureMap) -> LinearForm:
+        """Return feature map and switches."""
+        switches: dict[str, Any] = self._switches
+        return replace(super().make_form(features), **switches)
+
+
+class ReleasedMLKAttention(MLKAttention):
+    """`MLKAttention` with what only the released codes of MGK, ICML 2022, do.
+
+    Source: released code of MGK: Long Range Arena and language model.
+    Departs from the source: nothing; `MLKAttention` is what the paper says.
+
+    Args:
+        embed_dim: C.
+        num_heads: H.
+        mix: `after` the feature map (the paper), or `before` it, φ(Σ_r π_r key[j, r]), which is
+            ordinary linear attention with key weights Σ_r π_r W_r (Long Range Arena).
+        shift_first_zero: start the first shift at zero.
+        denominator: see `ReleasedLinearAttention`, as the three that follow.
+        eps: added to the sum.
+        output_scale: factor on the output.
+        padded_len: the N of `sqrt_len`.
+        common: the other arguments of `MLKAttention`.
+
+    Raises:
+        ValueError: an unknown name, or options that contradict each other; see also
+            `MLKAttention`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        mix: Mix = "after",
+        shift_first_zero: bool = False,
+        denominator: Denominator = "sum",
+        eps: float = 0.0,
+        output_scale: OutputScale = "one",
+        padded_len: int | None = None,
+        **common: Any,
+    ) -> None:
+        self._first_zero = shift_first_zero
+        self._switches = {
+            "mix": mix,
+            "denominator": denominator,
+            "eps": eps,
+            "output_scale": output_scale,
+            "padded_len": padded_len,
+        }
+        super().__init__(embed_dim, num_heads, **common)
+
+    def make_form(self, features: FeatureMap) -> LinearForm:
+        """Return feature map and switches."""
+        switches: dict[str, Any] = self._switches
+        return replace(super().make_form(features), **switches)
+
+    def make_core(self, **options: Any) -> MLKCore:
+        """Return the core, its first shift at zero if asked."""
+        core = super().make_core(**options)
+        if self._first_zero and core.key_shift is not None:
+            with torch.no_grad():
+                core.key_shift[:, 0] = 0.0
+        return core

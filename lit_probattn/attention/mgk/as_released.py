@@ -1,0 +1,217 @@
+"""MGK as the released codes compute it, for comparison with results made by them.
+
+`configs/attention/as_released/` names these classes; nothing else should.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.backends import Backend, Call
+from lit_probattn.attention.core import HeadCall, HeadLayout
+from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
+from lit_probattn.attention.mgk.m_step import in_backward
+from lit_probattn.attention.mgk.priors import PRIOR_FLOOR
+
+EMCodeParity = Literal["none", "lra", "lm"]
+
+_DENSITY_EPS = 1e-6
+
+_COUNT_EPS = 1e-6
+
+
+@torch.no_grad()
+def code_parity_sums(
+    query: Tensor,
+    key: Tensor,
+    *,
+    masks: Masks,
+    query_mask: Tensor | None,
+    log_prior: Tensor,
+    variance: Tensor,
+    code: EMCodeParity,
+) -> tuple[Tensor, Tensor]:
+    """Return numerator and denominator of the released code's priors, both (H, 2, L) float64.
+
+    Source: released code of MGK, ICML 2022, two components, priors per head and key position:
+        γ_ij = π_j1 e^{g_ij1} / (π_j1 e^{g_ij1} + π_j2 e^{g_ij2} + 1e-6)
+        lra:  π_j1 = Σ_i γ_ij / (Σ_i 1 + 1e-6)   over real queries and keys
+        lm:   π_j1 = Σ_i γ_ij / Σ_i 1            over all pairs, hidden ones included
+        π_j2 = 1 − π_j1
+    The 1e-6 is added to a density that is not normalised, so far queries move mass to component 2.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H, 2, L, E).
+        masks: of the call; `lra` reads the key mask.
+        query_mask: real queries, (B, N). None means all.
+        log_prior: (H, 2, 1 or L).
+        variance: σ², (H, 2).
+        code: which of the two.
+    """
+    dtype = compute_dtype(query)
+    heads, num_keys = query.shape[1], key.shape[3]
+    first = torch.zeros(heads, num_keys, dtype=torch.float64, device=query.device)
+    count = torch.zeros_like(first)
+    for sample in range(query.shape[0]):
+        scores = component_scores(
+            query[sample : sample + 1].to(dtype),
+            key[sample : sample + 1].to(dtype),
+            log_prior=log_prior.to(dtype),
+            variance=variance.to(dtype),
+            score="gaussian",
+            include_log_det=False,
+        )[0]  # (H, 2, N, L)
+        eps = scores.new_full((), math.log(_DENSITY_EPS))
+        total = torch.logaddexp(scores.logsumexp(1), eps)
+        share = torch.exp(scores[:, 0] - total).to(torch.float64)  # (H, N, L)
+        pairs = torch.ones_like(share[0])
+        if code == "lra":
+            if query_mask is not None:
+                pairs = pairs * query_mask[sample, :, None]
+            if masks.key_mask is not None:
+                pairs = pairs * masks.key_mask[sample, None]
+        first += (share * pairs).sum(1)
+        count += pairs.sum(0)
+    if code == "lra":
+        count = torch.where(count > 0, count + _COUNT_EPS, 0.0)
+    return torch.stack([first, count - first], 1), count[:, None].expand(-1, 2, -1)
+
+
+class ReleasedMGKCore(MGKCore):
+    """`MGKCore` with what only released code does.
+
+    Args:
+        layout: heads and their sizes.
+        backend: implementation.
+        row_eps: see `ReleasedMGKAttention`, as are the two that follow.
+        em_code_parity: which released prior update, if any.
+        shift_first_zero: start the first shift at zero.
+        mixture: the arguments of `MGKCore`.
+
+    Raises:
+        ValueError: `row_eps` is outside [0, 1), or the released prior update does not fit.
+    """
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend = "auto",
+        *,
+        row_eps: float = 0.0,
+        em_code_parity: EMCodeParity = "none",
+        shift_first_zero: bool = False,
+        **mixture: Any,
+    ) -> None:
+        super().__init__(layout, backend, **mixture)
+        check_choice("em_code_parity", em_code_parity, ("none", "lra", "lm"))
+        if not 0.0 <= row_eps < 1.0:
+            raise ValueError(f"row_eps must be in [0, 1), received {row_eps}")
+        self.row_eps, self.em_code_parity = row_eps, em_code_parity
+        share = None if self.prior is None else self.prior.share
+        plain = (self.num_components, self.e_step, share, self.score, layout.key)
+        wanted = (2, "soft", "head_position", "gaussian", layout.query)
+        if em_code_parity != "none" and plain != wanted:
+            raise ValueError(
+                "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
+                f"score=gaussian and num_kv_heads={layout.query}, received {plain}"
+            )
+        if shift_first_zero and self.key_shift is not None:
+            with torch.no_grad():
+                self.key_shift[:, 0] = 0.0
+
+    def forward(self, call: HeadCall) -> Tensor:
+        """Attend; then, as released code does, replace the priors at once."""
+        out = super().forward(call)
+        if self.em_code_parity != "none" and self.training and self.prior is not None:
+            self.prior.apply_statistics(self.prior.statistics())
+        return out
+
+    def arguments(self, call: HeadCall) -> MGKArguments:
+        """Return the mixture and `row_eps`."""
+        return replace(super().arguments(call), row_eps=self.row_eps)
+
+    def refusal(self, backend: str, call: Call) -> str | None:
+        """Only the reference adds to the sums of rows."""
+        if backend != "reference" and self.row_eps:
+            return "cannot add row_eps to the sums of rows"
+        return super().refusal(backend, call)
+
+    def observe(self, call: HeadCall) -> None:
+        """Gather the released code's sums."""
+        if self.em_code_parity == "none":
+            super().observe(call)
+            return
+        if self.prior is None or in_backward():
+            return
+        sums = code_parity_sums(
+            call.query.detach(),
+            self.components(call.key).detach(),
+            masks=call.masks,
+            query_mask=call.query_mask,
+            log_prior=self.prior(call.masks.num_keys),
+            variance=self.variance(),
+            code=self.em_code_parity,
+        )
+        self.prior.accumulate(*sums)
+
+    def prior_statistics(self) -> Tensor | None:
+        """Return None where every forward pass has updated the priors already."""
+        return None if self.em_code_parity != "none" else super().prior_statistics()
+
+
+class ReleasedMGKAttention(MGKAttention):
+    """`MGKAttention` with what only the released codes of MGK, ICML 2022, do.
+
+    Source: released code of MGK: Long Range Arena and language model.
+    Departs from the source: nothing; `MGKAttention` is what the paper says.
+
+    Args:
+        embed_dim: C.
+        num_heads: H.
+        row_eps: added to the sum of exponentials of every row (language model: 1e-6);
+            `backend="reference"` only.
+        em_code_parity: setting B as the released code updates it, at every forward pass in
+            training, `lra` or `lm`; see `code_parity_sums`.
+        shift_first_zero: start the first shift at zero.
+        prior_floor: smallest π in log space.
+        common: the other arguments of `MGKAttention`.
+
+    Raises:
+        ValueError: `row_eps` is outside [0, 1), or the released prior update does not fit; see also
+            `MGKAttention`.
+    """
+
+    core: ReleasedMGKCore
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        row_eps: float = 0.0,
+        em_code_parity: EMCodeParity = "none",
+        shift_first_zero: bool = False,
+        prior_floor: float = PRIOR_FLOOR,
+        **common: Any,
+    ) -> None:
+        self._released = {
+            "row_eps": row_eps,
+            "em_code_parity": em_code_parity,
+            "shift_first_zero": shift_first_zero,
+            "prior_floor": prior_floor,
+        }
+        super().__init__(embed_dim, num_heads, **common)
+
+    def make_core(self, **mixture: Any) -> ReleasedMGKCore:
+        """Return the core with the options of released code."""
+        options: dict[str, Any] = {**mixture, **self._released}
+        return ReleasedMGKCore(self.layout, self._backend, rotary=self.rotary, **options)

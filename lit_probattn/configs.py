@@ -1,0 +1,409 @@
+"""YAML to objects: files are found, read, upgraded, merged, linked to the data, instantiated."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from lit_probattn.attention import Attention, AttentionFactory
+from lit_probattn.records.provenance import is_first_rank
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is one readable line."""
+
+
+# ---- finding -----------------------------------------------------------------------------------
+
+# Old place and new place of files that have moved; {} stands for what is kept. Where several new
+# places fit a file, the first is meant.
+MOVED_FILES = (
+    ("tasks/{}_tiny.yaml", "tasks/tiny/{}.yaml"),
+    ("paper/{}", "reproduce/{}"),
+    ("studies/{}", "reproduce/{}"),
+    ("as_released/code_lra_{}.yaml", "as_released/lra/{}.yaml"),
+    ("as_released/code_lm_intended_{}.yaml", "as_released/lm/intended_{}.yaml"),
+    ("as_released/code_lm_linear.yaml", "as_released/lm/linear.yaml"),
+    ("as_released/code_lm_as_released_{}.yaml", "as_released/lm/{}.yaml"),
+    ("as_released/fish/translation_{}.yaml", "as_released/translation/{}.yaml"),
+)
+_told: set[str] = set()
+
+
+def find(path: str | Path) -> Path:
+    """Return where a configuration file lies; say so, once, where it has moved.
+
+    Args:
+        path: the file, by its name today or before it moved.
+
+    Returns:
+        The new place of a file that has moved there; otherwise `path`, which may not exist.
+    """
+    given = Path(path)
+    if given.exists():
+        return given
+    for old, new in MOVED_FILES:
+        name = _renamed(given.as_posix(), old, new)
+        if name is not None and Path(name).is_file():
+            if name not in _told and is_first_rank():
+                print(f"{given} has moved to {name}; reading that", file=sys.stderr, flush=True)
+            _told.add(name)
+            return Path(name)
+    return given
+
+
+def run_stem(path: str | Path) -> str:
+    """Return what a file adds to the name of a run: its stem, or that of its former name.
+
+    Stems in different folders may be the same, former names are not; and runs keep their names.
+    """
+    for old, new in MOVED_FILES:
+        name = _renamed(Path(path).as_posix(), new, old)
+        if name is not None:
+            return Path(name).stem
+    return Path(path).stem
+
+
+def _renamed(name: str, old: str, new: str) -> str | None:
+    pattern = re.escape(old).replace(r"\{\}", r"([^/]+)")
+    found = re.fullmatch(rf"(.*/)?{pattern}", name)
+    if found is None:
+        return None
+    return (found[1] or "") + new.format(*found.groups()[1:])
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Text that names the most similar candidate, or lists all of them if they are few."""
+    names = sorted(set(candidates))
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    close = close or [name for name in names if name.startswith(word)]
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(names)}" if 0 < len(names) <= 40 else ""
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, in today's terms (see `find` and `upgrade`).
+
+    Raises:
+        ConfigError: no such file, no text, no YAML, no mapping at the top, or what it says can no
+            longer be had.
+    """
+    place = find(path)
+    if not place.is_file():
+        folder = place.parent
+        names = [str(p) for p in folder.glob("*.yaml")] if folder.is_dir() else []
+        raise ConfigError(f"configuration file not found: {path}{nearest(str(path), names)}")
+    try:
+        content = yaml.safe_load(place.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        problem = getattr(error, "problem", None) or "cannot be read"
+        raise ConfigError(f"{where}: not valid YAML: {problem}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys, got {type(content).__name__}")
+    try:
+        return upgrade(content)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[str, Any]:
+    """Return the configuration of a run: `files` merged, or config.yaml of the run folder.
+
+    Raises:
+        ConfigError: there is none, or it has no model or data.
+    """
+    own = checkpoint.resolve().parent.parent / "config.yaml"
+    if not files and not own.is_file():
+        raise ConfigError(
+            f"no configuration {own}: give the run's, --config runs/NAME/0/config.yaml"
+        )
+    found = files or [own]
+    config = merge(*map(read_yaml, found))
+    for part in ("model", "data"):
+        if "class_path" not in (config.get(part) or {}):
+            names = ", ".join(Path(path).name for path in found)
+            raise ConfigError(
+                f"{names}: no {part}.class_path; give a task file and an attention file"
+            )
+    return config
+
+
+def attention_entry(path: str | Path) -> dict[str, Any]:
+    """Return `class_path` and `init_args` of an attention config file.
+
+    Raises:
+        ConfigError: the file does not set `model.init_args.attention`.
+    """
+    content: Any = read_yaml(path)
+    for key in ("model", "init_args", "attention"):
+        content = content.get(key) if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping) or "class_path" not in content:
+        raise ConfigError(f"{path} does not set model.init_args.attention.class_path")
+    return {
+        "class_path": content["class_path"],
+        "init_args": dict(content.get("init_args") or {}),
+    }
+
+
+# ---- merging -----------------------------------------------------------------------------------
+
+
+def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge configurations into a new one: later ones win, key by key."""
+    merged: dict[str, Any] = {}
+    for content in contents:
+        for key, value in content.items():
+            both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+            merged[key] = merge(merged[key], value) if both else copy.deepcopy(value)
+    return merged
+
+
+def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge configuration files and dotted settings, as the command line does.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    merged = merge(*map(read_yaml, files))
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        place = merged
+        for part in parents:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return merged
+
+
+# ---- upgrading ---------------------------------------------------------------------------------
+
+# Full name of a class -> option -> its old default, and the class that still has the option.
+Retired = Mapping[str, Mapping[str, tuple[Any, str | None]]]
+
+MOVED_CLASSES = {
+    "lit_probattn.tasks.sharding.ShardedDataParallel": (
+        "lit_probattn.tasks.distributed.ShardedDataParallel"
+    ),
+}
+# Packages that export their classes, whichever module of theirs a class is or was written in.
+_PUBLIC = re.compile(r"(lit_probattn\.(?:attention|tasks)|datamodules)\.[\w.]+\.(\w+)")
+
+_RELEASED_LINEAR: Mapping[str, Any] = {
+    "denominator": "sum",
+    "eps": 0.0,
+    "output_scale": "one",
+    "padded_len": None,
+}
+# What only released code does lives in classes of its own.
+_RELEASED: Mapping[str, Mapping[str, Any]] = {
+    "MGKAttention": {
+        "row_eps": 0.0,
+        "em_code_parity": "none",
+        "shift_first_zero": False,
+        "prior_floor": 1e-6,
+    },
+    "LinearAttention": _RELEASED_LINEAR,
+    "MLKAttention": {"mix": "after", "shift_first_zero": False, **_RELEASED_LINEAR},
+}
+RETIRED: Retired = {
+    f"lit_probattn.attention.{name}": {
+        option: (default, f"lit_probattn.attention.Released{name}")
+        for option, default in options.items()
+    }
+    for name, options in _RELEASED.items()
+}
+
+
+def upgrade(content: Mapping[str, Any], retired: Retired = RETIRED) -> dict[str, Any]:
+    """Return a configuration that an earlier version wrote in today's terms; `content` is kept.
+
+    Classes are found under their new paths. A retired option with another value than its old
+    default selects the class that still has it. Where no option does, all of them are dropped; the
+    selected class keeps its own, so that an old configuration says what a new one resolves to.
+
+    Args:
+        content: a configuration, or a part of one.
+        retired: options that classes no longer have.
+
+    Raises:
+        ConfigError: an option has a value that no class takes any more.
+    """
+    upgraded: dict[str, Any] = _upgraded(content, retired)
+    return upgraded
+
+
+def _upgraded(value: Any, retired: Retired) -> Any:
+    if isinstance(value, list | tuple):
+        return [_upgraded(item, retired) for item in value]
+    if not isinstance(value, Mapping):
+        return copy.deepcopy(value)
+    result = {key: _upgraded(item, retired) for key, item in value.items()}
+    if isinstance(result.get("class_path"), str):
+        result["class_path"] = _new_class_path(result["class_path"])
+        if isinstance(result.get("init_args"), dict):
+            _retire(result, retired.get(result["class_path"], {}))
+    return result
+
+
+def _new_class_path(class_path: str) -> str:
+    if class_path in MOVED_CLASSES:
+        return MOVED_CLASSES[class_path]
+    found = _PUBLIC.fullmatch(class_path)
+    if found and found[2] in importlib.import_module(found[1]).__all__:
+        return f"{found[1]}.{found[2]}"
+    return class_path
+
+
+def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]) -> None:
+    """Take retired options from the arguments of a class, or put a class that has them.
+
+    Raises:
+        ConfigError: no class has them.
+    """
+    cls, arguments = entry["class_path"], entry["init_args"]
+    given = {option: options[option] for option in options if option in arguments}
+    classes = set()
+    for option, (default, successor) in given.items():
+        if arguments[option] == default:
+            continue
+        if successor is None:
+            raise ConfigError(
+                f"{cls} no longer has the option {option} ({arguments[option]!r} here) and always "
+                f"works as with {default!r}: leave the option out"
+            )
+        classes.add(successor)
+    if len(classes) > 1:
+        raise ConfigError(
+            f"no class has all options of this {cls}: choose one of {', '.join(sorted(classes))}"
+        )
+    for option, (_, successor) in given.items():
+        if successor not in classes:  # at its default; a class that has it keeps it
+            del arguments[option]
+    entry["class_path"] = next(iter(classes), cls)
+
+
+# ---- classes and sizes -------------------------------------------------------------------------
+
+# What the data tell the model.
+SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
+
+
+def class_of(path: str) -> Any:
+    """Import a class by its full name.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"unknown class {path!r}: {error}") from error
+
+
+def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the constructor's parameters, those that it hands on to base classes too."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = inspect.signature(vars(base)["__init__"]).parameters
+        found = {**own, **found}
+        if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in own.values()):
+            break  # nothing is handed on
+    return found
+
+
+def link_sizes(model: dict[str, Any], *sources: Any) -> None:
+    """Give a model the sizes that its constructor takes and its configuration does not set.
+
+    Args:
+        model: class path and arguments; the sizes are added to the arguments.
+        sources: objects or mappings that know sizes; the first that knows one is asked.
+    """
+    arguments = model.setdefault("init_args", {})
+    accepted = parameters_of(class_of(model["class_path"]))
+    for name in SIZES_OF_DATA:
+        if name not in accepted or name in arguments:
+            continue
+        for source in sources:
+            known = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+            if known is not None:
+                arguments[name] = known
+                break
+
+
+# ---- instantiating -----------------------------------------------------------------------------
+
+
+def instantiate(base: type, config: Mapping[str, Any]) -> Any:
+    """Build a class from `class_path` and `init_args`.
+
+    Raises:
+        ConfigError: it cannot be built.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(base, "it")
+    try:
+        return _instantiate(parser, {"it": config}).it
+    except Exception as error:
+        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+        name = config.get("class_path", f"a {base.__name__} without class_path")
+        raise ConfigError(f"{name}: {lines[-1] if lines else repr(error)}") from error
+
+
+def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> AttentionFactory:
+    """Return the factory that the command line would make from a config.
+
+    Raises:
+        ConfigError: unknown class or argument, or a value of the wrong type.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--attention", type=AttentionFactory)
+    entry = {"class_path": class_path, "init_args": dict(init_args)}
+    try:
+        factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention
+    except (ArgumentError, ValueError, ImportError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ConfigError(f"attention {class_path}: {' '.join(lines)[:600]}") from error
+    return factory
+
+
+def build_attention(
+    class_path: str, init_args: Mapping[str, Any], embed_dim: int, head_dim: int
+) -> Attention:
+    """Return one attention layer.
+
+    Raises:
+        ConfigError: see `attention_factory`; or the constructor refuses the sizes.
+    """
+    factory = attention_factory(class_path, init_args)
+    try:
+        return factory(embed_dim, head_dim=head_dim)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"attention {class_path}: {error}") from error
+
+
+def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:
+    # Renamed in jsonargparse 4.49; older releases have the old name only.
+    make = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    return make(parser.parse_object(content))

@@ -1,0 +1,88 @@
+"""Tables as Markdown, and pictures of a limited size."""
+
+from __future__ import annotations
+
+import io
+import platform
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from lit_probattn.records.provenance import git_state, hardware, package_versions
+
+MAX_BYTES = 300_000
+
+
+class PictureError(ValueError):
+    """A figure that cannot be stored; the message is one line."""
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """Draw a figure as PNG; with fewer colours, then smaller, until it has at most 300 kB."""
+    for dpi, colours in ((120, 0), (120, 256), (90, 128), (70, 64), (50, 64)):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=dpi)
+        if colours:
+            buffer.seek(0)
+            reduced = Image.open(buffer).convert("RGB").quantize(colours)
+            buffer = io.BytesIO()
+            reduced.save(buffer, format="PNG", optimize=True)
+        if buffer.tell() <= MAX_BYTES:
+            return buffer.getvalue()
+    raise PictureError("the picture is larger than 300 kB: show fewer layers, heads or samples")
+
+
+def machine() -> str:
+    """One sentence about hardware, versions and revision."""
+    found = hardware()
+    gpus = ", ".join(gpu["name"] for gpu in found["gpus"])
+    packages = package_versions(("torch", "numpy", "matplotlib")).items()
+    versions = ", ".join(
+        [f"Python {platform.python_version()}", *(f"{name} {number}" for name, number in packages)]
+    )
+    git = git_state()
+    revision = "unknown" if git is None else git["revision"][:7] + ("+" if git["dirty"] else "")
+    place = gpus or f"{found['processor'] or found['machine']}, {found['num_cores']} cores"
+    return f"Machine: {place}; {versions}; revision {revision}."
+
+
+def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
+    """Return a table as lines of Markdown; what is missing is a dash.
+
+    Args:
+        frame: the table; its index is not shown.
+        digits: significant digits of floating-point numbers.
+    """
+
+    def show(value: Any) -> str:
+        if value is None or (not isinstance(value, str) and value != value):
+            return "–"
+        return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+    rows = [[show(value) for value in row] for row in frame.itertuples(index=False)]
+    lines = [[str(name) for name in frame.columns], ["---"] * len(frame.columns), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def markdown_table(frame: pd.DataFrame, digits: int = 4) -> str:
+    """Return the same as one text."""
+    return "\n".join(markdown_lines(frame, digits))
+
+
+def panels(
+    rows: int, columns: int, width: float, height: float, **options: Any
+) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of rows x columns panels of the given size in inches."""
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        squeeze=False,
+        layout="constrained",
+        **options,
+    )
+    return figure, [list(row) for row in axes]

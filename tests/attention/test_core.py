@@ -1,0 +1,170 @@
+"""Cores alone: heads in, heads out, as functional forms and other people's models use them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
+from lit_probattn.attention.ast import ASTCore
+from lit_probattn.attention.core import Choice
+from lit_probattn.attention.fish.layer import FiSHCore
+from lit_probattn.attention.linear.layer import LinearAttention
+from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.polynomial import PolynomialCore
+from lit_probattn.attention.softmax import SoftmaxCore
+
+B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
+CLOSE = {"rtol": 0.0, "atol": 1e-12}
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def layout(**options) -> HeadLayout:
+    heads = {"query": H, "key": H, "value": H, "out": H, "head_dim": E, "value_head_dim": E_V}
+    return HeadLayout(**{**heads, **options})
+
+
+def call(*, key_heads=H, scale=None, bias=None, **options) -> HeadCall:
+    query, key, value = double(B, H, N, E), double(B, key_heads, L, E), double(B, H, L, E_V)
+    masks = make_masks(B, H, N, L, bias=bias)
+    return HeadCall(query, key, value, masks, scale=scale, **options)
+
+
+def serving(core, of):
+    return [
+        name
+        for name in core.backends
+        if name != "triton" and core.refusal(name, core.describe(of)) is None
+    ]
+
+
+def test_a_core_computes_heads_without_projections():
+    core = SoftmaxCore(layout()).double()
+    assert list(core.parameters()) == []
+    one = call()
+    expected = F.scaled_dot_product_attention(one.query, one.key, one.value)
+    torch.testing.assert_close(core(one), expected, **CLOSE)
+    assert isinstance(core.choose(one, core.pick(one)), Choice)
+
+
+@pytest.mark.parametrize("scale", [0.11, 1.0])
+def test_softmax_takes_any_scale(scale):
+    core, one = SoftmaxCore(layout()), call(scale=scale)
+    expected = F.scaled_dot_product_attention(one.query, one.key, one.value, scale=scale)
+    for backend in serving(core, one):
+        core.backend = backend
+        torch.testing.assert_close(core(one), expected, **CLOSE)
+    torch.testing.assert_close(core.weights(one) @ one.value, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("make", [SoftmaxCore, MGKCore])
+def test_gaussian_scale_is_the_inverse_of_the_variance(make):
+    """Scores −scale ‖q − k‖² / 2: for a mixture σ²_r = c_r / scale."""
+    scale = 0.31
+    options = {"score": "gaussian"}
+    if make is MGKCore:
+        options |= {"num_components": 1, "variance": [1.0]}
+    core, one = make(layout(), **options), call(scale=scale)
+    distance = (one.query[:, :, :, None] - one.key[:, :, None]).square().sum(-1)
+    expected = (-distance * scale / 2).softmax(-1) @ one.value
+    for backend in serving(core, one):
+        core.backend = backend
+        torch.testing.assert_close(core(one).double(), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("mixer", ["linear", "mlp"])
+@pytest.mark.parametrize("position", ["before", "after"])
+def test_hard_fish_scales_its_scores(mixer, position):
+    """1/√E before the mixing or after it; a given factor enters at the same place."""
+    options = {"mixer": mixer, "noise": "none", "scale_position": position, "mixing_bias": "none"}
+    core = FiSHCore(layout(query=2, key=2), **options).double()
+    one = call()
+    one = HeadCall(one.query[:, :2], one.key[:, :2], one.value, one.masks, scale=0.17)
+    maps = (one.query @ one.key.mT) * (0.17 if position == "before" else 1.0)
+    first, *rest = core.mixing.weights
+    scores = torch.einsum("hg,bgij->bhij", first, maps)
+    for weight in rest:
+        scores = torch.einsum("hu,buij->bhij", weight, scores.relu())
+    scores = scores * (0.17 if position == "after" else 1.0)
+    for backend in serving(core, one):
+        core.backend = backend
+        torch.testing.assert_close(core(one), scores.softmax(-1) @ one.value, **CLOSE)
+
+
+def test_scale_of_entmax_and_of_a_power():
+    one, plain = call(scale=0.2), call()
+    scaled = HeadCall(one.query * 0.2 * E**0.5, one.key, one.value, one.masks)
+    ast = ASTCore(layout(), alpha=1.5)
+    torch.testing.assert_close(ast(one), ast(scaled), **CLOSE)
+    power = PolynomialCore(layout())
+    other = HeadCall(plain.query, plain.key, plain.value, plain.masks, scale=0.2)
+    torch.testing.assert_close(power(other), power(plain), **CLOSE)
+
+
+def test_linear_attention_refuses_a_scale():
+    core = LinearAttention(8, 2).core
+    one = HeadCall(
+        double(1, 2, 3, 4),
+        double(1, 2, 3, 4),
+        double(1, 2, 3, 4),
+        make_masks(1, 2, 3, 3),
+        scale=1.0,
+    )
+    with pytest.raises(ValueError, match=r"no scores that scale=1\.0 could multiply"):
+        core(one)
+
+
+@pytest.mark.parametrize("e_step", ["learned", "hard"])
+def test_components_may_come_as_further_heads(e_step):
+    """(B, H·K, L, E), the K keys of a head side by side, is (B, H, K, L, E)."""
+    core = MGKCore(layout(keys_per_head=K), e_step=e_step, variance="paper_main")
+    one = call(key_heads=H * K)
+    stacked = HeadCall(one.query, one.key.unflatten(1, (H, K)), one.value, one.masks)
+    for backend in serving(core, one):
+        core.backend = backend
+        assert torch.equal(core(one), core(stacked))
+
+
+def test_grouped_heads_and_masks_of_heads():
+    core = SoftmaxCore(layout(key=3, value=3))
+    query, key, value = double(B, H, N, E), double(B, 3, L, E), double(B, 3, L, E_V)
+    pairs = torch.rand(H, N, L) < 0.7
+    masks = make_masks(B, H, N, L, attn_mask=pairs)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=pairs, enable_gqa=True)
+    torch.testing.assert_close(core(HeadCall(query, key, value, masks)), expected, **CLOSE)
+
+
+def test_an_m_step_is_gathered_by_the_core_alone():
+    layer = MGKAttention(8, 2, e_step="soft")
+    owners = [name for name, m in layer.named_modules() if hasattr(m, "prior_statistics")]
+    assert owners == ["core"]
+    layer(torch.randn(1, 5, 8))
+    assert layer.core.prior_statistics()[1].max() > 0
+    before = layer.core.prior_statistics().clone()
+    layer.core.choose(layer.call(torch.randn(1, 5, 8)), "reference")
+    assert torch.equal(layer.core.prior_statistics(), before), "choosing gathers nothing"
+
+
+def test_auto_asks_only_the_backends_of_its_order():
+    asked = []
+
+    class Asked(SoftmaxCore):
+        def refusal(self, backend, call):
+            asked.append(backend)
+            return super().refusal(backend, call)
+
+    core = Asked(layout())
+    core(call())
+    assert asked == ["sdpa"]
+
+
+def test_common_arguments_that_a_variant_has_not_are_refused():
+    with pytest.raises(TypeError, match="num_kv_heads"):
+        FiSHAttention(8, 2, num_kv_heads=1)
+    with pytest.raises(TypeError, match="rotary_dim"):
+        LinearAttention(8, 2, rotary_dim=2)

@@ -1,0 +1,53 @@
+"""Every variant, found by walking the public list and the shipped configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from lit_probattn import attention
+from lit_probattn.attention import Attention
+from lit_probattn.configs import class_of
+from tests.support.helpers import cpu_backends
+from tests.support.paths import CONFIGS
+
+EMBED, HEAD = 11, 5
+
+
+def public_variants() -> dict[str, type[Attention]]:
+    """Return the attention layers that the package exports, by name."""
+    exported = {name: getattr(attention, name) for name in attention.__all__}
+    return {
+        name: item
+        for name, item in exported.items()
+        if isinstance(item, type) and issubclass(item, Attention) and item is not Attention
+    }
+
+
+def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
+    """Return class and options of every file of configs/attention, without dropout."""
+    found = {}
+    for path in sorted((CONFIGS / "attention").glob("*.yaml")):
+        entry = yaml.safe_load(path.read_text())["model"]["init_args"]["attention"]
+        found[path.stem] = (class_of(entry["class_path"]), {**entry["init_args"], "dropout": 0.0})
+    return found
+
+
+def layers() -> dict[str, Callable[..., Attention]]:
+    """Return what makes each variant on small sizes: plain classes, and every shipped file."""
+    made: dict[str, Callable[..., Attention]] = {
+        name: partial(cls, EMBED, 4, head_dim=HEAD) for name, cls in public_variants().items()
+    }
+    for name, (cls, options) in shipped_variants().items():
+        made[name] = partial(cls, EMBED, head_dim=HEAD, **options)
+    return made
+
+
+def serving(layer: Attention, x: Tensor, **call: Any) -> list[str]:
+    """Return the implementations on a CPU that serve a call of self-attention."""
+    described = layer.core.describe(layer.call(x, **call))
+    return [name for name in cpu_backends(layer) if layer.core.refusal(name, described) is None]

@@ -1,0 +1,117 @@
+"""CONTRIBUTING.md describes the tree that is there, and its recipes work."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.attention import Attention, Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import Choice
+from lit_probattn.attention.layer import Cost
+from tests.house.test_imports import FLOORS
+from tests.support.paths import CONFIGS, ROOT
+
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def drawn_tree() -> list[str]:
+    """Return the paths that the drawing names, in its order."""
+    drawing = TEXT.split("## Where things are")[1].split("```")[1]
+    found, parent = [], ""
+    for line in drawing.strip("\n").split("\n"):
+        name = line.split()[0]
+        if not line.startswith(" "):
+            parent = name
+            found.append(name.rstrip("/"))
+        else:
+            found.append(f"lit_probattn/{name.rstrip('/')}" if parent else name)
+    return found
+
+
+def test_every_room_that_is_drawn_exists_and_every_room_is_drawn():
+    drawn = drawn_tree()
+    assert [path for path in drawn if not (ROOT / path).exists()] == []
+    rooms = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "lit_probattn").iterdir()
+        if path.is_dir() and path.name != "__pycache__"
+    }
+    assert rooms <= set(drawn)
+    for top in ("datamodules", "profiling", "configs", "tests"):
+        assert top in drawn
+
+
+def test_the_drawing_has_the_order_of_the_floors():
+    floors = [room for floor in FLOORS for room in floor]
+    shown = [path for path in drawn_tree() if path in floors]
+    assert shown == [room for room in floors if room in shown]
+
+
+@pytest.mark.parametrize("package", ["profiling", "datamodules", "tests"])
+def test_folders_named_beside_a_package_exist(package):
+    (line,) = re.findall(rf"^{package}/ .*$", TEXT, re.MULTILINE)
+    named = line.split(":")[-1].replace(",", " ").split() if ":" in line else []
+    if package == "tests":
+        named = line.split("and")[-1].split()
+    assert named
+    assert [name for name in named if not (ROOT / package / name).is_dir()] == []
+
+
+def test_files_that_the_recipes_name_exist():
+    named = set(re.findall(r"`([\w/]+\.(?:py|md|csv|yaml))`", TEXT))
+    inside = {"functions.py", "layer.py", "cost.py", "as_released.py", "masks.py"}
+    missing = [
+        name
+        for name in named - inside
+        if not any((ROOT / base / name).exists() for base in ("", "lit_probattn"))
+    ]
+    assert missing == []
+    assert (CONFIGS / "reproduce" / "published.csv").is_file()
+    assert all(study.module.startswith("lit_probattn.analysis.") for study in STUDIES)
+
+
+class CosineCore(Core):
+    """A variant as the recipe has it: cosine similarities, ten times."""
+
+    variant = "cosine"
+
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        return Choice(backend, call.key, None)
+
+    def scores(self, call: HeadCall) -> torch.Tensor:
+        query, key = (x / x.norm(dim=-1, keepdim=True) for x in (call.query, call.key))
+        return 10.0 * query @ key.mT
+
+
+def cosine_reference(query, key, value, masks, dropout, arguments):
+    layout = HeadLayout(*(query.shape[1],) * 4, query.shape[-1], value.shape[-1])
+    return CosineCore(layout).weights(HeadCall(query, key, value, masks)) @ value
+
+
+CosineCore.backends = {"reference": cosine_reference}
+
+
+class CosineAttention(Attention):
+    """Cosine attention."""
+
+    def __init__(self, embed_dim: int, num_heads: int, **common) -> None:
+        super().__init__(embed_dim, num_heads, **common)
+        self.core = CosineCore(self.layout, self._backend)
+
+    def cost(self, seq_len: int) -> Cost:
+        return Cost(0, self.projection_macs(seq_len), self.count_parameters())
+
+
+def test_a_variant_needs_only_what_the_recipe_says():
+    layer = CosineAttention(8, 2)
+    layer.backend = "reference"
+    x = torch.randn(2, 5, 8)
+    assert layer(x, is_causal=True).shape == (2, 5, 8)
+    torch.testing.assert_close(layer.weights(x).sum(-1), torch.ones(2, 2, 5))
+    layer.backend = "auto"
+    layer(x).sum().backward()
+    with pytest.raises(NotImplementedError, match="cosine has no backend 'sdpa'"):
+        CosineAttention(8, 2, backend="sdpa")(x)
