@@ -157,7 +157,7 @@ def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
             return np.asarray(picture)
     except FileNotFoundError:
         raise DataError(f"{entry.place}: the picture {entry.path} is missing") from None
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, PilImage.DecompressionBombError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{entry.place}: the picture {entry.path} is damaged ({error})") from None

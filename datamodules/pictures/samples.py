@@ -33,6 +33,9 @@ __all__ = [
     "seeded",
 ]
 
+# Pillow goes by content: without a list, an EPS named .JPEG would start Ghostscript.
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
+
 _AUGMENT = 0x1AF  # keeps these draws apart from those of the order and of mixing
 
 
@@ -93,10 +96,10 @@ def open_picture(path: Path) -> Image.Image:
         PictureError: The file is missing, empty, cut off, or no picture; the message names it.
     """
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             if picture.format == "PNG":
                 picture.verify()  # reading the pixels does not look at them
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             picture.load()
             if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
                 # Without this, what lies under transparent pixels would show.
@@ -108,7 +111,9 @@ def open_picture(path: Path) -> Image.Image:
                 return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
             return picture.convert("RGB")
     except UnidentifiedImageError as error:
-        reason = "it is empty" if path.stat().st_size == 0 else "it is not a picture"
+        reason = f"it is not a picture of a kind that is read ({', '.join(FORMATS)})"
+        if path.stat().st_size == 0:
+            reason = "it is empty"
         raise PictureError(_damaged(path, reason)) from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise PictureError(_damaged(path, str(error))) from error

@@ -283,12 +283,15 @@ def exit_status(run: Callable[[], object]) -> int:
             if stopped.number == signal.SIGUSR1:
                 print(requeue(), flush=True)
         return stopped.status
+    except KeyboardInterrupt:
+        say_error("stopped by SIGINT")
+        return 128 + int(signal.SIGINT)
     except (Exception, ConstructionError) as error:
         lost = peers.explain_lost_contact(error)
         explained = (lost, 1) if lost else explain(error)
         if explained is not None:
             say_error(explained[0])
-        if explained is None or os.environ.get(DEBUG_VARIABLE):
+        if explained is None or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
             if isinstance(error, ConstructionError):
                 raise error.error from None
             raise

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -74,12 +75,33 @@ def check_trainer(trainer: pl.Trainer) -> None:
     """Check what a training run needs to know of its trainer.
 
     Raises:
-        ValueError: `max_steps` is missing, or a number of batches is below 1.
+        ValueError: `max_steps` is missing, epochs are counted, a number of batches is below 1, or
+            gradients are clipped at a negative norm.
     """
     if trainer.max_steps < 1:
         raise ValueError(
             f"trainer.max_steps must be set, got {trainer.max_steps}: runs are counted in "
             "optimiser steps, for example --trainer.max_steps 5000"
+        )
+    epochs = getattr(trainer, "max_epochs", None)
+    if epochs not in (None, -1) and not getattr(trainer, "fast_dev_run", False):
+        raise ValueError(
+            f"trainer.max_epochs must be left out, received {epochs}: the training data are one "
+            "endless epoch, and runs are counted in optimiser steps, --trainer.max_steps"
+        )
+    if getattr(trainer, "limit_train_batches", 1) == 0:
+        raise ValueError(
+            "trainer.limit_train_batches must be positive, received 0: no step would be trained; "
+            "to validate without training use python -m lit_probattn validate"
+        )
+    timers = [c for c in getattr(trainer, "callbacks", ()) if isinstance(c, Timer)]
+    if any(timer.time_remaining() == 0 for timer in timers):
+        raise ValueError("trainer.max_time must be positive: no step would be trained")
+    clipping = getattr(trainer, "gradient_clip_val", None)
+    if isinstance(clipping, int | float) and clipping < 0:
+        raise ValueError(
+            f"trainer.gradient_clip_val must not be negative, received {clipping}: leave it out "
+            "for no clipping"
         )
     if trainer.accumulate_grad_batches < 1:
         raise ValueError(

@@ -19,8 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lit_probattn.attention import Attention
 
-# SIGUSR1 comes from SLURM, which wants the job queued again; it wins over a SIGTERM.
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+# SIGUSR1 comes from SLURM, which wants the job queued again; it wins over a SIGTERM, which wins
+# over Ctrl-C.
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
 def num_ranks() -> int:

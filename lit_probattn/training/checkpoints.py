@@ -11,12 +11,14 @@ import tempfile
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 Kind = Literal["step", "best"]
 _NAME = re.compile(r"(step|best)-(\d{8})\.ckpt")
@@ -196,24 +198,33 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     Raises:
         CheckpointError: it cannot be written. What stood under the name is untouched.
     """
+    try:
+        with _replacing(path) as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            _seal(file)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"cannot write checkpoint {path}: {_cause(error)}. Earlier checkpoints are untouched; "
+            "free some space, or put runs elsewhere with --run.root"
+        ) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file that takes the name, and is on the disk, once the block ends well."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         temporary = Path(name)
         with os.fdopen(handle, "w+b") as file:
-            torch.save(checkpoint, file)
+            yield file
             file.flush()
-            _seal(file)
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
         _sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"cannot write checkpoint {path}: {_cause(error)}. Earlier checkpoints are untouched; "
-            "free some space, or put runs elsewhere with --run.root"
-        ) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -280,8 +291,11 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
         Number of tensors written.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or holds no model.
+        CheckpointError: the output exists or cannot be written; the checkpoint is damaged or holds
+            no model.
     """
+    if output.exists() or output.is_symlink():
+        raise CheckpointError(f"{output} exists: choose another name, or remove it")
     state = load_checkpoint(checkpoint).get("state_dict", {})
     prefix = "model."
     weights = {
@@ -291,5 +305,10 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     }
     if not weights:
         raise CheckpointError(f"checkpoint {checkpoint} holds no tensors named {prefix}*")
-    save_file(weights, str(output), metadata={"format": "pt"})
+    content = save(weights, metadata={"format": "pt"})
+    try:
+        with _replacing(output) as file:
+            file.write(content)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {output}: {error}") from error
     return len(weights)

@@ -1,4 +1,4 @@
-"""Pre-emption: SIGTERM and SLURM's SIGUSR1 save the run, end it, and have it queued again.
+"""Pre-emption: SIGTERM, Ctrl-C and SLURM's SIGUSR1 save the run and end it; SLURM queues it again.
 
 A handler only sets a flag. The ranks agree on it together with the finite-loss check of the next
 optimiser step (or after the next batch of a validation), so that all of them save the same step and
@@ -48,7 +48,10 @@ class Preempted(BaseException):
 
 
 class StopSignals(Callback):
-    """Takes SIGTERM and SIGUSR1 while a run trains, and notes them on the task.
+    """Takes SIGTERM, SIGINT and SIGUSR1 while a run trains, and notes them on the task.
+
+    A second SIGINT ends the process at once. Processes of the loader, which Ctrl-C reaches too,
+    leave it to the one that trains.
 
     Must be removed again with `restore`.
     """
@@ -56,10 +59,11 @@ class StopSignals(Callback):
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
         self._task: Any = None
+        self._process = os.getpid()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Install the handlers, before loader processes are started, which inherit them."""
-        self._task = pl_module
+        self._task, self._process = pl_module, os.getpid()
         self._install()
 
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -77,10 +81,18 @@ class StopSignals(Callback):
         if threading.current_thread() is not threading.main_thread():
             return
         for number in STOP_SIGNALS:
+            if signal.getsignal(number) is signal.SIG_IGN:  # a shell's background job: leave it so
+                continue
             before = signal.signal(number, self._note)
             self._before.setdefault(number, before)
 
     def _note(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT:
+            if os.getpid() != self._process:
+                return
+            if self._task.stop_requested == number:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
         if not self._task.stop_requested:
             text = f"{signal.Signals(number).name}: saving at the next optimiser step\n"
             os.write(2, text.encode())

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 
 from lit_probattn.tasks.distributed import agree_on_signal
 from lit_probattn.training.checkpoints import checkpoint_path, list_checkpoints
@@ -13,6 +13,9 @@ from lit_probattn.training.preemption import Preempted
 
 class RunCheckpoint(Checkpoint):
     """Saves every so many optimiser steps, at the end, and at the best validation.
+
+    The end is the last step, wherever that is: a callback that ends the run early (a time limit,
+    early stopping) ends it with the optimiser step that it falls into.
 
     Where a validation follows directly on the step, the checkpoint is written after it. A run that
     is killed in between therefore repeats the validation: nothing is skipped or counted twice.
@@ -53,6 +56,7 @@ class RunCheckpoint(Checkpoint):
         self._save_after_validation = False
         self._validation_is_due = False
         self._stopped: Preempted | None = None
+        self._ends_with_step = False
 
     @property
     def best_model_path(self) -> str:
@@ -60,6 +64,14 @@ class RunCheckpoint(Checkpoint):
         if self.folder is None or self.best_step is None:
             return ""
         return str(checkpoint_path(self.folder, "best", self.best_step))
+
+    def on_save_checkpoint(
+        self, trainer: Any, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Leave out the time that `trainer.max_time` has counted: each start has the whole."""
+        for callback in trainer.callbacks:
+            if isinstance(callback, Timer):
+                checkpoint["callbacks"].pop(callback.state_key, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Best score so far and its step; whether this step is still to be validated."""
@@ -84,13 +96,20 @@ class RunCheckpoint(Checkpoint):
         batch_idx: int,
     ) -> None:
         """Save if this step is due and no validation follows on it."""
-        if self.folder is None or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if self.folder is None:
             return
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            if trainer.should_stop:  # half a step's gradients are in no checkpoint
+                trainer.should_stop, self._ends_with_step = False, True
+            return
+        trainer.should_stop = trainer.should_stop or self._ends_with_step
         step = trainer.global_step
         is_last = step == trainer.max_steps
         validates = validation_follows(trainer, batch_idx)
-        due = is_last or (
-            validates if self.every_n_steps is None else step % self.every_n_steps == 0
+        due = (
+            is_last
+            or trainer.should_stop
+            or (validates if self.every_n_steps is None else step % self.every_n_steps == 0)
         )
         self._save_after_validation = due and validates
         stop = pl_module.stop_agreed and not is_last
@@ -168,7 +187,7 @@ class RunCheckpoint(Checkpoint):
             self.best_score, self.best_step = float(score), trainer.global_step
             self._save(trainer, "best")
             self._remove(trainer, "best", keep=1)
-        if self._save_after_validation:
+        if self._save_after_validation or trainer.should_stop:
             self._save_after_validation = self._validation_is_due = False
             self._save_step(trainer)
 

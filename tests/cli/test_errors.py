@@ -121,3 +121,10 @@ def test_debug_shows_the_traceback_of_every_error(tmp_path, monkeypatch):
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
     with pytest.raises(ValueError, match="num_heads must be at least 1"):
         main(arguments("fit", tmp_path, f"--{ATTENTION}.init_args.num_heads", "0"))
+
+
+@pytest.mark.parametrize("off", ["0", ""])
+def test_debug_may_be_off(tmp_path, monkeypatch, off, capsys):
+    monkeypatch.setenv(DEBUG_VARIABLE, off)
+    assert main(arguments("fit", tmp_path, f"--{ATTENTION}.init_args.num_heads", "0")) == 2
+    assert "num_heads must be at least 1" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from lit_probattn.cli.app import main
+from lit_probattn.convert.to_safetensors import main as export
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training import checkpoints
 from lit_probattn.training.checkpoints import (
@@ -187,6 +188,24 @@ def test_export_to_safetensors(trained, tmp_path):
     saved = load_checkpoint(path)["state_dict"]
     assert count == len(weights) == len([k for k in saved if k.startswith("model.")])
     assert all(torch.equal(saved[f"model.{name}"], tensor) for name, tensor in weights.items())
+
+
+def test_export_replaces_nothing(trained, tmp_path, capsys):
+    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    before = path.read_bytes()
+    note = tmp_path / "note.txt"
+    note.write_text("mine")
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    for output in (path, note, folder):
+        assert export([str(path), str(output)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"error: {output} exists: choose another name, or remove it"
+    assert path.read_bytes() == before
+    assert note.read_text() == "mine"
+    assert export([str(path), str(note / "w.safetensors")]) == 2
+    assert f"error: cannot write {note / 'w.safetensors'}: " in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["note.txt", "taken"]
 
 
 def test_resume_falls_back_to_the_previous_checkpoint(trained, tmp_path):

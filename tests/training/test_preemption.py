@@ -1,4 +1,4 @@
-"""SIGTERM and SLURM's SIGUSR1 save the step and end the run, which then goes on exactly."""
+"""SIGTERM, Ctrl-C and SLURM's SIGUSR1 save the step and end the run, which goes on exactly."""
 
 from __future__ import annotations
 
@@ -98,6 +98,44 @@ def test_sigterm_saves_this_step_and_ends(
     assert newest.name == f"step-{step:08d}.ckpt"
     run(command(tmp_path, "--ckpt_path", "last"))
     assert_equal_runs(only_version(tmp_path), uninterrupted)
+
+
+def test_ctrl_c_saves_this_step_and_ends(uninterrupted, tmp_path, monkeypatch, capfd):
+    with monkeypatch.context() as context:
+        signal_in_training(context, signal.SIGINT, 10)
+        assert in_child(lambda: main(command(tmp_path))) == 130
+    told = capfd.readouterr()
+    assert "stopped by SIGINT after step 6; saved" in told.out
+    assert told.err.count("SIGINT: saving at the next optimiser step") == 1
+    run(command(tmp_path, "--ckpt_path", "last"))
+    assert_equal_runs(only_version(tmp_path), uninterrupted)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
+    train = SequenceClassifier.training_step
+
+    def step(self, batch, batch_idx):
+        if batch_idx == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return train(self, batch, batch_idx)
+
+    monkeypatch.setattr(SequenceClassifier, "training_step", step)
+    assert in_child(lambda: main(command(tmp_path))) == -signal.SIGINT
+    assert list_checkpoints(only_version(tmp_path) / "checkpoints", "step")[0].name == (
+        "step-00000004.ckpt"
+    )
+
+
+def test_ctrl_c_before_training_is_one_line(tmp_path, monkeypatch, capfd):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SequenceClassifier, "model_class", interrupted)
+    assert in_child(lambda: main(command(tmp_path))) == 130
+    told = capfd.readouterr().err
+    assert told.strip().endswith("error: stopped by SIGINT")
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("where", ["training", pytest.param("validation", marks=pytest.mark.slow)])

@@ -182,6 +182,15 @@ def test_a_wrong_picture_is_named(tmp_path: Path, picture, message: str) -> None
     assert str(error.value).startswith(f"{place / 'metadata' / '1.npy'}:3: ")
 
 
+def test_a_picture_that_unpacks_to_too_much_is_named(tmp_path: Path, monkeypatch) -> None:
+    place = write_pathfinder(tmp_path)
+    path = place / "imgs" / "1" / "sample_2.png"
+    PilImage.new("L", (71, 67)).save(path)
+    monkeypatch.setattr(PilImage, "MAX_IMAGE_PIXELS", 71 * 67 // 2 - 1)  # twice that is refused
+    with pytest.raises(DataError, match=r"sample_2\.png is damaged .*decompression bomb"):
+        pathfinder(tmp_path).prepare_data()
+
+
 def test_metadata_of_numpy_is_explained(tmp_path: Path) -> None:
     place = write_pathfinder(tmp_path)
     np.save(place / "metadata" / "1.npy", np.array([["imgs/1", "sample_0.png", "0", "1"]]))

@@ -122,6 +122,15 @@ def test_a_damaged_picture_is_one_line_with_its_name(root, kind, reason, num_wor
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "EPS"])
+def test_pictures_of_other_formats_are_refused(tmp_path: Path, kind):
+    """By content and not by name: an EPS would start Ghostscript."""
+    path = tmp_path / "n01_0.JPEG"
+    Image.new("RGB", (8, 8)).save(path, format=kind)
+    with pytest.raises(PictureError, match="it is not a picture of a kind that is read"):
+        open_picture(path)
+
+
 def test_check_lists_every_damaged_picture(root: Path, capsys):
     damage(root / "train" / "n01" / "n01_0.JPEG", "cut")
     damage(root / "train" / "n03" / "n03_2.JPEG", "empty")
