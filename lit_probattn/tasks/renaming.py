@@ -1,4 +1,4 @@
-"""Checkpoints of before cores had names of their own: names of weights, order in the optimiser."""
+"""Checkpoints written before cores had names: renamed weights, and the order of the optimiser."""
 
 from __future__ import annotations
 
