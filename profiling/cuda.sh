@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about kernels that needs a GPU, in stages. Each stage writes to reports/kernels_<gpu>/ and is
+# All checks and measurements that need a GPU, in stages. Each stage writes to reports/kernels_<gpu>/ and is
 # skipped if it has already finished there, so an interrupted run can be resumed. Needs no network.
 #   bash profiling/cuda.sh                  all stages
 #   bash profiling/cuda.sh parity tuning    only these stages
