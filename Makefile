@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make quickstart` and `make test`.
+# Two commands do everything, including the set-up: `make quickstart` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,14 +9,14 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help install quickstart test test-full lint format clean
 
 help:
-	@echo "make quickstart  environment, then train and compare softmax and sMGK on a small ListOps"
+	@echo "make quickstart  set up, then train and compare softmax and sMGK on a small ListOps"
 	@echo "make test        lint, types and the tests (under 25 minutes on 2 cores, no GPU needed)"
-	@echo "make test-full   the same with the slow matrix"
+	@echo "make test-full   the same with the slow tests"
 	@echo "make lint        ruff, mypy and codespell only"
 
 install: $(STAMP)
 
-# uv installs in about half a minute; where it cannot be had, pip does the same in about two.
+# uv installs in about half a minute; if it is not available, pip takes about two.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt uv \

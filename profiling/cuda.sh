@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in stages: each writes below reports/kernels_<gpu>/ and is skipped when
-# it has finished there before, so an interrupted run goes on. No network.
+# All checks and measurements that need a GPU, in stages. Each stage writes to reports/kernels_<gpu>/ and is
+# skipped if it has already finished there, so an interrupted run can be resumed. Needs no network.
 #   bash profiling/cuda.sh                  all stages
-#   bash profiling/cuda.sh parity tuning    only these
+#   bash profiling/cuda.sh parity tuning    only these stages
 #   PYTHON=/path/to/python bash profiling/cuda.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +14,7 @@ STAGES=(environment parity tuning tests benchmark benchmark_fish memory table7 t
 if ! GPU=$("$PYTHON" -c '
 import re, sys, torch
 if not torch.cuda.is_available():
-    sys.exit("error: no CUDA device; this script measures on a GPU. Without one run\n"
+    sys.exit("error: no CUDA device; this script measures on a GPU. Without one, run\n"
              "  TRITON_INTERPRET=1 python -m profiling kernels --parity\n"
              "  python -m profiling kernels --compile-table")
 print(re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name().lower()).strip("_"))
@@ -33,7 +33,7 @@ print(f"- Hardware: {device_name('cuda')}, sm_{major}{minor}, {memory:.0f} GiB")
 print(f"- Versions: {versions()}; revision {git_revision()}")
 PY
 }
-parity() { # bfloat16 and float32 against float64, beside eager code
+parity() { # errors against float64 in bfloat16 and float32, compared with eager code
     "$PYTHON" -m profiling kernels --parity --device cuda --dtypes float32,bfloat16 \
         --head-dims 32,64 --out "$OUT/parity"
 }
@@ -46,11 +46,11 @@ benchmark_fish() {
     "$PYTHON" -m profiling kernels --config configs/profiling/kernels_fish_cuda.yaml \
         --out "$OUT/benchmark_fish"
 }
-memory() { # a training step, linear in N
+memory() { # memory of a training step, linear in N
     "$PYTHON" -m profiling kernels --config configs/profiling/kernels_memory_cuda.yaml \
         --out "$OUT/memory"
 }
-table7() { # retrieval, batch 32, two texts of 4096
+table7() { # Retrieval, batch 32, two texts of 4096 tokens
     "$PYTHON" -m profiling sweep --config configs/profiling/mgk_table7_cuda.yaml &&
         "$PYTHON" -m profiling report --config configs/profiling/mgk_table7_cuda.yaml --out "$OUT/table7"
 }
@@ -69,7 +69,7 @@ for stage in "${CHOSEN[@]}"; do
         exit 2
     fi
     if [ -e "$OUT/$stage.done" ]; then
-        echo "== $stage: finished before; remove $OUT/$stage.done to run it again"
+        echo "== $stage: already finished; remove $OUT/$stage.done to run it again"
         continue
     fi
     echo "== $stage"

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The reproduction on a machine with CUDA devices, in stages that can be interrupted at any moment:
-# run the same command again, and finished cells are not run again. From the root of the repository:
+# Reproduction on a machine with CUDA devices, in stages that can be interrupted at any moment: run the
+# same command again to continue; finished cells are not repeated. From the root of the repository:
 #
 #   DATA=/data profiling/reproduce_cuda.sh                # every stage
 #   DATA=/data profiling/reproduce_cuda.sh listops text   # some stages
 #
-# DATA     folder of the releases (ListOps is generated); a stage without its data says what is missing
-# JOBS     cells at a time (default 4: these models are too small for a GPU each)
-# DEVICES  CUDA devices of the jobs in turn, such as 0,1,2,3 (default: the first)
-# SEEDS    default: the five of each table
+# DATA     folder of the releases (ListOps is generated); a stage without its data names the missing files
+# JOBS     cells run at a time (default 4: these models are too small to fill a GPU)
+# DEVICES  CUDA devices that the jobs take in turn, such as 0,1,2,3 (default: the first)
+# SEEDS    seeds (default: the five of each table)
 # RUNS     folder of the runs (default runs)
 # PYTHON   default .venv/bin/python
-# Array jobs: SHARD=0/8 … 7/8, then once without SHARD for the reports.
+# Array jobs: SHARD=0/8 … 7/8, then once without SHARD to write the reports.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
@@ -21,7 +21,7 @@ MONTH=$(date +%Y%m)
 HALF="--trainer configs/trainer/one_gpu.yaml"
 FAILED=()
 
-reproduce() { # name of the report, then arguments of the command
+reproduce() { # name of the report, then the command's arguments
     local name=$1
     shift
     echo "== $name"
@@ -38,7 +38,7 @@ step_times() {
 
 stage() {
     case $1 in
-    predict) # what everything will take, measured on this machine's processor or by TFLOPS
+    predict) # time predicted from operations at TFLOPS (default 10), memory from steps on the CPU
         for table in mgk_table1 mgk_table2 mgk_table5; do
             "$PYTHON" -m lit_probattn.reproduce "$table" --only listops text --dry-run \
                 --tflops "${TFLOPS:-10}" ${DATA:+--data_dir "$DATA"}
@@ -68,7 +68,7 @@ stage() {
         reproduce value_aware_table2 value_aware_table2
         ;;
     imagenet) reproduce fish_table5 fish_table5 ;;
-    uea) # one cell after another
+    uea) # one cell at a time
         "$PYTHON" -m lit_probattn.reproduce fish_table6 --accelerator gpu --runs "$RUNS" \
             --out "reports/reproduce_fish_table6_cuda_$MONTH" ${DATA:+--data_dir "$DATA"} \
             ${SEEDS:+--seeds $SEEDS} ${SHARD:+--shard "$SHARD"} || FAILED+=(uea)
