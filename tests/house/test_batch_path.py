@@ -74,7 +74,7 @@ def test_a_batch_passes_few_files_and_each_once():
 
 def test_the_drawing_in_contributing_names_these_files_in_order():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    drawing = text.split("## The way of one batch")[1].split("```")[1]
+    drawing = text.split("## The path of one batch")[1].split("```")[1]
     drawn = re.findall(r"^\s*([\w/]+\.py)", drawing, re.MULTILINE)
     assert drawn == smgk_on_listops(0.0)
 
