@@ -5,28 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 from profiling.measure.rows import RowsError
-
-
-class _Parser(argparse.ArgumentParser):
-    """Errors are one line; options must be written out."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        kwargs["allow_abbrev"] = False
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+from profiling.studies.study import STUDIES, Parser
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m profiling",
         description="FLOPs, parameters, peak memory and time of attention variants, measured "
         "beside the papers' formulas.",
@@ -49,6 +39,9 @@ def make_parser() -> argparse.ArgumentParser:
     memory.add_argument("--config", required=True, help="a sweep file; its memory points are run")
     kernels = commands.add_parser("kernels", help="backends side by side, behind parity tests")
     add_kernels_arguments(kernels)
+    study = commands.add_parser("study", help="one of the stand-alone measurements")
+    study.add_argument("name", choices=STUDIES)
+    study.add_argument("arguments", nargs=argparse.REMAINDER, help="see `study NAME --help`")
     return parser
 
 
@@ -126,4 +119,12 @@ def _kernels(options: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-_COMMANDS = {"sweep": _sweep, "report": _report, "memory": _memory, "kernels": _kernels}
+def _study(options: argparse.Namespace) -> int:
+    status: int = import_module(f"profiling.studies.{options.name}").main(options.arguments)
+    return status
+
+
+_COMMANDS = {
+    **{"sweep": _sweep, "report": _report, "memory": _memory},
+    **{"kernels": _kernels, "study": _study},
+}

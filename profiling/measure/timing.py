@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 _FLUSH_BYTES = 256 * 2**20  # more than the last-level cache of current GPUs
@@ -17,11 +17,8 @@ class Timing:
     """Distribution of the time of one call, in seconds.
 
     Args:
-        median_s: median.
-        p20_s: 20 % quantile.
-        p80_s: 80 % quantile.
         repeats: timed calls.
-        energy_j: energy of one call in joules, or None where the device does not say.
+        energy_j: energy of one call in joules, or None where the device does not tell.
     """
 
     median_s: float
@@ -31,30 +28,32 @@ class Timing:
     energy_j: float | None = None
 
 
-def quantile(values: list[float], fraction: float) -> float:
+def quantile(values: Sequence[float], fraction: float) -> float:
     """Return a quantile by linear interpolation between order statistics.
 
     Raises:
         ValueError: no values.
     """
-    if not values:
+    if not len(values):
         raise ValueError("expected at least one value, received none")
-    ordered = sorted(values)
-    position = fraction * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(values, fraction))
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the median as `name`, and the quantiles as `name_p20` and `name_p80`."""
+    shares = {"": 0.5, "_p20": 0.2, "_p80": 0.8}
+    return {f"{name}{end}": quantile(values, share) for end, share in shares.items()}
+
+
+def round_ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of two sides in every round: what is slow for both cancels."""
+    return [mine / theirs for mine, theirs in zip(seconds, others, strict=True)]
 
 
 def summarise(seconds: list[float], energy_j: float | None = None) -> Timing:
     """Return median and quantiles of timed calls."""
-    return Timing(
-        median_s=statistics.median(seconds),
-        p20_s=quantile(seconds, 0.2),
-        p80_s=quantile(seconds, 0.8),
-        repeats=len(seconds),
-        energy_j=energy_j,
-    )
+    low, middle, high = (quantile(seconds, share) for share in (0.2, 0.5, 0.8))
+    return Timing(middle, low, high, len(seconds), energy_j)
 
 
 def time_once(function: Callable[[], object], device: torch.device) -> float:
