@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +43,11 @@ def make_parser() -> argparse.ArgumentParser:
     study = commands.add_parser("study", help="one of the stand-alone measurements")
     study.add_argument("name", choices=STUDIES)
     study.add_argument("arguments", nargs=argparse.REMAINDER, help="see `study NAME --help`")
+    for command, run in (
+        *((sweep, _sweep), (report, _report), (memory, _memory)),
+        *((kernels, _kernels), (study, _study)),
+    ):
+        command.set_defaults(run=run)
     return parser
 
 
@@ -49,12 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
     options = make_parser().parse_args(arguments)
     try:
-        return _COMMANDS[options.command](options)
+        status: int = options.run(options)
+        return status
     except (ConfigError, RowsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
         return 130
 
 
@@ -70,11 +77,10 @@ def _sweep(options: argparse.Namespace) -> int:
         return 0
     folder = Path(options.out or f"runs/profiling/{config.name}")
     rows = run_sweep(config, folder, root, index=index, count=count)
-    counts: dict[str, set[str]] = {}
-    for row in rows:
-        counts.setdefault(row.status, set()).add(row.point_id)
-    summary = ", ".join(f"{len(ids)} {status}" for status, ids in sorted(counts.items()))
-    print(f"{folder}: {summary}")
+    counts = Counter(status for status, _ in {(row.status, row.point_id) for row in rows})
+    print(
+        f"{folder}: {', '.join(f'{number} {status}' for status, number in sorted(counts.items()))}"
+    )
     return 1 if "mismatch" in counts else 0
 
 
@@ -86,11 +92,11 @@ def _report(options: argparse.Namespace) -> int:
     config = load_sweep(options.config)
     out = Path(options.out or f"reports/{config.name}")
     if options.compare:
-        print(compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out))
-        return 0
-    results = Path(options.results or f"runs/profiling/{config.name}")
-    for path in write_report(config, results, out, html=options.html):
-        print(path)
+        written = [compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out)]
+    else:
+        results = Path(options.results or f"runs/profiling/{config.name}")
+        written = write_report(config, results, out, html=options.html)
+    print(*written, sep="\n")
     return 0
 
 
@@ -122,9 +128,3 @@ def _kernels(options: argparse.Namespace) -> int:
 def _study(options: argparse.Namespace) -> int:
     status: int = import_module(f"profiling.studies.{options.name}").main(options.arguments)
     return status
-
-
-_COMMANDS = {
-    **{"sweep": _sweep, "report": _report, "memory": _memory},
-    **{"kernels": _kernels, "study": _study},
-}

@@ -22,5 +22,5 @@ class Finding(NamedTuple):
 
 
 def size(num_bytes: int) -> str:
-    """Return a number of bytes as one reads it."""
+    """Format a number of bytes in GiB."""
     return f"{num_bytes / 2**30:.1f} GiB"

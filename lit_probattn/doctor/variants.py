@@ -20,12 +20,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {"FiSHAttention": {"num_global_heads": 2}}
 
 
 def check_backends() -> Iterator[Finding]:
-    """Yield a line per variant and type of device."""
+    """A line per variant and type of device."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for name in attention.__all__:
         cls = getattr(attention, name)
-        if isinstance(cls, type) and issubclass(cls, Attention) and cls is not Attention:
-            yield from (_choices(name, cls, device) for device in devices)
+        if not (isinstance(cls, type) and issubclass(cls, Attention) and cls is not Attention):
+            continue
+        for device in devices:
+            yield _choices(name, cls, device)
 
 
 def _choices(name: str, cls: Callable[..., Attention], device: str) -> Finding:
@@ -54,15 +56,17 @@ def _choose(layer: Attention, device: str, seq_len: int, dropout: bool) -> str:
 
 
 def check_kernels() -> Iterator[Finding]:
-    """Yield the self-test of every family of kernels, where there is a GPU."""
+    """The self-test of every family of kernels, where there is a GPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     why_not = runtime.refusal(device, torch.float32, HEAD_DIM)
-    if device == "cpu" and why_not is None:
-        why_not = "cannot be tested without a GPU"
     for family in selftest.FAMILIES:
-        if why_not is not None:
-            yield Finding(KERNELS, family, "note", f"not tested: {why_not}")
+        if device == "cpu" or why_not is not None:
+            reason = why_not or "cannot be tested without a GPU"
+            yield Finding(KERNELS, family, "note", f"not tested: {reason}")
             continue
         failed = selftest.run(family, torch.device(device), torch.float16, HEAD_DIM)
-        text = failed or f"passes its self-test with heads of {HEAD_DIM}, float16"
-        yield Finding(KERNELS, family, "problem" if failed else "ok", text)
+        passed = failed is None
+        text = f"passes its self-test with heads of {HEAD_DIM}, float16"
+        yield Finding(
+            KERNELS, family, "ok" if passed else "problem", text if passed else failed or ""
+        )

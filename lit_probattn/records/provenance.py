@@ -1,4 +1,4 @@
-"""Where a result was made: revision, command, versions, hardware; files that are written whole."""
+"""Where a result was made: revision, command, versions, hardware; and atomic writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -91,12 +91,18 @@ def command_line() -> str:
     return " ".join(["python -m profiling", *arguments])
 
 
-def head_lines(command: str, device: str) -> list[str]:
-    """Return the lines that open a report: command, hardware, versions and revision."""
+def facts(command: str, device: str) -> dict[str, str]:
+    """Return the columns that say how a row was made: device, versions, git_revision, command."""
+    made = {"device": device_name(device), "versions": versions(), "git_revision": git_revision()}
+    return {**made, "command": command}
+
+
+def head_lines(made: Mapping[str, str]) -> list[str]:
+    """Return the lines that open a report, from its `facts`."""
     return [
-        f"- Command: `{command}`",
-        f"- Hardware: {device_name(device)}",
-        f"- Versions: {versions()}; revision {git_revision()}",
+        f"- Command: `{made['command']}`",
+        f"- Hardware: {made['device']}",
+        f"- Versions: {made['versions']}; revision {made['git_revision']}",
     ]
 
 
@@ -173,7 +179,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def rank() -> str:
-    """Return the rank of this process, as whoever started it says."""
+    """Return the rank that the launcher gave this process."""
     names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
     return next((os.environ[name] for name in names if os.environ.get(name)), "0")
 

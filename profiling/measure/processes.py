@@ -1,4 +1,4 @@
-"""Work in several processes of one machine that see the variables of torchrun.
+"""Run work in several processes of one machine, with the variables that torchrun sets.
 
 The processes are forked, so what the parent has imported need not be imported again.
 """

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 _FLUSH_BYTES = 256 * 2**20  # more than the last-level cache of current GPUs
+
+
+Side = TypeVar("Side", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -75,18 +79,16 @@ def time_once(function: Callable[[], object], device: torch.device) -> float:
 
 
 def time_sides(
-    sides: Mapping[str, Callable[[], object]],
+    sides: Mapping[Side, Callable[[], object]],
     *,
     device: torch.device,
     warmup: int,
     repeats: int,
     max_seconds: float = float("inf"),
-) -> dict[str, list[float]]:
+) -> dict[Side, list[float]]:
     """Time several functions in turns, so that a busy moment of the machine hits all of them.
 
     Args:
-        sides: functions by name.
-        device: where they run.
         warmup: untimed calls of each.
         repeats: timed calls of each.
         max_seconds: no new round starts after this long; every side gets three rounds at least
@@ -98,7 +100,7 @@ def time_sides(
     for function in sides.values():
         for _ in range(warmup):
             time_once(function, device)
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[Side, list[float]] = {name: [] for name in sides}
     begin = time.perf_counter()
     for done in range(repeats):
         if done >= min(3, repeats) and time.perf_counter() - begin > max_seconds:

@@ -139,12 +139,9 @@ def _agreement(frame: pd.DataFrame) -> list[str]:
 
 def _terms(frame: pd.DataFrame) -> list[str]:
     """Explain the distance from counted multiply-adds to the papers' operations, at one place."""
-    rows = frame[
-        (frame["source"] == "analytic")
-        & (frame["scope"] == "attention")
-        & (frame["mode"] == frame["mode"].min())
-        & frame["paper_operations"].notna()
-    ]
+    analytic = (frame["source"] == "analytic") & (frame["scope"] == "attention")
+    rows = frame[analytic & (frame["mode"] == frame["mode"].min())]
+    rows = rows[rows["paper_operations"].notna()]
     parts: list[str] = []
     for variant in dict.fromkeys(rows["variant"]):
         row = rows[rows["variant"] == variant].iloc[-1].to_dict()
@@ -192,10 +189,10 @@ def load_results(folder: Path) -> list[ProfileRow]:
 
 
 def require_one_version(frame: pd.DataFrame) -> None:
-    """Check that all rows come from the same code and packages.
+    """Check that all rows come from the same code and packages: else ratios mean nothing.
 
     Raises:
-        RowsError: they do not; ratios across versions would mean nothing.
+        RowsError: they come from several.
     """
     for column in ("versions", "git_revision"):
         found = sorted(frame[column].unique())
@@ -213,8 +210,7 @@ def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
         RowsError: no variant has a baseline row to be compared with.
     """
     measured = set(frame.loc[frame["status"] == "ok", "variant"])
-    pairs = {v: config.baseline_of(v) for v in config.variants}
-    wanted = {v: b for v, b in pairs.items() if b is not None}
+    wanted = {v: b for v in config.variants if (b := config.baseline_of(v)) is not None}
     without = {v: b for v, b in wanted.items() if b not in measured}
     if wanted and len(without) == len(wanted):
         raise RowsError(

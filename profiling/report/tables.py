@@ -71,7 +71,7 @@ def _place(row: pd.Series, varying: Sequence[str], equals: str = "=") -> str:
 def trends(ratios: pd.DataFrame) -> list[str]:
     """Say how the main ratios run over the grid, one sentence each; alike modes in one."""
     sentences: dict[str, list[str]] = {}
-    for metric in ("macs", "num_parameters", "peak_memory_bytes", "time_median_s"):
+    for metric in _COSTS[:-1]:
         table = ratios[ratios["metric"] == metric].dropna(subset=["ratio_measured"])
         if (table["scope"] == "model").any():
             table = table[table["scope"] != "attention"]
@@ -195,8 +195,7 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
 
 def _matters(table: pd.DataFrame, metric: str, column: str) -> bool:
     others = [c for c in [*PLACE, *SETTING] if c != column]
-    spread = table.groupby(["variant", *others], dropna=False)[metric].nunique()
-    return bool((spread > 1).any())
+    return bool((table.groupby(["variant", *others], dropna=False)[metric].nunique() > 1).any())
 
 
 def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
@@ -257,8 +256,13 @@ def _break_even(frame: pd.DataFrame) -> list[str]:
         plain = not arguments.get("mixer_ratios") and mixer != "relu_sum"
         if num_global is None or not plain or num_global >= heads:
             continue
-        noise, bias = arguments.get("noise", "global"), arguments.get("mixing_bias", "hidden")
-        limit = break_even_head_dim(heads, num_global, mixer, noise, bias)
+        limit = break_even_head_dim(
+            heads,
+            num_global,
+            mixer,
+            arguments.get("noise", "global"),
+            arguments.get("mixing_bias", "hidden"),
+        )
         sizes = sorted(int(s) for s in group["head_dim"].unique())
         dear = [str(s) for s in sizes if s < limit]
         if dear:

@@ -3,16 +3,15 @@
 Three sides take turns on the same machine: one process; one process with half of the batch, which
 is the work of each of two processes; two processes with DDP over gloo. Every process computes with
 one thread. One round trains each side for a few steps. A side's time is the median over the steps
-of all rounds; the spread is that of the rounds' ratios (20 % and 80 % quantiles). Beside the time
-on the wall stands the processor time of all processes of a side, which other work on the machine
-hardly changes; it leaves out waiting for the other process.
+of all rounds; the spread is that of the rounds' ratios (20 % and 80 % quantiles). Besides wall
+time the table gives the processor time of all processes of a side, which other work on the machine
+hardly changes; it excludes waiting for the other process.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -86,34 +85,40 @@ def measure(variant: str, options: argparse.Namespace) -> Times:
     return times
 
 
-def tables(times: Times) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the median step of each side in ms, and the ratios with their spread over rounds."""
-    whole = {side: np.median(np.concatenate(rounds), axis=0) for side, rounds in times.items()}
-    names = ("median step, ms", "processor time, ms")
-    steps = [{"side": s, **dict(zip(names, 1e3 * whole[s], strict=True))} for s in times]
-    ratios = []
+def step_rows(variant: str, times: Times) -> list[dict[str, Any]]:
+    """Return the median step of each side on both clocks, in ms."""
+    medians = {side: 1e3 * np.median(np.concatenate(times[side]), axis=0) for side in SIDES}
+    return [
+        {"variant": variant, "side": s, "median step, ms": wall, "processor time, ms": processors}
+        for s, (wall, processors) in medians.items()
+    ]
+
+
+def ratio_rows(variant: str, times: Times) -> list[dict[str, Any]]:
+    """Return the ratios of the medians, with the quantiles of the rounds' ratios."""
+    rows = []
     for name, (other, clock) in RATIOS.items():
-        rounds = ([float(np.median(r[:, clock])) for r in times[side]] for side in (TWO, other))
-        row = {"clock": name, **spread("time_over_one", round_ratios(*rounds))}
-        ratios.append({**row, "time_over_one": whole[TWO][clock] / whole[other][clock]})
-    return pd.DataFrame(steps), pd.DataFrame(ratios)
+        clocks = [[seconds[:, clock] for seconds in times[side]] for side in (TWO, other)]
+        rounds = round_ratios(*([float(np.median(part)) for part in side] for side in clocks))
+        two, one = (float(np.median(np.concatenate(side))) for side in clocks)
+        row = {"variant": variant, "clock": name, **spread("time_over_one", rounds)}
+        rows.append({**row, "time_over_one": two / one})
+    return rows
 
 
 def run(options: argparse.Namespace) -> Report:
     """Measure every variant."""
-    load = os.getloadavg()[0]
-    found = {variant: tables(measure(variant, options)) for variant in options.variants}
-    steps, ratios = (
-        pd.concat({v: both[i] for v, both in found.items()}, names=["variant"])
-        .reset_index("variant")
-        .reset_index(drop=True)
-        for i in range(2)
-    )
+    load, steps, ratios = os.getloadavg()[0], [], []
+    for variant in options.variants:
+        times = measure(variant, options)
+        steps += step_rows(variant, times)
+        ratios += ratio_rows(variant, times)
+    rows = pd.DataFrame(ratios)
     caption = "2 processes / 1 process, with quantiles over the rounds"
     return Report(
         "What a second process costs",
-        ratios,
-        {"Median step": steps, caption: shown(ratios, "variant", "clock")},
+        rows,
+        {"Median step": pd.DataFrame(steps), caption: shown(rows, "variant", "clock")},
         [
             f"{options.rounds} rounds of {options.steps} steps; load average {load:.1f} at the "
             f"beginning, {os.getloadavg()[0]:.1f} at the end"
@@ -123,7 +128,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 main = command(
-    "ddp_overhead",
+    __name__,
     __doc__,
     run,
     {
@@ -132,6 +137,3 @@ main = command(
         "steps": flag(15, "optimiser steps of one round", least=WARMUP + 2),
     },
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ Expected at N = 4096: fish 30 MiB of 3331 MiB (0.009), gfish 40 MiB of 3843 MiB 
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 
 import pandas as pd
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 main = command(
-    "fish_memory",
+    __name__,
     __doc__,
     run,
     {
@@ -65,6 +64,3 @@ main = command(
         "max_ratio": flag(0.1, "largest ratio of blockwise to reference that passes"),
     },
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

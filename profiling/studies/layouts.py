@@ -33,13 +33,10 @@ from profiling.measure.processes import RanksError, run_in_ranks
 from profiling.studies.study import Report, command, flag
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-# Neither validation nor files.
+# No validation, no files.
 QUIET = {
-    "trainer.accelerator": "cpu",
-    "trainer.limit_val_batches": 0,
-    "trainer.logger": "false",
-    "trainer.enable_checkpointing": "false",
-    "trainer.enable_progress_bar": "false",
+    **{"trainer.accelerator": "cpu", "trainer.limit_val_batches": 0, "trainer.logger": "false"},
+    **dict.fromkeys(("trainer.enable_checkpointing", "trainer.enable_progress_bar"), "false"),
 }
 # Softmax; MGK with priors by gradient (A), M-step (B) and nearest component (C); MLK; FiSH with
 # noise. `--variants all` adds every other file of configs/attention.
@@ -54,8 +51,8 @@ class Layout:
     accumulation: int = 1
 
     def __str__(self) -> str:
-        more = f" x {self.accumulation} accumulated" if self.accumulation > 1 else ""
-        return f"{self.processes} process{'es' if self.processes > 1 else ''}{more}"
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        return processes + (f" x {self.accumulation} accumulated" if self.accumulation > 1 else "")
 
 
 BASE = Layout(1)
@@ -63,11 +60,7 @@ LAYOUTS = (Layout(1, 4), Layout(2), Layout(2, 2), Layout(4))
 
 
 class Recorder(Callback):
-    """Collects numbers at every step and writes them to a .npy file when the training ends.
-
-    Args:
-        path: the file.
-    """
+    """Collects numbers at every step and writes them to the .npy file `path` at the end."""
 
     def __init__(self, path: str) -> None:
         self.path, self.rows = path, list[Any]()
@@ -86,13 +79,9 @@ class Recorder(Callback):
 def fit_command(
     variant: str, processes: int, recorder: type[Recorder], path: Path, flags: Mapping[str, object]
 ) -> list[str]:
-    """Return the command line of one training on the CPU.
+    """Return the command line of one training on the CPU, which leaves the array `path`.
 
-    Args:
-        variant: a file of configs/attention.
-        processes: joined by DDP if more than one.
-        recorder: the callback, in a module that can be imported.
-        path: its file; data and run go beside it.
+    Data and run go beside it; several processes are joined by DDP.
     """
     flags = {
         **QUIET,
@@ -168,11 +157,6 @@ def largest_differences(
 ) -> pd.DataFrame:
     """Return the largest relative difference of a step's loss to that of one process.
 
-    Args:
-        variants: names of files of configs/attention.
-        layouts: compared with one process without accumulation.
-        precision: `32-true` or `64-true`.
-
     Returns:
         Columns `variant`, `layout` and `difference`.
     """
@@ -194,18 +178,18 @@ def run(options: argparse.Namespace) -> Report:
         every = sorted(path.stem for path in (CONFIGS / "attention").glob("*.yaml"))
         variants = list(dict.fromkeys([*REQUIRED, *every]))
     rows = largest_differences(variants, LAYOUTS, steps=steps, precision=precision)
-    table = rows.pivot(index="variant", columns="layout").reindex(variants)["difference"]
+    table = rows.pivot(index="variant", columns="layout", values="difference")
+    table = table.loc[variants, list(LAYOUTS)].map("{:.1e}".format).reset_index()
     caption = (
         f"Largest relative difference of a step's loss to 1 process over {steps} steps, "
         f"{precision}, global batch 8, attention dropout 0.1"
     )
-    table = table[[*LAYOUTS]].map("{:.1e}".format).reset_index()
     picture = ("variant", "difference", "layout")
     return Report("One global batch, several layouts", rows, {caption: table}, picture=picture)
 
 
 main = command(
-    "layouts",
+    __name__,
     __doc__,
     run,
     {
@@ -214,6 +198,3 @@ main = command(
         "variants": flag(list(REQUIRED), "files of configs/attention without .yaml, or `all`"),
     },
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

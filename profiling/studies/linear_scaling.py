@@ -11,8 +11,8 @@ quantiles, and the exponent of a straight line through log time (memory) over lo
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -36,17 +36,13 @@ def build_sides(device: torch.device) -> dict[str, Attention]:
     return {name: layer.to(device) for name, layer in layers.items()}
 
 
-def make_call(layer: Attention, x: torch.Tensor, mode: str) -> Callable[[], object]:
-    """Return one forward pass, or one forward and backward pass, over `x`."""
-
-    def call() -> None:
-        layer.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(mode != "forward"):
-            out = layer(x, is_causal=True)
-        if mode != "forward":
-            out.square().mean().backward()
-
-    return call
+def call(layer: Attention, x: torch.Tensor, mode: str) -> None:
+    """Run one forward pass, or one forward and backward pass, over `x`."""
+    layer.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(mode != "forward"):
+        out = layer(x, is_causal=True)
+    if mode != "forward":
+        out.square().mean().backward()
 
 
 def fitted_exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
@@ -67,17 +63,14 @@ def run(options: argparse.Namespace) -> Report:
     """Measure every side at every length; lengths take turns as well."""
     device = torch.device(options.device)
     layers = build_sides(device)
-    cases = {f"{name} {n}": (name, n) for n in options.lengths for name in layers}
-    calls = {}
-    for case, (name, n) in cases.items():
-        x = torch.randn(1, n, WIDTH, device=device)
-        calls[case] = make_call(layers[name], x, options.mode)
-    found = measure_sides(
-        calls, options, lambda case: {"softmax": f"softmax (fused) {cases[case][1]}"}
-    )
+    calls = {
+        (name, n): partial(call, layer, torch.randn(1, n, WIDTH, device=device), options.mode)
+        for n in options.lengths
+        for name, layer in layers.items()
+    }
+    found = measure_sides(calls, options, lambda side: {"softmax": ("softmax (fused)", side[1])})
     rows = pd.DataFrame(
-        {"side": name, "seq_len": n, "mode": options.mode, **found[case]}
-        for case, (name, n) in cases.items()
+        {"side": name, "seq_len": n, "mode": options.mode, **found[name, n]} for name, n in calls
     )
     columns = {"time": "time_median_s", "memory": "peak_memory_bytes"}
     exponents = [
@@ -94,7 +87,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 main = command(
-    "linear_scaling",
+    __name__,
     __doc__,
     run,
     {
@@ -103,6 +96,3 @@ main = command(
         "mode": flag("forward", "what is timed", choices=("forward", "forward_backward")),
     },
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

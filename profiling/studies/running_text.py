@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -64,8 +63,9 @@ def cost(function: Callable[[], object], device: torch.device) -> dict[str, floa
     return {"seconds": seconds, "peak memory, GB": peak / 1e9}
 
 
-def _data(options: argparse.Namespace, **sizes: Any) -> WikiText103:
-    return WikiText103(corpus="other", data_dir=str(options.folder), **sizes)
+def _data(options: argparse.Namespace, batch_size: int = 96, **more: Any) -> WikiText103:
+    folder = str(options.folder)
+    return WikiText103(corpus="other", data_dir=folder, batch_size=batch_size, **more)
 
 
 def _report(title: str, rows: Sequence[dict[str, Any]], what: str, *notes: str) -> Report:
@@ -79,7 +79,7 @@ def tokenise(options: argparse.Namespace) -> Report:
         made = cost(partial(make_text, options.folder, options.tokens), torch.device("cpu"))
         note = f"{options.tokens:,} tokens in {options.folder}; run again to measure"
         return _report("Text made", [made], "Making the text", note)
-    data = _data(options, batch_size=96)
+    data = _data(options)
     found = cost(data.prepare_data, torch.device("cpu"))
     return _report("Tokenising", [found], "The whole text", str(dict(data.counts.found)))
 
@@ -88,7 +88,7 @@ def loader(options: argparse.Namespace) -> Report:
     """Count tokens per second of the training loader."""
     rows = []
     for batching in ("columns", "segments"):
-        data = _data(options, batch_size=96, batching=batching)
+        data = _data(options, batching=batching)
         data.setup()
         stream = iter(data.train_dataloader())
         next(stream)
@@ -103,7 +103,7 @@ def loader(options: argparse.Namespace) -> Report:
 
 
 def unigram(options: argparse.Namespace) -> Report:
-    """Give the perplexity of a model that knows word frequencies only."""
+    """Compute the perplexity of a model that knows word frequencies only."""
     data = _data(options, batch_size=1)
     data.setup()
     cache = data.open()
@@ -156,7 +156,7 @@ def model(options: argparse.Namespace) -> Report:
 
 
 main = command(
-    "running_text",
+    __name__,
     __doc__,
     {"tokenise": tokenise, "loader": loader, "unigram": unigram, "model": model},
     {
@@ -173,6 +173,3 @@ main = command(
         "rows": flag(50, "windows in one forward pass", least=1),
     },
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
-from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import pandas as pd
@@ -43,11 +42,9 @@ TOLERANCE = 1e-4  # of logits of order 0.1, float32, before training
 class PlainAttention(nn.Module):
     """Self-attention by the plain formula, on the weights of a layer.
 
-    Args:
-        layer: softmax, or a mixture with two projections or shifts, without grouped heads.
-
     Raises:
-        NotImplementedError: another variant or option; use the layer's reference backend.
+        NotImplementedError: not softmax, nor a soft mixture of Gaussians; or grouped heads, or a
+            rotation.
     """
 
     def __init__(self, layer: Attention) -> None:
@@ -91,15 +88,14 @@ class PlainAttention(nn.Module):
         if core.key_shift is not None:
             key = key[:, :, None] + core.key_shift[None, :, :, None]  # (B, H, K, N, E)
         prior, variance = core.prior.value.clamp(0.0, 1.0), core.variance()
-        density: Tensor | None = None
+        parts = []
         for r in range(layer.num_components):
             one = key[:, :, r]
             distance = query.square().sum(-1, keepdim=True) - 2 * query @ one.transpose(-2, -1)
             distance = (distance + one.square().sum(-1)[:, :, None]).clamp_min(0.0)
             scale = variance[..., r].reshape(-1, 1, 1).to(query.dtype)
-            part = prior[..., r].reshape(-1, 1, 1) * torch.exp(-distance / (2 * scale))
-            density = part if density is None else density + part
-        assert density is not None
+            parts.append(prior[..., r].reshape(-1, 1, 1) * torch.exp(-distance / (2 * scale)))
+        density = reduce(torch.add, parts)
         if key_mask is not None:
             density = density * key_mask[:, None, None]
         return density / density.sum(-1, keepdim=True)
@@ -118,18 +114,11 @@ def build(config: str, heads: int, length: int, dropout: float) -> Classifier:
     """Build the ListOps model of a variant; all variants from one seed."""
     entry = attention_entry(f"configs/attention/{config}.yaml")
     options = {**entry["init_args"], "num_heads": heads, "dropout": dropout}
+    sizes = {"embed_dim": 64, "head_dim": 32, "num_layers": 2, "mlp_dim": 128}
+    counts = {"vocab_size": 32, "num_classes": 10, "max_seq_len": length}
     torch.manual_seed(0)
-    return Classifier(
-        attention_factory(entry["class_path"], options),
-        vocab_size=32,
-        num_classes=10,
-        max_seq_len=length,
-        embed_dim=64,
-        head_dim=32,
-        num_layers=2,
-        mlp_dim=128,
-        dropout=0.1,
-    )
+    attention = attention_factory(entry["class_path"], options)
+    return Classifier(attention, dropout=0.1, **counts, **sizes)  # type: ignore[arg-type]
 
 
 def build_sides(
@@ -164,16 +153,11 @@ def largest_difference(sides: dict[tuple[str, str], nn.Module], tokens: torch.Te
     return found
 
 
-def make_step(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
-    """Return a function that runs forward and backward of a batch without padding."""
-    target = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+def step(model: nn.Module, tokens: Tensor) -> None:
+    """Run forward and backward of a batch without padding."""
     key = RandomKey(0, 0, torch.arange(len(tokens), device=tokens.device))
-
-    def step() -> None:
-        F.cross_entropy(model(tokens, rng=key), target).backward()
-        model.zero_grad(set_to_none=True)
-
-    return step
+    F.cross_entropy(model(tokens, rng=key), torch.zeros_like(tokens[:, 0])).backward()
+    model.zero_grad(set_to_none=True)
 
 
 def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str, Any]], float]:
@@ -182,17 +166,12 @@ def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str,
     sides = build_sides(options.length, dropout, device)
     tokens = torch.randint(1, 16, (options.batch, options.length), device=device)
     difference = largest_difference(sides, tokens)
-    cases = {f"{name}|{form}": (name, form) for name, form in sides}
+    steps = {side: partial(step, model, tokens) for side, model in sides.items()}
     found = measure_sides(
-        {name: make_step(sides[case], tokens) for name, case in cases.items()},
-        options,
-        lambda name: {
-            PLAIN: f"{cases[name][0]}|{PLAIN}",
-            "softmax": f"{BASELINE}|{cases[name][1]}",
-        },
+        steps, options, lambda side: {PLAIN: (side[0], PLAIN), "softmax": (BASELINE, side[1])}
     )
     rows = [
-        {"variant": name, "form": form, "attention_dropout": dropout, **found[f"{name}|{form}"]}
+        {"variant": name, "form": form, "attention_dropout": dropout, **found[name, form]}
         for name, form in sides
     ]
     return rows, difference
@@ -222,7 +201,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 main = command(
-    "step_ratio",
+    __name__,
     __doc__,
     run,
     {
@@ -233,6 +212,3 @@ main = command(
         "repeats": flag(7, "timed rounds", least=1),
     },
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,7 @@ from lit_probattn.records import provenance
 from lit_probattn.records.tables import markdown_lines, panels, save_png
 from profiling.measure.memory import peak_bytes
 from profiling.measure.processes import RanksError
-from profiling.measure.timing import round_ratios, spread, time_sides
+from profiling.measure.timing import Side, round_ratios, spread, time_sides
 
 STUDIES = (
     *("ddp_overhead", "fish_memory", "layouts", "linear_scaling"),
@@ -79,9 +79,9 @@ class Report:
     """What a study found.
 
     Args:
-        rows: every number, a row per case.
-        tables: what is shown, by the sentence above it.
-        notes: further lines for the head: sizes, protocol, what was checked.
+        rows: every number, one row per case.
+        tables: the tables to print, by caption.
+        notes: further lines for the head: sizes, protocol, checks.
         picture: columns (x, y, *groups) of a bar chart of `y`, with its quantiles.
         passed: False makes the exit status 1.
     """
@@ -93,23 +93,17 @@ class Report:
     picture: tuple[str, ...] = ()
     passed: bool = True
 
-    def text(self, command: str, device: str) -> str:
+    def text(self, facts: Mapping[str, str]) -> str:
         """Return the report as Markdown."""
-        lines = [f"# {self.title}", "", *provenance.head_lines(command, device)]
+        lines = [f"# {self.title}", "", *provenance.head_lines(facts)]
         lines += [f"- {note}" for note in self.notes]
         for caption, table in self.tables.items():
             lines += ["", f"{caption}:", "", *markdown_lines(table)]
         return "\n".join(lines)
 
-    def write(self, out: Path, command: str, device: str) -> None:
+    def write(self, out: Path, facts: Mapping[str, str]) -> None:
         """Write report.md, rows.csv, ratios.csv where there are ratios, and the picture."""
-        facts = {
-            "device": provenance.device_name(device),
-            "versions": provenance.versions(),
-            "git_revision": provenance.git_revision(),
-            "command": command,
-        }
-        text = self.text(command, device) + "\n"
+        text = self.text(facts) + "\n"
         if self.picture:
             name = f"figures/{self.picture[1]}.png"
             save_png(self.drawn(), out / name, " | ".join(facts.values()))
@@ -144,16 +138,19 @@ Run = Callable[[argparse.Namespace], Report]
 
 
 def command(
-    name: str,
+    module: str,
     description: str | None,
     run: Run | Mapping[str, Run],
     flags: Mapping[str, dict[str, Any]],
-) -> Callable[[Sequence[str] | None], int]:
+) -> Callable[..., int]:
     """Return the `main` of a study, which takes arguments and returns the exit status.
 
     Args:
+        module: `__name__` of the study; if that is the program, `main` runs now.
         run: makes the report; of several parts by name, the first argument chooses one.
     """
+    is_program = module == "__main__"
+    name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
 
     def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -176,25 +173,28 @@ def command(
             print(f"error: {error}", file=sys.stderr)
             return 1
         line = shlex.join(["python", "-m", "profiling", "study", name, *arguments])
-        print(report.text(line, device))
+        facts = provenance.facts(line, device)
+        print(report.text(facts))
         if options.out is not None:
-            report.write(options.out, line, device)
+            report.write(options.out, facts)
             print(f"\nreport: {options.out / 'report.md'}")
         return 0 if report.passed else 1
 
+    if is_program:
+        sys.exit(main())
     return main
 
 
 def measure_sides(
-    sides: Mapping[str, Callable[[], object]],
+    sides: Mapping[Side, Callable[[], object]],
     options: argparse.Namespace,
-    over: Callable[[str], Mapping[str, str]],
-) -> dict[str, dict[str, Any]]:
+    over: Callable[[Side], Mapping[str, Side]],
+) -> dict[Side, dict[str, Any]]:
     """Time all sides in turns in one process, and take the peak memory of one call of each.
 
     Args:
         options: with the flags `TIMED`.
-        over: names of the sides that a side is compared with, by label.
+        over: the sides that a side is compared with, by label.
 
     Returns:
         Columns by side: time, peak memory above what is resident, and for each label the ratios
@@ -204,7 +204,7 @@ def measure_sides(
     limits = {name: getattr(options, name) for name in ("warmup", "repeats", "max_seconds")}
     times = time_sides(sides, device=device, **limits)
     peaks = {name: peak_bytes(side, device) for name, side in sides.items()}
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[Side, dict[str, Any]] = {}
     for name, seconds in times.items():
         median, low, high = spread("", seconds).values()
         rows[name] = {"time_median_s": median, "time_p20_s": low, "time_p80_s": high}
@@ -216,12 +216,12 @@ def measure_sides(
 
 
 def heading(column: str) -> str:
-    """Return the name of a column as one reads it."""
+    """Return a column's name for display."""
     return column.replace("_over_", " / ").replace("_", " ")
 
 
 def shown(rows: pd.DataFrame, *cases: str) -> pd.DataFrame:
-    """Return the rows as one reads them: cases, median time, memory, ratios with quantiles."""
+    """Format the rows for display: cases, median time, memory, ratios with quantiles."""
     table = rows[list(cases)].rename(columns=heading)
     for name in rows:
         if name.endswith("_bytes"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -94,18 +93,18 @@ def step(options: argparse.Namespace) -> Report:
     pictures = torch.randn(options.batch, 3, 224, 224, device=device)
     with torch.no_grad():
         apart = models["softmax, all stages"](pictures) - models["timm"](pictures)
+
+    def call(model: nn.Module, training: bool) -> None:
+        with torch.set_grad_enabled(training):
+            loss = model.train(training)(pictures).logsumexp(-1).mean()
+        if training:
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+
     rows = []
     for mode in ("training step", "inference"):
         training = mode == "training step"
-
-        def call(model: nn.Module, training: bool = training) -> None:
-            with torch.set_grad_enabled(training):
-                loss = model.train(training)(pictures).logsumexp(-1).mean()
-            if training:
-                loss.backward()
-                model.zero_grad(set_to_none=True)
-
-        sides = {name: partial(call, model) for name, model in models.items()}
+        sides = {name: partial(call, model, training) for name, model in models.items()}
         found = measure_sides(sides, options, lambda _: {"timm": "timm"})
         rows += [{"mode": mode, "side": name, **found[name]} for name in models]
     frame = pd.DataFrame(rows)
@@ -139,7 +138,7 @@ def loader(options: argparse.Namespace) -> Report:
 
 
 main = command(
-    "swin_step",
+    __name__,
     __doc__,
     {"sizes": sizes, "step": step, "loader": loader},
     {
@@ -149,6 +148,3 @@ main = command(
         "workers": flag(2, "loader processes", least=0),
     },
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lit_probattn.records.tables import markdown_lines
-from profiling.studies.ddp_overhead import SIDES, WARMUP, fit_arguments, main, tables
+from profiling.studies.ddp_overhead import SIDES, WARMUP, fit_arguments, main, ratio_rows, step_rows
 from profiling.studies.study import shown
 
 
@@ -17,9 +18,9 @@ def test_ratios_are_those_of_the_medians():
     times = {
         side: [np.tile((t, cpu[side]), (5, 1)) for t in walls] for side, walls in rounds.items()
     }
-    steps, ratios = tables(times)
-    assert f"| {names[2]} | 250 | 440 |" in markdown_lines(steps)
-    lines = markdown_lines(shown(ratios, "clock"))
+    steps = pd.DataFrame(step_rows("mgk", times))
+    assert f"| mgk | {names[2]} | 250 | 440 |" in markdown_lines(steps)
+    lines = markdown_lines(shown(pd.DataFrame(ratio_rows("mgk", times)), "clock"))
     assert "| same global batch: wall | 0.625 [0.550, 0.700] |" in lines
     assert "| half the batch: wall (1 = no overhead) | 1.250 [1.100, 1.400] |" in lines
     expected = "same global batch: processor time (1 = no overhead) | 1.100 [1.100, 1.100]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from importlib import import_module
 
 import pandas as pd
@@ -44,6 +46,16 @@ def test_wrong_words_are_one_line(words, expected, capsys):
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
+
+
+def test_a_study_runs_as_a_module(monkeypatch, capsys):
+    """`python -m profiling.studies.running_text unigram` is named in docs/wikitext103.md."""
+    monkeypatch.setattr(sys, "argv", ["profiling/studies/running_text.py", "unigram", "--help"])
+    monkeypatch.delitem(sys.modules, "profiling.studies.running_text")
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("profiling.studies.running_text", run_name="__main__")
+    assert stop.value.code == 0
+    assert "usage: python -m profiling study running_text" in capsys.readouterr().out
 
 
 def test_flags_take_the_type_of_their_default():
