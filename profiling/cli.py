@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 from profiling.measure.rows import RowsError
-
-
-class _Parser(argparse.ArgumentParser):
-    """Errors are one line; options must be written out."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        kwargs["allow_abbrev"] = False
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+from profiling.studies.study import STUDIES, Parser
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m profiling",
         description="FLOPs, parameters, peak memory and time of attention variants, measured "
         "beside the papers' formulas.",
@@ -49,6 +40,14 @@ def make_parser() -> argparse.ArgumentParser:
     memory.add_argument("--config", required=True, help="a sweep file; its memory points are run")
     kernels = commands.add_parser("kernels", help="backends side by side, behind parity tests")
     add_kernels_arguments(kernels)
+    study = commands.add_parser("study", help="one of the stand-alone measurements")
+    study.add_argument("name", choices=STUDIES)
+    study.add_argument("arguments", nargs=argparse.REMAINDER, help="see `study NAME --help`")
+    for command, run in (
+        *((sweep, _sweep), (report, _report), (memory, _memory)),
+        *((kernels, _kernels), (study, _study)),
+    ):
+        command.set_defaults(run=run)
     return parser
 
 
@@ -56,12 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
     options = make_parser().parse_args(arguments)
     try:
-        return _COMMANDS[options.command](options)
+        status: int = options.run(options)
+        return status
     except (ConfigError, RowsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
         return 130
 
 
@@ -77,11 +77,10 @@ def _sweep(options: argparse.Namespace) -> int:
         return 0
     folder = Path(options.out or f"runs/profiling/{config.name}")
     rows = run_sweep(config, folder, root, index=index, count=count)
-    counts: dict[str, set[str]] = {}
-    for row in rows:
-        counts.setdefault(row.status, set()).add(row.point_id)
-    summary = ", ".join(f"{len(ids)} {status}" for status, ids in sorted(counts.items()))
-    print(f"{folder}: {summary}")
+    counts = Counter(status for status, _ in {(row.status, row.point_id) for row in rows})
+    print(
+        f"{folder}: {', '.join(f'{number} {status}' for status, number in sorted(counts.items()))}"
+    )
     return 1 if "mismatch" in counts else 0
 
 
@@ -93,11 +92,11 @@ def _report(options: argparse.Namespace) -> int:
     config = load_sweep(options.config)
     out = Path(options.out or f"reports/{config.name}")
     if options.compare:
-        print(compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out))
-        return 0
-    results = Path(options.results or f"runs/profiling/{config.name}")
-    for path in write_report(config, results, out, html=options.html):
-        print(path)
+        written = [compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out)]
+    else:
+        results = Path(options.results or f"runs/profiling/{config.name}")
+        written = write_report(config, results, out, html=options.html)
+    print(*written, sep="\n")
     return 0
 
 
@@ -126,4 +125,6 @@ def _kernels(options: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-_COMMANDS = {"sweep": _sweep, "report": _report, "memory": _memory, "kernels": _kernels}
+def _study(options: argparse.Namespace) -> int:
+    status: int = import_module(f"profiling.studies.{options.name}").main(options.arguments)
+    return status

@@ -10,8 +10,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_probattn.records.provenance import replace_text
-from lit_probattn.records.tables import machine, png_bytes
+from lit_probattn.records.provenance import machine, replace_text
+from lit_probattn.records.tables import png_bytes
 from lit_probattn.training.trained import Trained
 
 matplotlib.use("Agg")

@@ -1,8 +1,8 @@
-"""Which releases and caches are there."""
+"""Which releases and caches are on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,42 +12,40 @@ from datamodules.core.errors import DataError
 from datamodules.lra import aan, cifar, imdb, listops_release, pathfinder_release
 from datamodules.pictures.files import find_root
 from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
-from datamodules.text.wikitext_release import Corpus, find_release
+from datamodules.text.wikitext_release import find_release
 from lit_probattn.doctor.findings import Finding, size
 
 SECTION = "Data"
-_CORPORA: tuple[Corpus, ...] = ("wikitext-103", "wikitext-2")
 
 
 def folders(data_dir: str | None, cache_dir: str | None) -> tuple[Path, Path]:
-    """Folders of releases and of caches, by the same rules as in a run."""
+    """Return the folders of releases and of caches, by the same rules as in a run."""
     data = Synthetic(data_dir=data_dir, cache_dir=cache_dir)
     return data.data_dir, data.cache_dir
 
 
 def check_data(data_dir: str | None, cache_dir: str | None) -> Iterator[Finding]:
-    """A line for each data set: its release, and its caches."""
+    """Yield a line for each data set: its release, and its caches."""
     data, caches = folders(data_dir, cache_dir)
     yield Finding(SECTION, "folders", "ok", f"releases in {data}, caches in {caches}")
     for name in REGISTRY:
-        look = _LOOK.get(name)
-        if look is None:
-            continue
-        found, text = look(data)
-        cached = _caches(caches, name)
-        yield Finding(SECTION, name, "ok" if found or cached else "note", f"{text}{cached}")
+        if name in _LOOK:
+            found, text = _LOOK[name](data)
+            cached = _caches(caches, name)
+            yield Finding(SECTION, name, "ok" if found or cached else "note", f"{text}{cached}")
 
 
 def _caches(folder: Path, task: str) -> str:
-    """What is cached of a task; whole caches have a meta.json."""
-    found = sorted(path.parent for path in folder.glob(f"{task}-*/meta.json"))
-    if not found:
-        return ""
+    """Say what is cached of a task; whole caches have a meta.json."""
+    found = [path.parent for path in folder.glob(f"{task}-*/meta.json")]
     num_bytes = sum(path.stat().st_size for part in found for path in part.iterdir())
-    return f"; {len(found)} caches, {size(num_bytes)}"
+    return f"; {len(found)} caches, {size(num_bytes)}" if found else ""
 
 
-def _release(find: Callable[[Path], Any]) -> Callable[[Path], tuple[bool, str]]:
+Look = Callable[[Path], tuple[bool, str]]
+
+
+def _release(find: Callable[[Path], Any]) -> Look:
     """Look for one release."""
 
     def look(data: Path) -> tuple[bool, str]:
@@ -61,52 +59,52 @@ def _release(find: Callable[[Path], Any]) -> Callable[[Path], tuple[bool, str]]:
     return look
 
 
+def _parts(find: Callable[..., Any], parts: Iterable[str], data: Path) -> tuple[list[str], str]:
+    """Return the parts of a release that are found, and the message of the first that is not."""
+    looked = {part: _release(partial(find, part))(data) for part in parts}
+    present = [part for part, (found, _) in looked.items() if found]
+    return present, next((text for found, text in looked.values() if not found), "")
+
+
+def _several(find: Callable[[str, Path], Any], *parts: str) -> Look:
+    """Look for a release of several parts."""
+
+    def look(data: Path) -> tuple[bool, str]:
+        present, missing = _parts(find, parts, data)
+        return bool(present), f"found {', '.join(present)}" if present else missing
+
+    return look
+
+
 def _listops(data: Path) -> tuple[bool, str]:
     found, text = _release(listops_release.find_release)(data)
-    return True, text if found else "no release; it is generated when it is needed"
+    return True, text if found else "no release; it is generated when needed"
 
 
-def _pathfinder(data: Path) -> tuple[bool, str]:
-    present = []
-    for side in (32, 128):
-        for difficulty in pathfinder_release.FOLDERS:
-            try:
-                pathfinder_release.find_release(data, side, difficulty)
-            except DataError as error:
-                missing = str(error)
-            else:
-                present.append(f"{side} {difficulty}")
-    return bool(present), f"found {', '.join(present)}" if present else missing
+def _pathfinder(part: str, data: Path) -> Path:
+    side, difficulty = part.split()
+    return pathfinder_release.find_release(data, int(side), difficulty)
 
 
 def _uea(data: Path) -> tuple[bool, str]:
-    present = []
-    for name in ARCHIVES:
-        try:
-            find_archive(name, data, "released")
-        except DataError:
-            continue
-        present.append(name)
+    present, _ = _parts(lambda name, data: find_archive(name, data, "released"), ARCHIVES, data)
     listed = f" ({', '.join(present)})" if present else ""
     bundled = f"; {' and '.join(BUNDLED)} come with the package aeon (source bundled)"
     return bool(present), f"{len(present)} of {len(ARCHIVES)} archives{listed}{bundled}"
 
 
-def _wikitext(data: Path) -> tuple[bool, str]:
-    looked = {name: _release(partial(find_release, corpus=name))(data) for name in _CORPORA}
-    present = [name for name, (found, _) in looked.items() if found]
-    if present:
-        return True, f"found {', '.join(present)}"
-    return False, looked[_CORPORA[0]][1]
-
-
-_LOOK: dict[str, Callable[[Path], tuple[bool, str]]] = {
+_LOOK: dict[str, Look] = {
     "listops": _listops,
     "text": _release(imdb.find_release),
     "retrieval": _release(aan.find_release),
     "image": _release(cifar.find_release),
-    "pathfinder": _pathfinder,
+    "pathfinder": _several(
+        _pathfinder, *(f"{side} {d}" for side in (32, 128) for d in pathfinder_release.FOLDERS)
+    ),
     "imagenet": _release(find_root),
     "uea": _uea,
-    "wikitext103": _wikitext,
+    "wikitext103": _several(
+        lambda name, data: find_release(data, corpus=name),  # type: ignore[arg-type]
+        *("wikitext-103", "wikitext-2"),
+    ),
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What was found.
 
     Args:
@@ -24,5 +22,5 @@ class Finding:
 
 
 def size(num_bytes: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes in GiB."""
     return f"{num_bytes / 2**30:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Versions, devices, free space."""
+"""Versions of packages, devices, free space."""
 
 from __future__ import annotations
 
@@ -20,88 +20,85 @@ from lit_probattn.records.provenance import hardware
 from lit_probattn.training.memory import available_bytes
 
 PACKAGE = "lit-probattn"
-# Below so much free space, checkpoints and caches of the papers' tasks do not fit.
+# With less free space, checkpoints and caches of the papers' tasks do not fit.
 LEAST_FREE_BYTES = 1 << 30
 
 
 def check_versions() -> Iterator[Finding]:
-    """Python and every package against what is required."""
-    where = "Versions"
+    """Yield a line for Python and for every required package."""
+    section = "Versions"
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] < (3, 15)
-    wanted = "" if good else "; Python 3.11 to 3.14 is needed"
-    yield Finding(where, "python", "ok" if good else "problem", f"{version}{wanted}")
+    text = version if good else f"{version}; Python 3.11 to 3.14 is needed"
+    yield Finding(section, "python", "ok" if good else "problem", text)
     try:
         requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or []]
     except metadata.PackageNotFoundError:
-        yield Finding(where, PACKAGE, "problem", "not installed: pip install -e .")
+        yield Finding(section, PACKAGE, "problem", "not installed: pip install -e .")
         return
     for need in requirements:
         try:
             found = metadata.version(need.name)
         except metadata.PackageNotFoundError:
             text = f"not installed; {need.specifier} is needed"
-            yield Finding(where, need.name, "note" if need.marker else "problem", text)
+            yield Finding(section, need.name, "note" if need.marker else "problem", text)
             continue
         fits = need.specifier.contains(found, prereleases=True)
         text = found if fits else f"{found} does not fit {need.specifier}"
-        yield Finding(where, need.name, "ok" if fits else "problem", text)
+        yield Finding(section, need.name, "ok" if fits else "problem", text)
 
 
 def check_devices() -> Iterator[Finding]:
-    """Processor, memory, GPUs; a product on each GPU."""
-    where = "Devices"
+    """Yield a line for the processor, the memory and each GPU, on which a product is computed."""
+    section = "Devices"
     facts = hardware()
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     text = f"{facts['processor']}, {facts['num_cores']} cores, OMP_NUM_THREADS {threads}"
-    yield Finding(where, "cpu", "ok", text)
-    free = available_bytes(torch.device("cpu"))
-    total = facts["memory_bytes"]
+    yield Finding(section, "cpu", "ok", text)
+    free, total = available_bytes(torch.device("cpu")), facts["memory_bytes"]
     if free is not None and total is not None:
-        yield Finding(where, "memory", "ok", f"{size(free)} free of {size(total)}")
-    if not torch.cuda.is_available():
-        seen = len(facts["gpus"])
-        if seen:
-            what = f"{seen} GPUs are there, but PyTorch {torch.__version__} cannot use them: check "
-            yield Finding(where, "gpu", "problem", f"{what}the driver and CUDA_VISIBLE_DEVICES")
-        else:
-            yield Finding(where, "gpu", "note", "none: runs go to the CPU")
-        return
-    for index in range(torch.cuda.device_count()):
-        yield _try_gpu(index)
+        yield Finding(section, "memory", "ok", f"{size(free)} free of {size(total)}")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            yield _try_gpu(section, index)
+    elif facts["gpus"]:
+        text = f"PyTorch {torch.__version__} cannot use the {len(facts['gpus'])} GPUs of this "
+        text += "machine: check the driver and CUDA_VISIBLE_DEVICES"
+        yield Finding(section, "gpu", "problem", text)
+    else:
+        yield Finding(section, "gpu", "note", "none: runs go to the CPU")
 
 
-def _try_gpu(index: int) -> Finding:
+def _try_gpu(section: str, index: int) -> Finding:
     device = torch.device("cuda", index)
     facts = torch.cuda.get_device_properties(device)
-    name = f"cuda:{index}"
     try:
         ones = torch.ones(64, 64, device=device)
         right = bool((ones @ ones == 64).all())
         free = torch.cuda.mem_get_info(device)[0]
     except RuntimeError as error:
-        return Finding("Devices", name, "problem", f"{facts.name}: {str(error).splitlines()[0]}")
+        text = f"{facts.name}: {str(error).splitlines()[0]}"
+        return Finding(section, f"cuda:{index}", "problem", text)
     text = f"{facts.name}, {size(free)} free of {size(facts.total_memory)}, CUDA "
     text += f"{torch.version.cuda}, capability {facts.major}.{facts.minor}"
-    return Finding("Devices", name, "ok" if right else "problem", text)
+    text += "" if right else ": a product of matrices is wrong; do not use this GPU"
+    return Finding(section, f"cuda:{index}", "ok" if right else "problem", text)
 
 
 def check_space(data_dir: str | None, cache_dir: str | None, root: str) -> Iterator[Finding]:
-    """Folders that a run writes to: may it, and how much fits."""
-    places = {"runs": Path(root), "caches": folders(data_dir, cache_dir)[1]}
-    for name, folder in {**places, "temporary files": Path(tempfile.gettempdir())}.items():
-        yield _try_folder(name, folder)
-
-
-def _try_folder(name: str, folder: Path) -> Finding:
-    above = folder.absolute()
-    while not above.exists():
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        what = "is not a folder" if not above.is_dir() else "cannot be written to"
-        return Finding("Space", name, "problem", f"{folder}: {above} {what}; choose another one")
-    free = shutil.disk_usage(above).free
-    text = f"{size(free)} free at {folder}"
-    if free < LEAST_FREE_BYTES:
-        return Finding("Space", name, "problem", f"{text}: free some, or choose another folder")
-    return Finding("Space", name, "ok", text)
+    """Yield a line for each folder that a run writes to: is it writable, and how much fits."""
+    caches = folders(data_dir, cache_dir)[1]
+    temporary = Path(tempfile.gettempdir())
+    places = {"runs": Path(root), "caches": caches, "temporary files": temporary}
+    for name, folder in places.items():
+        above = next(
+            path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+        )
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            what = "is not a folder" if not above.is_dir() else "cannot be written to"
+            text, good = f"{folder}: {above} {what}; choose another one", False
+        else:
+            free = shutil.disk_usage(above).free
+            text, good = f"{size(free)} free at {folder}", free >= LEAST_FREE_BYTES
+            text += "" if good else ": free some, or choose another folder"
+        yield Finding("Space", name, "ok" if good else "problem", text)

@@ -1,4 +1,4 @@
-"""Can processes of this machine talk to each other: gloo, and NCCL where there are GPUs.
+"""Whether processes of this machine can talk to each other: gloo, and NCCL where there are GPUs.
 
     python -m lit_probattn.doctor.reach BACKEND RANK COUNT PORT TIMEOUT_S
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from lit_probattn.doctor.findings import Finding
 
@@ -25,7 +25,7 @@ SECTION = "Contact between processes"
 
 
 def check_contact(timeout_s: float) -> Iterator[Finding]:
-    """Sum over two processes by gloo; over up to two GPUs by NCCL."""
+    """Yield a line for a sum over two processes by gloo, and over up to two GPUs by NCCL."""
     yield _try("gloo", 2, timeout_s)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
@@ -37,14 +37,11 @@ def check_contact(timeout_s: float) -> Iterator[Finding]:
 
 
 def _try(backend: str, count: int, timeout_s: float) -> Finding:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start = time.monotonic()
+    start, port = time.monotonic(), find_free_network_port()
     words = [sys.executable, "-m", "lit_probattn.doctor.reach", backend]
     processes = [
         subprocess.Popen(
-            [*words, str(rank), str(count), str(port), str(timeout_s)],
+            [*words, *map(str, (rank, count, port, timeout_s))],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -71,31 +68,12 @@ def _try(backend: str, count: int, timeout_s: float) -> Finding:
     return Finding(SECTION, backend, "ok", f"{count} processes agree after {seconds:.1f} s")
 
 
-def _take_part(backend: str, rank: int, count: int, port: int, timeout_s: float) -> None:
-    """Join the group, and sum a number over it.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join the group and sum a number over it; return the exit status.
 
     Raises:
         RuntimeError: the sum is wrong.
     """
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        backend,
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=count,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-    number = torch.tensor([float(rank + 1)], device=device)
-    dist.all_reduce(number)
-    dist.destroy_process_group()
-    if float(number) != count * (count + 1) / 2:
-        raise RuntimeError(f"the sum over {count} processes is {float(number)}")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Be one of the processes; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m lit_probattn.doctor.reach",
         description=__doc__,
@@ -108,7 +86,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("port", type=int, help="where the processes meet, on this machine")
     parser.add_argument("timeout_s", type=float, help="how long to wait for the others")
     options = parser.parse_args(arguments)
-    _take_part(options.backend, options.rank, options.count, options.port, options.timeout_s)
+    rank, count = options.rank, options.count
+    device = torch.device("cuda", rank) if options.backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        options.backend,
+        init_method=f"tcp://127.0.0.1:{options.port}",
+        rank=rank,
+        world_size=count,
+        timeout=datetime.timedelta(seconds=options.timeout_s),
+    )
+    number = torch.tensor([float(rank + 1)], device=device)
+    dist.all_reduce(number)
+    dist.destroy_process_group()
+    if float(number) != count * (count + 1) / 2:
+        raise RuntimeError(f"the sum over {count} processes is {float(number)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Where a result was made: revision, command, versions, hardware; files that are written whole."""
+"""Where a result was made: revision, command, versions, hardware; and atomic writes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +18,41 @@ import torch
 # Packages that decide a measured cost, and those that decide a training.
 COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
 RUN_PACKAGES = (
-    "lit-probattn",
-    "torch",
-    "lightning",
-    "triton",
-    "numpy",
-    "torchmetrics",
-    "jsonargparse",
+    *("lit-probattn", "torch", "lightning", "triton", "numpy"),
+    *("torchmetrics", "jsonargparse"),
 )
 
 _PACKAGE = Path(__file__).parents[1]
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str | None]:
-    """Return the installed version of each package; None for one that is not there."""
-    return {name: _version(name) for name in names}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    """Return the installed version of each package; None if it is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(names)
+    for name in found:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 @cache
 def versions() -> str:
-    """Return versions of Python and the packages that decide a cost, in one line."""
-    found = package_versions(COST_PACKAGES).items()
-    known = [f"{name} {number}" for name, number in found if number is not None]
-    return ", ".join([f"python {platform.python_version()}", *known])
+    """Return the versions of Python and of the packages that decide a cost, in one line."""
+    found = {"python": platform.python_version(), **package_versions(COST_PACKAGES)}
+    return ", ".join(f"{name} {number}" for name, number in found.items() if number is not None)
 
 
-def git_state() -> dict[str, Any] | None:
-    """Revision of the code that runs, and whether tracked files were changed.
+def git_state(*paths: str) -> dict[str, Any] | None:
+    """Return the revision of the code that runs, and whether tracked files were changed.
 
-    None if the package does not lie in a git checkout that tracks it.
+    None if the package is not part of a git checkout that tracks it.
+
+    Args:
+        paths: where changes count, relative to the package; everywhere by default.
     """
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     revision = _git("rev-parse", "HEAD")
-    status = _git("status", "--porcelain", "--untracked-files=no")
+    status = _git("status", "--porcelain", "--untracked-files=no", "--", *paths)
     return {"revision": revision, "dirty": None if status is None else bool(status)}
 
 
@@ -70,16 +65,14 @@ def git_revision() -> str:
     given = os.environ.get("PROFILING_REVISION")  # a worker reports the sweep's own
     if given:
         return given
-    revision = _git("rev-parse", "--short", "HEAD")
-    code = (".", "../profiling")
-    status = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
-    if revision is None or status is None:
+    state = git_state(".", "../profiling")
+    if state is None or None in state.values():
         return "unknown"
-    return revision + ("+" if status else "")
+    return state["revision"][:7] + ("+" if state["dirty"] else "")
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says in the package's folder; None if it fails."""
+    """Return what git prints in the package's folder; None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True, timeout=30
@@ -98,11 +91,32 @@ def command_line() -> str:
     return " ".join(["python -m profiling", *arguments])
 
 
+def facts(command: str, device: str) -> dict[str, str]:
+    """Return the columns that say how a row was made: device, versions, git_revision, command."""
+    made = {"device": device_name(device), "versions": versions(), "git_revision": git_revision()}
+    return {**made, "command": command}
+
+
+def head_lines(made: Mapping[str, str]) -> list[str]:
+    """Return the lines that open a report, from its `facts`."""
+    return [
+        f"- Command: `{made['command']}`",
+        f"- Hardware: {made['device']}",
+        f"- Versions: {made['versions']}; revision {made['git_revision']}",
+    ]
+
+
+def machine() -> str:
+    """Return one sentence about hardware, versions and revision."""
+    place = ", ".join(gpu["name"] for gpu in _gpus()) or device_name("cpu")
+    return f"Machine: {place}; {versions()}; revision {git_revision()}."
+
+
 def device_name(device: str) -> str:
     """Return what a device is: the GPU's name, or processor, cores and threads used.
 
     Raises:
-        RuntimeError: a CUDA device that is not there.
+        RuntimeError: this machine does not have the CUDA device.
     """
     kind = torch.device(device)
     if kind.type == "cuda":
@@ -114,7 +128,7 @@ def device_name(device: str) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, memory and GPUs of this machine."""
+    """Return the processor, memory and GPUs of this machine."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return {
         "machine": platform.machine(),
@@ -127,13 +141,11 @@ def hardware() -> dict[str, Any]:
 
 @cache
 def _processor() -> str:
-    """Name of the processor; may be empty."""
-    try:
+    """Return the name of the processor; it may be empty."""
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor()
 
 
@@ -145,7 +157,7 @@ def _memory_bytes() -> int | None:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Name, memory and driver of the GPUs, without starting CUDA in this process."""
+    """Return name, memory and driver of the GPUs, without starting CUDA in this process."""
     try:
         import pynvml
 
@@ -167,7 +179,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def rank() -> str:
-    """Rank of this process, as whoever started it says."""
+    """Return the rank that the launcher gave this process."""
     names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
     return next((os.environ[name] for name in names if os.environ.get(name)), "0")
 
@@ -177,8 +189,15 @@ def is_first_rank() -> bool:
     return rank() == "0"
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write atomically: yield a temporary path beside `path`, then rename it to `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    yield temporary
+    temporary.replace(path)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a text atomically: a temporary file, then a rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

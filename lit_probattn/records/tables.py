@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-import platform
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,8 +12,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-
-from lit_probattn.records.provenance import git_state, hardware, package_versions
 
 MAX_BYTES = 300_000
 
@@ -22,7 +21,11 @@ class PictureError(ValueError):
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """Draw a figure as PNG; with fewer colours, then smaller, until it has at most 300 kB."""
+    """Draw a figure as PNG; with fewer colours, then smaller, until it has at most 300 kB.
+
+    Raises:
+        PictureError: it cannot be made small enough.
+    """
     for dpi, colours in ((120, 0), (120, 256), (90, 128), (70, 64), (50, 64)):
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=dpi)
@@ -36,18 +39,20 @@ def png_bytes(figure: Figure) -> bytes:
     raise PictureError("the picture is larger than 300 kB: show fewer layers, heads or samples")
 
 
-def machine() -> str:
-    """One sentence about hardware, versions and revision."""
-    found = hardware()
-    gpus = ", ".join(gpu["name"] for gpu in found["gpus"])
-    packages = package_versions(("torch", "numpy", "matplotlib")).items()
-    versions = ", ".join(
-        [f"Python {platform.python_version()}", *(f"{name} {number}" for name, number in packages)]
-    )
-    git = git_state()
-    revision = "unknown" if git is None else git["revision"][:7] + ("+" if git["dirty"] else "")
-    place = gpus or f"{found['processor'] or found['machine']}, {found['num_cores']} cores"
-    return f"Machine: {place}; {versions}; revision {revision}."
+def save_png(figure: Figure, path: Path, note: str = "") -> Path:
+    """Write a figure of at most 300 kB with the note below it, and close it.
+
+    Raises:
+        PictureError: it cannot be made small enough.
+    """
+    if note:
+        width = int(figure.get_figwidth() * 19)
+        text = "\n".join(textwrap.wrap(note, width, break_on_hyphens=False))
+        figure.supxlabel(text, fontsize=6.5, color="0.35", x=0.01, ha="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png_bytes(figure))
+    plt.close(figure)
+    return path
 
 
 def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
@@ -59,7 +64,7 @@ def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
     """
 
     def show(value: Any) -> str:
-        if value is None or (not isinstance(value, str) and value != value):
+        if pd.api.types.is_scalar(value) and pd.isna(value):
             return "–"
         return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
@@ -69,7 +74,7 @@ def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
 
 
 def markdown_table(frame: pd.DataFrame, digits: int = 4) -> str:
-    """Return the same as one text."""
+    """Return the same lines as one text."""
     return "\n".join(markdown_lines(frame, digits))
 
 

@@ -35,17 +35,12 @@ _HEAVY = re.compile(
 
 
 class UncountedOperationError(RuntimeError):
-    """An operation of attention has no formula; the count would silently be too small."""
+    """An operation of attention has no formula: the count would be too small."""
 
 
 @dataclass(frozen=True)
 class Macs:
-    """Multiply-adds of one call.
-
-    Args:
-        products: in matrix products.
-        norms: what fvcore adds for normalisations; 0 from PyTorch's counter.
-    """
+    """Multiply-adds of one call in matrix products, and what fvcore adds for normalisations."""
 
     products: int
     norms: int = 0
@@ -120,13 +115,6 @@ _HANDLES: dict[str, Callable[..., int]] = {
 }
 
 
-class _ForwardContext:
-    """Stands in for an autograd context when only forward runs."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
 @contextlib.contextmanager
 def _functions_opened() -> Iterator[None]:
     """Run the forward of autograd functions in the open, so that tracing sees the operations.
@@ -137,7 +125,7 @@ def _functions_opened() -> Iterator[None]:
     def apply(cls: Any, *args: Any) -> Any:
         if cls.setup_context is not torch.autograd.Function.setup_context:
             return cls.forward(*args)
-        return cls.forward(_ForwardContext(), *args)
+        return cls.forward(mock.MagicMock(), *args)  # in place of the autograd context
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield
@@ -158,11 +146,10 @@ def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
         warnings.simplefilter("ignore")
         by_operator = dict(analysis.by_operator())
         unsupported = dict(analysis.unsupported_ops())
-    unknown = [n for n in unsupported if _without_formula(n)]
+    unknown = sorted(name for name in unsupported if _without_formula(name))
     if unknown:
         raise UncountedOperationError(
-            f"fvcore has no formula for {', '.join(sorted(unknown))}; add a handle to "
-            "profiling/measure/counters.py"
+            f"fvcore has no formula for {', '.join(unknown)}; add a handle to {__name__}"
         )
     norms = sum(int(v) for k, v in by_operator.items() if "norm" in k)
     return Macs(sum(int(v) for v in by_operator.values()) - norms, norms)
@@ -171,9 +158,8 @@ def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
 def _without_formula(name: str) -> bool:
     """Whether an operation that a counter skipped (`space::name`) may hide products."""
     space, _, operation = name.partition("::")
-    if name.startswith("prim::PythonOp") or space not in ("aten", "prim"):
-        return True
-    return _HEAVY.search(operation.strip("_")) is not None
+    foreign = name.startswith("prim::PythonOp") or space not in ("aten", "prim")
+    return foreign or _HEAVY.search(operation.strip("_")) is not None
 
 
 # ---------------------------------------------------------------------- PyTorch's counter
@@ -218,12 +204,8 @@ def torch_flops(function: Callable[[], object]) -> int:
 
 def torch_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
     """Count the multiply-adds of a forward pass without gradients."""
-
-    def forward() -> None:
-        with torch.no_grad():
-            model(inputs)
-
-    return Macs(torch_flops(forward) // 2)
+    with torch.no_grad():
+        return Macs(torch_flops(lambda: model(inputs)) // 2)
 
 
 def torch_train_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:

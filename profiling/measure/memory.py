@@ -7,6 +7,8 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -21,28 +23,17 @@ def cpu_peak_bytes(function: Callable[[], object]) -> int:
     The profiler's allocator events are exact. Resident set size and tracemalloc are no measure:
     the first moves in pages and does not fall, the second does not see tensors.
     """
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # no lines on stderr from the profiler's library
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library prints nothing
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
         kept = function()
     del kept
-    handle, name = tempfile.mkstemp(suffix=".json")
-    os.close(handle)
-    try:
-        profile.export_chrome_trace(name)
-        with open(name, encoding="utf-8") as file:
-            events = json.load(file)["traceEvents"]
-    finally:
-        os.remove(name)
-    live = peak = 0
-    memory = [e for e in events if e.get("name") == "[memory]"]
-    for event in sorted(memory, key=lambda e: e["ts"]):
-        live += event["args"]["Bytes"]
-        peak = max(peak, live)
-    return peak
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text(encoding="utf-8"))["traceEvents"]
+    memory = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
+    return max(accumulate((e["args"]["Bytes"] for e in memory), initial=0))
 
 
 def cuda_peak_bytes(function: Callable[[], object], device: torch.device) -> tuple[int, int]:
@@ -53,8 +44,7 @@ def cuda_peak_bytes(function: Callable[[], object], device: torch.device) -> tup
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    allocated = torch.cuda.memory_allocated(device)
-    reserved = torch.cuda.memory_reserved(device)
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     function()
     torch.cuda.synchronize(device)
     return (
@@ -71,7 +61,7 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
 
 
 def measured_cpu_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple[int, int]:
-    """Measure the same with real tensors: the model is built inside the measured part."""
+    """Measure what `predicted_bytes` predicts: (peak above resident, resident) in bytes."""
     held = 0
 
     def run() -> None:
@@ -84,7 +74,7 @@ def measured_cpu_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tu
 
 
 def nvml_used_bytes(device: torch.device) -> int | None:
-    """Return the memory that this process holds on the GPU by NVML, or None if it does not say."""
+    """Return the memory that this process holds on the GPU by NVML, or None if that is unknown."""
     with contextlib.suppress(Exception):
         handle = nvml_handle(device)
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
+
+from lit_probattn.records.provenance import replacing
 
 Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]
@@ -85,18 +87,14 @@ class ProfileRow(BaseModel):
     command: str
 
 
-def _parse(line: str) -> ProfileRow:
-    return ProfileRow.model_validate(json.loads(line))
-
-
 def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
     """Read a JSON Lines file, leaving out what an interrupted write left incomplete.
 
     Returns:
-        The rows of complete points, and the number of bytes at the end that are to be dropped.
+        The rows of complete points, and how many bytes at the end to drop.
 
     Raises:
-        RowsError: no file, or a damaged line that is not at the end.
+        RowsError: no file, or a damaged line that is not the last.
     """
     try:
         content = Path(path).read_bytes()
@@ -110,15 +108,15 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
         try:
             if not raw.endswith(b"\n"):
                 break
-            pending.append(_parse(raw.decode("utf-8")))
-        except (ValueError, ValidationError) as error:
-            if position < len(content):
-                reason = " ".join(str(error).split())[:200]
-                raise RowsError(
-                    f"{path}, line {number} is no row of a sweep ({reason}); only the last line "
-                    "may be incomplete"
-                ) from error
-            break
+            pending.append(ProfileRow.model_validate(json.loads(raw)))
+        except ValueError as error:
+            if position == len(content):
+                break
+            reason = " ".join(str(error).split())[:200]
+            raise RowsError(
+                f"{path}, line {number} is not a row of a sweep ({reason}); only the last line "
+                "may be incomplete"
+            ) from error
         if pending[-1].row_index == pending[-1].rows_in_point - 1:
             rows += pending
             pending, good = [], position
@@ -127,9 +125,7 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
 
 def repair(path: Path) -> list[ProfileRow]:
     """Return the complete rows of a file and cut off what an interrupted write left behind."""
-    if not path.exists():
-        return []
-    rows, excess = read_rows(path)
+    rows, excess = read_rows(path) if path.exists() else ([], 0)
     if excess:
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - excess)
@@ -154,18 +150,13 @@ def to_frame(rows: Iterable[ProfileRow], variants: Sequence[str] = ()) -> pd.Dat
     """Return rows as a table with every column of the schema, in a fixed order.
 
     Args:
-        rows: the rows.
         variants: their order; others follow by name.
     """
-    columns = list(ProfileRow.model_fields)
-    frame = pd.DataFrame([row.model_dump() for row in rows], columns=columns)
+    fields = ProfileRow.model_fields
+    frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(fields))
     order = ["quantity", "variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode"]
     order += ["backend", "dtype", "scope", "source", "point_id"]
-    integers = [
-        name
-        for name, field in ProfileRow.model_fields.items()
-        if field.annotation in (int, int | None)
-    ]
+    integers = [name for name in fields if fields[name].annotation in (int, int | None)]
     frame[integers] = frame[integers].astype("Int64")
     ranks = {name: f"{index:04d}" for index, name in enumerate(variants)}
 
@@ -180,6 +171,5 @@ def write_tables(rows: Sequence[ProfileRow], folder: Path) -> None:
     frame = to_frame(rows)
     folder.mkdir(parents=True, exist_ok=True)
     for name, write in (("rows.csv", frame.to_csv), ("rows.parquet", frame.to_parquet)):
-        temporary = folder / f".{name}.{os.getpid()}"
-        write(temporary, index=False)
-        os.replace(temporary, folder / name)
+        with replacing(folder / name) as temporary:
+            write(temporary, index=False)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
 
 _FLUSH_BYTES = 256 * 2**20  # more than the last-level cache of current GPUs
+
+
+Side = TypeVar("Side", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,8 @@ class Timing:
     """Distribution of the time of one call, in seconds.
 
     Args:
-        median_s: median.
-        p20_s: 20 % quantile.
-        p80_s: 80 % quantile.
         repeats: timed calls.
-        energy_j: energy of one call in joules, or None where the device does not say.
+        energy_j: energy of one call in joules, or None where the device does not tell.
     """
 
     median_s: float
@@ -31,30 +32,32 @@ class Timing:
     energy_j: float | None = None
 
 
-def quantile(values: list[float], fraction: float) -> float:
+def quantile(values: Sequence[float], fraction: float) -> float:
     """Return a quantile by linear interpolation between order statistics.
 
     Raises:
         ValueError: no values.
     """
-    if not values:
+    if not len(values):
         raise ValueError("expected at least one value, received none")
-    ordered = sorted(values)
-    position = fraction * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(values, fraction))
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the median as `name`, and the quantiles as `name_p20` and `name_p80`."""
+    shares = {"": 0.5, "_p20": 0.2, "_p80": 0.8}
+    return {f"{name}{end}": quantile(values, share) for end, share in shares.items()}
+
+
+def round_ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of two sides in every round: what is slow for both cancels."""
+    return [mine / theirs for mine, theirs in zip(seconds, others, strict=True)]
 
 
 def summarise(seconds: list[float], energy_j: float | None = None) -> Timing:
     """Return median and quantiles of timed calls."""
-    return Timing(
-        median_s=statistics.median(seconds),
-        p20_s=quantile(seconds, 0.2),
-        p80_s=quantile(seconds, 0.8),
-        repeats=len(seconds),
-        energy_j=energy_j,
-    )
+    low, middle, high = (quantile(seconds, share) for share in (0.2, 0.5, 0.8))
+    return Timing(middle, low, high, len(seconds), energy_j)
 
 
 def time_once(function: Callable[[], object], device: torch.device) -> float:
@@ -76,18 +79,16 @@ def time_once(function: Callable[[], object], device: torch.device) -> float:
 
 
 def time_sides(
-    sides: Mapping[str, Callable[[], object]],
+    sides: Mapping[Side, Callable[[], object]],
     *,
     device: torch.device,
     warmup: int,
     repeats: int,
     max_seconds: float = float("inf"),
-) -> dict[str, list[float]]:
+) -> dict[Side, list[float]]:
     """Time several functions in turns, so that a busy moment of the machine hits all of them.
 
     Args:
-        sides: functions by name.
-        device: where they run.
         warmup: untimed calls of each.
         repeats: timed calls of each.
         max_seconds: no new round starts after this long; every side gets three rounds at least
@@ -99,7 +100,7 @@ def time_sides(
     for function in sides.values():
         for _ in range(warmup):
             time_once(function, device)
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[Side, list[float]] = {name: [] for name in sides}
     begin = time.perf_counter()
     for done in range(repeats):
         if done >= min(3, repeats) and time.perf_counter() - begin > max_seconds:

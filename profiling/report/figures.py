@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import matplotlib
-import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -14,18 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from profiling.report.ratios import METRICS, PLACE, tidy
+from lit_probattn.records.tables import panels, save_png
+from profiling.report.ratios import METRICS, PLACE, relative_errors, tidy
 
 matplotlib.use("Agg")
 
 _HEADING = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads of the baseline"}
-
-MAX_BYTES = 300_000
-_DRAWN = (
-    *("macs", "num_parameters", "num_parameters_non_embedding"),
-    *("peak_memory_bytes", "time_median_s", "energy_j"),
-)
-_SHORT = {
+# The metrics that are drawn, and what their files are called.
+_DRAWN = {
     "macs": "macs",
     "num_parameters": "parameters",
     "num_parameters_non_embedding": "parameters_non_embedding",
@@ -33,42 +27,16 @@ _SHORT = {
     "time_median_s": "time",
     "energy_j": "energy",
 }
+_BESIDE = {"fontsize": 7, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 
 
-def _panels(
-    count: int, width: float = 4.2, height: float = 3.4, share: bool = False
-) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, width: float = 4.2, share: bool = False) -> tuple[Figure, list[Axes]]:
     columns = 2 if count == 4 else min(3, count)
-    rows = -(-count // columns)
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(width * columns, height * rows),
-        squeeze=False,
-        layout="constrained",
-        sharey=share,
-    )
-    flat = list(axes.flat)
+    figure, rows = panels(-(-count // columns), columns, width, 3.4, sharey=share)
+    flat = [axis for row in rows for axis in row]
     for unused in flat[count:]:
         unused.remove()
     return figure, flat[:count]
-
-
-def _save(figure: Figure, path: Path, note: str) -> Path:
-    """Write a PNG with the note below it.
-
-    Raises:
-        ValueError: the file would be larger than a report may hold.
-    """
-    width = int(figure.get_figwidth() * 19)
-    text = "\n".join(textwrap.wrap(note, width, break_on_hyphens=False))
-    figure.supxlabel(text, fontsize=6.5, color="0.35", x=0.01, ha="left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected at most {MAX_BYTES}")
-    return path
 
 
 def _title(metric: str, scope: str) -> str:
@@ -83,10 +51,19 @@ def _length_axis(axis: Axes, column: str, values: list[int]) -> None:
     axis.set_xlabel(_HEADING[column])
 
 
+def _curve_and_dots(
+    axis: Axes, curve: pd.Series, dots: pd.Series, color: object, size: int, label: str = ""
+) -> None:
+    """Draw what is expected as a curve and what was measured as dots, joined if alone."""
+    axis.plot(curve, color=color, lw=1.2)
+    style = {"ls": "--", "lw": 0.8} if curve.empty else {"ls": "none"}
+    axis.plot(dots, marker="o", ms=size, color=color, label=label, **style)
+
+
 def heat_maps(table: pd.DataFrame, path: Path, note: str) -> Path:
     """Draw the measured ratio over D and N, one panel per variant, of one metric and scope."""
     variants = list(dict.fromkeys(table["variant"]))
-    figure, axes = _panels(len(variants), 5.2, 3.4)
+    figure, axes = _panels(len(variants), 5.2)
     low, high = table["ratio_measured"].min(), table["ratio_measured"].max()
     for axis, variant in zip(axes, variants, strict=True):
         part = table[table["variant"] == variant]
@@ -105,7 +82,7 @@ def heat_maps(table: pd.DataFrame, path: Path, note: str) -> Path:
         axis.set(xlabel="N", ylabel="D", title=f"{variant} / {part['baseline'].iloc[0]}")
     first = table.iloc[0]
     figure.suptitle(f"{_title(first['metric'], first['scope'])}: ratio, {first['mode']}")
-    return _save(figure, path, note)
+    return save_png(figure, path, note)
 
 
 def ratio_lines(table: pd.DataFrame, x: str, hue: str, path: Path, note: str) -> Path:
@@ -117,19 +94,15 @@ def ratio_lines(table: pd.DataFrame, x: str, hue: str, path: Path, note: str) ->
     for axis, variant in zip(axes, variants, strict=True):
         part = table[table["variant"] == variant].sort_values(x)
         for shade in shades:
-            line = part[part[hue] == shade]
-            curve = line["ratio_analytic"].fillna(line["ratio_predicted"])
-            color = palette[shade]
-            if curve.notna().any():
-                axis.plot(line[x], curve, color=color, lw=1.2)
-            style = {"ls": "none"} if curve.notna().any() else {"ls": "--", "lw": 0.8}
-            label = f"{_HEADING.get(hue, hue)} = {shade}" if hue in _HEADING else str(shade)
-            axis.plot(line[x], line["ratio_measured"], "o", ms=4, color=color, label=label, **style)
+            line = part[part[hue] == shade].set_index(x)
+            curve = line["ratio_analytic"].fillna(line["ratio_predicted"]).dropna()
+            label = f"{_HEADING[hue]} = {shade}" if hue in _HEADING else str(shade)
+            _curve_and_dots(axis, curve, line["ratio_measured"], palette[shade], 4, label)
         axis.axhline(1.0, color="0.6", lw=0.8, ls=":")
         _length_axis(axis, x, sorted(table[x].unique()))
         axis.set(ylabel="ratio", title=f"{variant} / {part['baseline'].iloc[0]}")
     if len(shades) > 1:
-        axes[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes[-1].legend(**_BESIDE)
     first = table.iloc[0]
     kind = "curves: closed form, dots: measured"
     if table["ratio_analytic"].isna().all():
@@ -138,7 +111,7 @@ def ratio_lines(table: pd.DataFrame, x: str, hue: str, path: Path, note: str) ->
             kind = "curves: predicted, dots: measured"
     figure.suptitle(f"{_title(first['metric'], first['scope'])}: ratio ({kind})")
     sns.despine(figure)
-    return _save(figure, path, note)
+    return save_png(figure, path, note)
 
 
 def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
@@ -152,14 +125,10 @@ def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
     for axis, ((metric, scope, mode, panel), part) in zip(axes, groups, strict=True):
         _, divisor, unit = METRICS[metric]
         for variant in dict.fromkeys(part["variant"]):
-            line = part[part["variant"] == variant].sort_values(x)
-            curve = line[line["source"] != "measured"]
-            dots = line[line["source"] == "measured"]
-            color = palette[variant]
-            axis.plot(curve[x], curve["value"] / divisor, color=color, lw=1.2)
-            style = {"ls": "none"} if not curve.empty else {"ls": "--", "lw": 0.8}
-            height = dots["value"] / divisor
-            axis.plot(dots[x], height, "o", ms=sizes[variant], color=color, **style)
+            line = part[part["variant"] == variant].sort_values(x).set_index(x)
+            value, is_measured = line["value"] / divisor, line["source"] == "measured"
+            curve, dots = value[~is_measured], value[is_measured]
+            _curve_and_dots(axis, curve, dots, palette[variant], sizes[variant])
         _length_axis(axis, x, sorted(long[x].unique()))
         what = _title(metric, scope) + ("" if "parameters" in metric else f", {mode}")
         axis.set_title(f"{what}\n{panel}".strip(), fontsize=9)
@@ -173,13 +142,12 @@ def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right upper")
     sns.despine(figure)
-    return _save(figure, path, note)
+    return save_png(figure, path, note)
 
 
 def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path:
     """Draw the relative error of closed form or prediction against measurement, over N."""
-    figure, axes = _panels(1, 6.4, 3.4)
-    axis = axes[0]
+    figure, [axis] = _panels(1, 6.4)
     sns.scatterplot(
         errors, x="seq_len", y="error", hue="variant", style="metric", ax=axis, s=22, linewidth=0
     )
@@ -189,10 +157,10 @@ def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path:
         axis.set_ylim(-1e-6, 1e-6)
         axis.text(0.5, 0.6, "0 at every point", transform=axis.transAxes, ha="center", color="0.4")
     axis.axhline(0.0, color="0.6", lw=0.8, ls=":")
-    axis.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axis.legend(**_BESIDE)
     figure.suptitle("Relative error of closed forms and predictions")
     sns.despine(figure)
-    return _save(figure, path, note)
+    return save_png(figure, path, note)
 
 
 def draw_figures(
@@ -201,22 +169,18 @@ def draw_figures(
     """Draw what fits the grid; return file names and captions."""
     for old in folder.glob("*.png"):
         old.unlink()
-    varying = [c for c in ("embed_dim", "seq_len", "grid_heads") if frame[c].nunique() > 1]
+    varying = [c for c in ("grid_heads", "seq_len", "embed_dim") if frame[c].nunique() > 1]
     drawn: list[tuple[str, str]] = []
     if "embed_dim" in varying or "seq_len" in varying:
         drawn += _ratio_figures(ratios, varying, folder, note)
-    axis = _value_axis(varying)
-    if axis is not None:
-        drawn += _value_figure(frame, axis, folder, note)
-    drawn += _error(frame, folder, note)
+    if varying:
+        drawn += _value_figure(frame, varying[0], folder, note)
+    errors = relative_errors(frame)
+    errors = errors[errors["metric"].isin(_DRAWN)]
+    if not errors.empty:
+        error_figure(errors, folder / "relative_error.png", note)
+        drawn.append(("relative_error.png", "Relative error of closed forms and predictions"))
     return drawn
-
-
-def _value_axis(varying: list[str]) -> str | None:
-    for axis in ("grid_heads", "seq_len", "embed_dim"):
-        if axis in varying:
-            return axis
-    return None
 
 
 def _ratio_figures(
@@ -227,26 +191,26 @@ def _ratio_figures(
     keys = ["metric", "scope", "mode", "backend", "dtype", "batch_size"]
     seen: list[pd.DataFrame] = []
     for (metric, scope, mode, backend, _, _), part in table.groupby(keys, sort=False):
-        if "parameters" in str(metric) and mode != table["mode"].iloc[0]:
+        is_size = metric.startswith("num_parameters")
+        if is_size and mode != table["mode"].iloc[0]:
             continue
         values = part[["variant", *PLACE, "ratio_measured"]].round(9).reset_index(drop=True)
         if metric == "macs" and any(values.equals(old) for old in seen):
             continue  # forward and backward together have the ratios of the forward
         seen.append(values)
-        name = f"{_SHORT[str(metric)]}_{scope}_{mode}_{backend}"
-        text = f"Ratio of {_SHORT[str(metric)].replace('_', ' ')}, {scope}, {mode}, {backend}"
-        by_length = "parameters" not in str(metric) and "seq_len" in varying
+        name = f"{_DRAWN[metric]}_{scope}_{mode}_{backend}"
+        text = f"Ratio of {_DRAWN[metric].replace('_', ' ')}, {scope}, {mode}, {backend}"
+        by_length = not is_size and "seq_len" in varying
         if by_length and "embed_dim" in varying:
             heat_maps(part, folder / f"heat_{name}.png", note)
             drawn.append((f"heat_{name}.png", f"{text}, over D and N"))
-        x = "seq_len" if by_length else "embed_dim"
+        x, hue = ("seq_len", "embed_dim") if by_length else ("embed_dim", "baseline")
         if x not in varying:
             continue
-        hue = "embed_dim" if x == "seq_len" else "baseline"
-        if hue == "baseline":
+        if not by_length:
             part = part.drop_duplicates(["variant", "embed_dim"])
         ratio_lines(part, x, hue, folder / f"lines_{name}.png", note)
-        drawn.append((f"lines_{name}.png", f"{text}, over {'N' if by_length else 'D'}"))
+        drawn.append((f"lines_{name}.png", f"{text}, over {_HEADING[x]}"))
     return drawn
 
 
@@ -255,31 +219,22 @@ def _value_figure(frame: pd.DataFrame, axis: str, folder: Path, note: str) -> li
     scopes = long["scope"].unique()
     scope = "model" if "model" in scopes else scopes[0]
     long = long[long["metric"].isin(_DRAWN) & (long["scope"] == scope)]
-    first_mode = long["mode"].iloc[0] if len(long) else "eval"
-    long = long[~long["metric"].str.contains("parameters") | (long["mode"] == first_mode)]
-    long = long[(long["metric"] != "num_parameters_non_embedding") | (axis == "grid_heads")]
-    if long["embed_dim"].nunique() > 1 and axis != "embed_dim":
-        long = long[long["embed_dim"] == long["embed_dim"].max()]
+    is_size = long["metric"].str.startswith("num_parameters")
     if axis == "seq_len":
-        long = long[~long["metric"].str.contains("parameters")]
+        long = long[~is_size]
+    else:
+        long = long[~is_size | (long["mode"] == long["mode"].min())]
+    if axis != "grid_heads":
+        long = long[long["metric"] != "num_parameters_non_embedding"]
+    if axis != "embed_dim":
+        long = long[long["embed_dim"] == long["embed_dim"].max()]
     labels = [c for c in ("backend", "dtype", "batch_size") if long[c].nunique() > 1]
-    panels = [", ".join(map(str, v)) for v in long[labels].values] if labels else ""
-    long = long.assign(panel=panels)
-    long.loc[long["metric"].str.contains("parameters"), "panel"] = ""
+    panel = long[labels].astype(str).agg(", ".join, axis=1) if labels else ""
+    long = long.assign(panel=panel)
+    long.loc[long["metric"].str.startswith("num_parameters"), "panel"] = ""
     long = long.drop_duplicates(["metric", "mode", "panel", "variant", "source", axis])
     if long.empty:
         return []
     value_lines(long, axis, folder / "values.png", note)
     width = f", D = {long['embed_dim'].iloc[0]}" if axis != "embed_dim" else ""
     return [("values.png", f"Absolute values{width}; curves: expected, dots: measured")]
-
-
-def _error(frame: pd.DataFrame, folder: Path, note: str) -> list[tuple[str, str]]:
-    from profiling.report.ratios import relative_errors
-
-    errors = relative_errors(frame)
-    errors = errors[errors["metric"].isin(_DRAWN)]
-    if errors.empty:
-        return []
-    error_figure(errors, folder / "relative_error.png", note)
-    return [("relative_error.png", "Relative error of closed forms and predictions")]

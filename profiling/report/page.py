@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from markdown_it import MarkdownIt
 
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines
@@ -68,76 +69,64 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     lines, note = provenance(frame, config)
     table, constants = compact(frame)
-    _write_csv(table, out / "rows.csv")
-    _write_csv(ratios.dropna(axis=1, how="all"), out / "ratios.csv", digits=8)
+    replace_text(out / "rows.csv", table.to_csv(index=False))
+    shown = ratios.dropna(axis=1, how="all")
+    replace_text(out / "ratios.csv", shown.to_csv(index=False, float_format="%.8g"))
     figures = draw_figures(frame, ratios, out / "figures", note)
-    text = _compose(config, frame, ratios, lines, constants, notes, figures)
-    (out / "report.md").write_text(text, encoding="utf-8")
-    written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
-    written += [out / "figures" / name for name, _ in figures]
-    if html:
-        written.append(write_page(out))
-    return written
-
-
-def _write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:
-    form = None if digits is None else f"%.{digits}g"
-    replace_text(path, table.to_csv(index=False, float_format=form))
-
-
-def _compose(
-    config: SweepConfig,
-    frame: pd.DataFrame,
-    ratios: pd.DataFrame,
-    lines: Sequence[str],
-    constants: dict[str, object],
-    notes: Sequence[str],
-    figures: Sequence[tuple[str, str]],
-) -> str:
-    figure = config.report
-    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
-    parts = [f"# {figure.title if figure else config.name}", "", *dearer]
-    parts += ["", *lines, ""] if dearer else [*lines, ""]
     same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
-    parts += [f"Same in every row: {same}.", ""] if same else []
-    parts += variants_table(frame)
-    if figure is not None and (figure.paper or figure.published):
-        parts += ["## The paper says / we measure", ""]
-        parts += [f"- The paper: {sentence}" for sentence in figure.paper]
-        parts += [f"- We measure: {sentence}" for sentence in trends(ratios)]
-        parts += [f"- Note: {sentence}" for sentence in figure.notes]
-        parts += ["", *published_table(figure.published, frame, ratios)]
+    lines += ["", f"Same in every row: {same}."] if same else []
+    parts = [*_head(config, frame, ratios, lines), *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]
-    parts += _agreement(frame)
-    parts += _terms(frame)
-    cross = crossovers(ratios)
-    if not cross.empty:
-        parts += crossover_table(cross)
-    parts += failures_table(frame, notes)
-    parts += ["## Figures", ""]
+    parts += [*_agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
+    parts += [*failures_table(frame, notes), "## Figures", ""]
     for name, caption in figures:
         parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
-    return "\n".join(parts).rstrip() + "\n"
+    replace_text(out / "report.md", "\n".join(parts).rstrip() + "\n")
+    written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
+    written += [out / "figures" / name for name, _ in figures]
+    return [*written, write_page(out)] if html else written
+
+
+def _head(
+    config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame, lines: Sequence[str]
+) -> list[str]:
+    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
+    title = config.report.title if config.report else config.name
+    above = [*dearer, ""] if dearer else []
+    return [f"# {title}", "", *above, *lines, "", *variants_table(frame)]
+
+
+def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
+    """Set what the paper says beside what is measured."""
+    figure = config.report
+    if figure is None or not (figure.paper or figure.published):
+        return []
+    return [
+        *("## The paper says / we measure", ""),
+        *(f"- The paper: {sentence}" for sentence in figure.paper),
+        *(f"- We measure: {sentence}" for sentence in trends(ratios)),
+        *(f"- Note: {sentence}" for sentence in figure.notes),
+        *("", *published_table(figure.published, frame, ratios)),
+    ]
 
 
 def _agreement(frame: pd.DataFrame) -> list[str]:
-    """Say how measured and expected numbers compare at every point."""
+    """Say how measured and expected numbers compare over all points."""
     errors = relative_errors(frame)
     parts = ["## Measured against expected", ""]
     if errors.empty:
         return [*parts, "Nothing here has a closed form or a prediction.", ""]
-    rows = []
-    for (metric, source), group in errors.groupby(["metric", "source"], sort=False):
-        rows.append(
-            {
-                "quantity": METRICS[str(metric)][0],
-                "expected by": _EXPECTED_BY[str(source)],
-                "values": len(group),
-                "equal": int((group["error"] == 0.0).sum()),
-                "largest relative difference": f"{group['error'].abs().max():.2e}",
-            }
-        )
+    rows = [
+        {
+            "quantity": METRICS[str(metric)][0],
+            "expected by": _EXPECTED_BY[str(source)],
+            "values": len(group),
+            "equal": int((group["error"] == 0.0).sum()),
+            "largest relative difference": f"{group['error'].abs().max():.2e}",
+        }
+        for (metric, source), group in errors.groupby(["metric", "source"], sort=False)
+    ]
     parts += [*markdown_lines(pd.DataFrame(rows)), ""]
     notes = sorted(frame["backend_note"].dropna().unique())
     if notes:
@@ -150,12 +139,9 @@ def _agreement(frame: pd.DataFrame) -> list[str]:
 
 def _terms(frame: pd.DataFrame) -> list[str]:
     """Explain the distance from counted multiply-adds to the papers' operations, at one place."""
-    rows = frame[
-        (frame["source"] == "analytic")
-        & (frame["scope"] == "attention")
-        & (frame["mode"] == frame["mode"].min())
-        & frame["paper_operations"].notna()
-    ]
+    analytic = (frame["source"] == "analytic") & (frame["scope"] == "attention")
+    rows = frame[analytic & (frame["mode"] == frame["mode"].min())]
+    rows = rows[rows["paper_operations"].notna()]
     parts: list[str] = []
     for variant in dict.fromkeys(rows["variant"]):
         row = rows[rows["variant"] == variant].iloc[-1].to_dict()
@@ -203,10 +189,10 @@ def load_results(folder: Path) -> list[ProfileRow]:
 
 
 def require_one_version(frame: pd.DataFrame) -> None:
-    """Check that all rows come from the same code and packages.
+    """Check that all rows come from the same code and packages: else ratios mean nothing.
 
     Raises:
-        RowsError: they do not; ratios across versions would mean nothing.
+        RowsError: they come from several.
     """
     for column in ("versions", "git_revision"):
         found = sorted(frame[column].unique())
@@ -224,8 +210,7 @@ def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
         RowsError: no variant has a baseline row to be compared with.
     """
     measured = set(frame.loc[frame["status"] == "ok", "variant"])
-    pairs = {v: config.baseline_of(v) for v in config.variants}
-    wanted = {v: b for v, b in pairs.items() if b is not None}
+    wanted = {v: b for v in config.variants if (b := config.baseline_of(v)) is not None}
     without = {v: b for v, b in wanted.items() if b not in measured}
     if wanted and len(without) == len(wanted):
         raise RowsError(
@@ -266,51 +251,14 @@ def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
 def write_page(folder: Path) -> Path:
     """Turn report.md and its figures into report.html in the same folder."""
     text = (folder / "report.md").read_text(encoding="utf-8")
-    body = "\n".join(_blocks(text, folder))
+    body = MarkdownIt().enable("table").render(text)
+    for name in re.findall(r'<img src="([^"]*)"', body):
+        data = base64.b64encode((folder / name).read_bytes()).decode()
+        body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
     title = html.escape(text.splitlines()[0].lstrip("# "))
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+        f"<style>{_STYLE}</style></head><body>\n{body}</body></html>\n"
     )
-    path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
-
-
-def _blocks(text: str, folder: Path) -> list[str]:
-    """Turn the Markdown that reports use (headings, lists, tables, images) into HTML."""
-    out: list[str] = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        lines = block.splitlines()
-        heading = re.match(r"(#+) (.*)", lines[0])
-        image = re.match(r"!\[(.*)\]\((.*)\)", lines[0])
-        if heading:
-            level = len(heading[1])
-            out.append(f"<h{level}>{_inline(heading[2])}</h{level}>")
-        elif image:
-            data = base64.b64encode((folder / image[2]).read_bytes()).decode()
-            alt = html.escape(image[1])
-            out.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
-        elif lines[0].startswith("|"):
-            out.append(_table(lines))
-        elif lines[0].startswith("- "):
-            items = "".join(f"<li>{_inline(line[2:])}</li>" for line in lines)
-            out.append(f"<ul>{items}</ul>")
-        else:
-            out.append(f"<p>{_inline(' '.join(lines))}</p>")
-    return out
-
-
-def _table(lines: list[str]) -> str:
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines if "---" not in line]
-    head = "".join(f"<th>{_inline(c)}</th>" for c in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_inline(c)}</td>" for c in row) + "</tr>" for row in rows[1:]
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _inline(text: str) -> str:
-    escaped = html.escape(text, quote=False)
-    escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
-    return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", escaped)
+    replace_text(folder / "report.html", page)
+    return folder / "report.html"

@@ -60,24 +60,21 @@ def ratio_table(frame: pd.DataFrame) -> pd.DataFrame:
         dropna=False,
         observed=True,
     ).reset_index()
-    for source in ("measured", "analytic", "predicted"):
-        if source not in wide:
-            wide[source] = math.nan
-    wide = wide.dropna(subset=["measured", "analytic", "predicted"], how="all")
+    sources = ["measured", "analytic", "predicted"]
+    wide[[s for s in sources if s not in wide]] = math.nan
+    wide = wide.dropna(subset=sources, how="all")
     own = wide[wide["baseline"].notna()]
     base = wide.drop(columns="baseline").rename(columns={"variant": "baseline"})
     joined = own.merge(base, on=["baseline", *keys], suffixes=("", "_base"))
-    for source in ("measured", "analytic", "predicted"):
+    for source in sources:
         joined[f"ratio_{source}"] = joined[source] / joined[f"{source}_base"]
     expected = joined["ratio_analytic"].fillna(joined["ratio_predicted"])
     joined["relative_gap"] = joined["ratio_measured"] / expected - 1.0
     joined = joined.rename(
         columns={"measured": "variant_measured", "measured_base": "baseline_measured"}
     )
-    order = list(METRICS)
-    joined["rank"] = joined["metric"].map(order.index)
-    names = list(dict.fromkeys(frame["variant"]))
-    joined["place"] = joined["variant"].map(names.index)
+    joined["rank"] = joined["metric"].map(list(METRICS).index)
+    joined["place"] = joined["variant"].map(list(frame["variant"].unique()).index)
     joined = joined.sort_values(["rank", "scope", "mode", "place", *PLACE], kind="stable")
     return joined[COLUMNS].reset_index(drop=True)
 
@@ -85,8 +82,8 @@ def ratio_table(frame: pd.DataFrame) -> pd.DataFrame:
 def crossovers(ratios: pd.DataFrame) -> pd.DataFrame:
     """Return the length from which each variant stays below its baseline.
 
-    Between grid points the ratio is taken as linear in log N. `always` and `never` are told apart
-    from a number; lengths outside the grid are not guessed.
+    Between grid points the ratio is taken as linear in log N; lengths outside the grid are not
+    guessed.
     """
     wanted = ("macs", "time_median_s", "peak_memory_bytes", "energy_j")
     rows = []
@@ -106,10 +103,9 @@ def crossovers(ratios: pd.DataFrame) -> pd.DataFrame:
 def _cross(lengths: list[int], ratios: list[float]) -> str:
     if ratios[-1] >= 1.0:
         return "never within the grid"
-    last_above = max((i for i, r in enumerate(ratios) if r >= 1.0), default=None)
-    if last_above is None:
+    i = max((i for i, r in enumerate(ratios) if r >= 1.0), default=-1)
+    if i < 0:
         return "always within the grid"
-    i = last_above
     share = (ratios[i] - 1.0) / (ratios[i] - ratios[i + 1])
     low, high = math.log(lengths[i]), math.log(lengths[i + 1])
     return f"N ≈ {math.exp(low + share * (high - low)):.0f}"

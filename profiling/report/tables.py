@@ -59,20 +59,19 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
 def _varying(ratios: pd.DataFrame, metric: str) -> list[str]:
     """Return the axes of the grid that vary and that the metric can depend on."""
     axes = [c for c in PLACE if ratios[c].nunique(dropna=False) > 1]
-    if metric.startswith("num_parameters"):
-        axes = [c for c in axes if c in ("embed_dim", "grid_heads")]
-    return axes
+    is_size = metric.startswith("num_parameters")
+    return [c for c in axes if not is_size or c in ("embed_dim", "grid_heads")]
 
 
-def _place(row: pd.Series, varying: Sequence[str]) -> str:
-    places = ", ".join(f"{_LETTERS[c]}={row[c]}" for c in varying)
+def _place(row: pd.Series, varying: Sequence[str], equals: str = "=") -> str:
+    places = ", ".join(f"{_LETTERS[c]}{equals}{row[c]}" for c in varying)
     return f" ({places})" if places else ""
 
 
 def trends(ratios: pd.DataFrame) -> list[str]:
     """Say how the main ratios run over the grid, one sentence each; alike modes in one."""
     sentences: dict[str, list[str]] = {}
-    for metric in ("macs", "num_parameters", "peak_memory_bytes", "time_median_s"):
+    for metric in _COSTS[:-1]:
         table = ratios[ratios["metric"] == metric].dropna(subset=["ratio_measured"])
         if (table["scope"] == "model").any():
             table = table[table["scope"] != "attention"]
@@ -99,11 +98,8 @@ def _trend(metric: str, variant: str, scope: str, group: pd.DataFrame) -> str:
         for value, line in group.groupby(other):
             steps = line.sort_values(axis)["ratio_measured"].diff().dropna()
             kinds.setdefault(_kind(steps), []).append(int(value))
-        summary = next(iter(kinds))
-        if len(kinds) > 1:
-            letter = _LETTERS[other]
-            places = [f"{k} at {letter} = {', '.join(map(str, v))}" for k, v in kinds.items()]
-            summary = ", ".join(places)
+        places = [f"{k} at {_LETTERS[other]} = {', '.join(map(str, v))}" for k, v in kinds.items()]
+        summary = ", ".join(places if len(kinds) > 1 else kinds)
         text += f"; over {_LETTERS[axis]} the ratio {summary}"
     return text + "."
 
@@ -118,21 +114,23 @@ def _kind(steps: pd.Series) -> str:
 
 def crossover_table(cross: pd.DataFrame) -> list[str]:
     """Return crossover lengths; one line where all of a variant's are alike."""
-    parts = ["## Crossover length", ""]
-    parts += ["From which length on a variant stays below its baseline.", ""]
+    if cross.empty:
+        return []
     rows = []
+    names = ["embed_dim", "grid_heads", "batch_size", *SETTING]
     for (metric, variant), group in cross.groupby(["metric", "variant"], sort=False):
         head = {"quantity": METRICS[str(metric)][0], "variant": variant}
-        head["baseline"] = group["baseline"].iloc[0]
-        if group["crossover"].nunique() == 1:
-            rows.append({**head, "where": "everywhere", "crossover": group["crossover"].iloc[0]})
-            continue
-        names = ["embed_dim", "grid_heads", "batch_size", *SETTING]
+        alike = group["crossover"].nunique() == 1
         varying = [c for c in names if group[c].nunique(dropna=False) > 1]
-        for _, line in group.iterrows():
-            where = ", ".join(f"{_LETTERS.get(c, c)} {line[c]}" for c in varying)
-            rows.append({**head, "where": where, "crossover": line["crossover"]})
-    return [*parts, *markdown_lines(pd.DataFrame(rows)), ""]
+        for _, line in group[:1].iterrows() if alike else group.iterrows():
+            place = ", ".join(f"{_LETTERS.get(c, c)} {line[c]}" for c in varying)
+            where = {"baseline": line["baseline"], "where": "everywhere" if alike else place}
+            rows.append({**head, **where, "crossover": line["crossover"]})
+    return [
+        *("## Crossover length", ""),
+        *("From which length on a variant stays below its baseline.", ""),
+        *(*markdown_lines(pd.DataFrame(rows)), ""),
+    ]
 
 
 def variants_table(frame: pd.DataFrame) -> list[str]:
@@ -153,18 +151,16 @@ def published_table(
     published: Sequence[Published], frame: pd.DataFrame, ratios: pd.DataFrame
 ) -> list[str]:
     """Set published numbers beside ours."""
-    rows: list[dict[str, object]] = []
-    for item in published:
-        ours = item.find(frame, ratios)
-        rows.append(
-            {
-                "what": item.what,
-                "expected": item.value,
-                "ours": None if ours is None else float(f"{ours:.4g}"),
-                "ours / expected": None if ours is None else f"{ours / item.value:.3f}",
-                "source": item.source,
-            }
-        )
+    rows = [
+        {
+            "what": item.what,
+            "expected": item.value,
+            "ours": None if ours is None else float(f"{ours:.4g}"),
+            "ours / expected": None if ours is None else f"{ours / item.value:.3f}",
+            "source": item.source,
+        }
+        for item, ours in ((item, item.find(frame, ratios)) for item in published)
+    ]
     return [*markdown_lines(pd.DataFrame(rows)), ""] if rows else []
 
 
@@ -199,8 +195,7 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
 
 def _matters(table: pd.DataFrame, metric: str, column: str) -> bool:
     others = [c for c in [*PLACE, *SETTING] if c != column]
-    spread = table.groupby(["variant", *others], dropna=False)[metric].nunique()
-    return bool((spread > 1).any())
+    return bool((table.groupby(["variant", *others], dropna=False)[metric].nunique() > 1).any())
 
 
 def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
@@ -220,21 +215,15 @@ def failures_table(frame: pd.DataFrame, notes: Sequence[str]) -> list[str]:
 
 
 def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
-    """Return one line per variant and quantity that exceeds its baseline somewhere in the grid.
+    """Return the regressions: a line per variant and quantity that exceeds its baseline somewhere.
 
-    Args:
-        frame: the rows of a sweep.
-        ratios: their ratios.
-
-    Returns:
-        Lines of Markdown; for FiSH, also the head size below which a pair of positions costs more.
+    For FiSH, also the head size below which a pair of positions costs more.
     """
     if ratios.empty:
         return []
     lines = []
-    ratio = ratios["ratio_measured"].fillna(ratios["ratio_analytic"])
-    ratio = ratio.fillna(ratios["ratio_predicted"])
-    table = ratios.assign(ratio=ratio)
+    sources = [f"ratio_{source}" for source in ("measured", "analytic", "predicted")]
+    table = ratios.assign(ratio=ratios[sources].bfill(axis=1).iloc[:, 0])
     table = table[table["metric"].isin(_COSTS) & table["ratio"].notna()]
     keys = ["metric", "variant", "baseline", "scope", "mode"]
     varying = [c for c in PLACE if table[c].nunique(dropna=False) > 1]
@@ -243,12 +232,11 @@ def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
         if above.empty:
             continue
         worst = above.loc[above["ratio"].idxmax()]
-        place = ", ".join(f"{_LETTERS[c]} = {worst[c]}" for c in varying)
-        line = f"**{variant} costs more than {baseline}**: {METRICS[str(metric)][0]}, {scope}, "
-        line += (
+        lines.append(
+            f"**{variant} costs more than {baseline}**: {METRICS[str(metric)][0]}, {scope}, "
             f"{mode}, at {len(above)} of {len(group)} places; at most {worst['ratio']:.4g} times"
+            f"{_place(worst, varying, ' = ')}."
         )
-        lines.append(line + (f" ({place})." if place else "."))
     return [*lines, *_break_even(frame)]
 
 

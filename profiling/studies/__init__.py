@@ -1,1 +1,1 @@
-"""Stand-alone measurements, each a program."""
+"""Stand-alone measurements: `python -m profiling study NAME`; what they share is in `study.py`."""

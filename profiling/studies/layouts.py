@@ -1,4 +1,4 @@
-"""`python -m profiling.layouts`: one global batch, several layouts, the same losses.
+"""One global batch, several layouts, the same losses.
 
 A layout is a number of processes and of accumulation steps. The global batch is fixed, so each
 layout sums the same numbers in another order. Each variant is trained from the same seed in every
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,21 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.cli.app import main as train
-from lit_probattn.records.provenance import device_name, git_revision, versions
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 from profiling.measure.processes import RanksError, run_in_ranks
+from profiling.studies.study import Report, command, flag
 
-ROOT = Path(__file__).parents[2]
+CONFIGS = Path(__file__).parents[2] / "configs"
+# No validation, no files.
+QUIET = {
+    **{"trainer.accelerator": "cpu", "trainer.limit_val_batches": 0, "trainer.logger": "false"},
+    **dict.fromkeys(("trainer.enable_checkpointing", "trainer.enable_progress_bar"), "false"),
+}
 # Softmax; MGK with priors by gradient (A), M-step (B) and nearest component (C); MLK; FiSH with
 # noise. `--variants all` adds every other file of configs/attention.
 REQUIRED = ("softmax", "mgk", "mgk_soft_e", "mgk_hard_e", "mlk", "fish")
@@ -45,23 +51,64 @@ class Layout:
     accumulation: int = 1
 
     def __str__(self) -> str:
-        more = f" x {self.accumulation} accumulated" if self.accumulation > 1 else ""
-        return f"{self.processes} process{'es' if self.processes > 1 else ''}{more}"
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        return processes + (f" x {self.accumulation} accumulated" if self.accumulation > 1 else "")
 
 
 BASE = Layout(1)
 LAYOUTS = (Layout(1, 4), Layout(2), Layout(2, 2), Layout(4))
 
 
-class StepLosses(Callback):
-    """Writes the loss of every optimiser step, the mean over the global batch, to a .npy file.
-
-    Args:
-        path: the file; float64, shape (steps,).
-    """
+class Recorder(Callback):
+    """Collects numbers at every step and writes them to the .npy file `path` at the end."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.losses = path, list[float]()
+        self.path, self.rows = path, list[Any]()
+
+    def array(self) -> npt.NDArray[np.float64]:
+        """Return what is written; called in every process."""
+        return np.asarray(self.rows)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the file."""
+        found = self.array()
+        if trainer.is_global_zero:
+            np.save(self.path, found)
+
+
+def fit_command(
+    variant: str, processes: int, recorder: type[Recorder], path: Path, flags: Mapping[str, object]
+) -> list[str]:
+    """Return the command line of one training on the CPU, which leaves the array `path`.
+
+    Data and run go beside it; several processes are joined by DDP.
+    """
+    flags = {
+        **QUIET,
+        "trainer.devices": processes,
+        **({"trainer.strategy": "ddp"} if processes > 1 else {}),
+        "data.init_args.data_dir": path.parent / "data",
+        "run.root": path.parent / "runs",
+        **flags,
+        "trainer.callbacks": f"{recorder.__module__}.{recorder.__name__}",
+        "trainer.callbacks.path": path,
+    }
+    files = ("tasks/tiny/lra_listops", f"attention/{variant}")
+    words = [word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml"))]
+    return ["fit", *words, *(w for name, v in flags.items() for w in (f"--{name}", str(v)))]
+
+
+def train_in_ranks(commands: Sequence[list[str]], processes: int, log: Path) -> None:
+    """Train one command after the other in a group of processes with one thread each.
+
+    Raises:
+        RanksError: a training failed.
+    """
+    run_in_ranks(lambda: next(filter(None, map(train, commands)), 0), processes, log=log)
+
+
+class StepLosses(Recorder):
+    """Writes the loss of every optimiser step, the mean over the global batch; shape (steps,)."""
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
@@ -69,143 +116,85 @@ class StepLosses(Callback):
         """Collect the losses of the micro-batches of all ranks."""
         window: list[tuple[Any, Any, torch.Tensor]] = pl_module._window  # type: ignore[assignment]
         mean = torch.stack([loss.double() for _, _, loss in window]).mean()
-        self.losses.append(float(sum_over_ranks(mean)) / num_ranks())
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the file."""
-        if trainer.is_global_zero:
-            np.save(self.path, np.asarray(self.losses))
+        self.rows.append(float(sum_over_ranks(mean)) / num_ranks())
 
 
 def fit_arguments(
     variant: str, layout: Layout, steps: int, precision: str, folder: Path
 ) -> list[str]:
-    """Command line of one training of tiny ListOps, with a global batch of 8."""
-    configs = ROOT / "configs"
-    files = [configs / "tasks/tiny/lra_listops.yaml", configs / f"attention/{variant}.yaml"]
-    strategy = ["--trainer.strategy", "ddp"] if layout.processes > 1 else []
-    callback = "profiling.studies.layouts.StepLosses"
-    return [
-        *("fit", *(word for file in files for word in ("--config", str(file)))),
-        *("--trainer.accelerator", "cpu", "--trainer.devices", str(layout.processes), *strategy),
-        *("--trainer.accumulate_grad_batches", str(layout.accumulation)),
-        *("--trainer.max_steps", str(steps), "--model.init_args.schedule_steps", str(steps)),
-        *("--trainer.val_check_interval", str(10 * steps * layout.accumulation)),
-        *("--trainer.limit_val_batches", "0", "--trainer.logger", "false"),
-        *("--trainer.enable_checkpointing", "false", "--trainer.enable_progress_bar", "false"),
-        *("--trainer.precision", precision, "--model.init_args.dropout", "0.0"),
-        *("--model.init_args.attention.init_args.dropout", "0.1"),
-        *("--data.init_args.data_dir", str(folder / "data"), "--run.root", str(folder / "runs")),
-        *("--trainer.callbacks", callback),
-        *("--trainer.callbacks.path", str(folder / f"{variant}.npy")),
-    ]
+    """Return the command line of one training with a global batch of 8."""
+    flags = {
+        "trainer.max_steps": steps,
+        "model.init_args.schedule_steps": steps,
+        "trainer.accumulate_grad_batches": layout.accumulation,
+        "trainer.precision": precision,
+        "model.init_args.dropout": 0.0,
+        "model.init_args.attention.init_args.dropout": 0.1,
+    }
+    return fit_command(variant, layout.processes, StepLosses, folder / f"{variant}.npy", flags)
 
 
 def losses_of(
     variants: Sequence[str], layout: Layout, steps: int, precision: str, folder: Path
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Train every variant in one layout; returns the loss of each step, shape (steps,).
+    """Train every variant in one layout; return the loss of each step, shape (steps,).
 
     Raises:
-        RanksError: a training failed.
+        RanksError: a training failed, or its file does not hold every step.
     """
-
-    def work() -> int:
-        for variant in variants:
-            status = train(fit_arguments(variant, layout, steps, precision, folder))
-            if status:
-                return status
-        return 0
-
-    run_in_ranks(work, layout.processes, log=folder / "log.txt")
-    return {variant: np.load(folder / f"{variant}.npy") for variant in variants}
+    commands = [fit_arguments(variant, layout, steps, precision, folder) for variant in variants]
+    train_in_ranks(commands, layout.processes, folder / "log.txt")
+    found = {variant: np.load(folder / f"{variant}.npy") for variant in variants}
+    for variant, losses in found.items():
+        if len(losses) != steps:
+            raise RanksError(f"{variant}: expected {steps} losses, received {len(losses)}")
+    print(f"done: {layout}", file=sys.stderr, flush=True)
+    return found
 
 
 def largest_differences(
-    variants: Sequence[str],
-    layouts: Sequence[Layout],
-    *,
-    steps: int,
-    precision: str = "32-true",
-    say: Any = None,
-) -> dict[str, dict[Layout, float]]:
-    """Largest relative difference of a step's loss to one process, by variant and layout.
+    variants: Sequence[str], layouts: Sequence[Layout], *, steps: int, precision: str = "32-true"
+) -> pd.DataFrame:
+    """Return the largest relative difference of a step's loss to that of one process.
 
-    Args:
-        variants: names of files of configs/attention.
-        layouts: compared with one process without accumulation.
-        steps: optimiser steps.
-        precision: `32-true` or `64-true`.
-        say: gets a line when a layout is done.
+    Returns:
+        Columns `variant`, `layout` and `difference`.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        base = losses_of(variants, BASE, steps, precision, folder)
-        table: dict[str, dict[Layout, float]] = {variant: {} for variant in variants}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        base = losses_of(variants, BASE, steps, precision, Path(folder))
         for layout in layouts:
-            found = losses_of(variants, layout, steps, precision, folder)
+            found = losses_of(variants, layout, steps, precision, Path(folder))
             for variant, losses in found.items():
-                if not len(losses) == len(base[variant]) == steps:
-                    raise RanksError(f"{variant}: {len(losses)} losses, expected {steps}")
-                difference = np.abs(losses - base[variant]) / base[variant]
-                table[variant][layout] = float(difference.max())
-            if say is not None:
-                say(f"done: {layout}")
-    return table
+                difference = float((np.abs(losses - base[variant]) / base[variant]).max())
+                rows.append({"variant": variant, "layout": layout, "difference": difference})
+    return pd.DataFrame(rows)
 
 
-def table_text(table: dict[str, dict[Layout, float]], steps: int, precision: str) -> str:
-    """Markdown table with a line that says what it shows."""
-    layouts = list(next(iter(table.values())))
-    lines = [
-        f"Largest relative difference of a step's loss to 1 process over {steps} steps, "
-        f"{precision}, global batch 8, attention dropout 0.1.",
-        "",
-        f"| variant | {' | '.join(map(str, layouts))} |",
-        f"| --- | {' | '.join('---' for _ in layouts)} |",
-    ]
-    for variant, values in table.items():
-        cells = " | ".join(f"{values[layout]:.1e}" for layout in layouts)
-        lines.append(f"| {variant} | {cells} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m profiling.layouts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--steps", type=int, default=50, help="optimiser steps (default 50)")
-    parser.add_argument("--precision", choices=("32-true", "64-true"), default="32-true")
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        default=list(REQUIRED),
-        help="files of configs/attention without .yaml, or `all`",
-    )
-    options = parser.parse_args(arguments)
-    variants = options.variants
+def run(options: argparse.Namespace) -> Report:
+    """Train all variants in all layouts."""
+    variants, precision, steps = options.variants, options.precision, options.steps
     if variants == ["all"]:
-        others = sorted(path.stem for path in (ROOT / "configs/attention").glob("*.yaml"))
-        variants = [*REQUIRED, *(name for name in others if name not in REQUIRED)]
-    try:
-        table = largest_differences(
-            variants,
-            LAYOUTS,
-            steps=options.steps,
-            precision=options.precision,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
-        )
-    except RanksError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{device_name('cpu')}; {versions()}; revision {git_revision()}\n")
-    print(table_text(table, options.steps, options.precision))
-    return 0
+        every = sorted(path.stem for path in (CONFIGS / "attention").glob("*.yaml"))
+        variants = list(dict.fromkeys([*REQUIRED, *every]))
+    rows = largest_differences(variants, LAYOUTS, steps=steps, precision=precision)
+    table = rows.pivot(index="variant", columns="layout", values="difference")
+    table = table.loc[variants, list(LAYOUTS)].map("{:.1e}".format).reset_index()
+    caption = (
+        f"Largest relative difference of a step's loss to 1 process over {steps} steps, "
+        f"{precision}, global batch 8, attention dropout 0.1"
+    )
+    picture = ("variant", "difference", "layout")
+    return Report("One global batch, several layouts", rows, {caption: table}, picture=picture)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(
+    __name__,
+    __doc__,
+    run,
+    {
+        "steps": flag(50, "optimiser steps", least=1),
+        "precision": flag("32-true", "precision of the trainer", choices=("32-true", "64-true")),
+        "variants": flag(list(REQUIRED), "files of configs/attention without .yaml, or `all`"),
+    },
+)

@@ -1,29 +1,31 @@
-"""`python -m profiling.running_text {tokenise,loader,unigram,model}`: cost of language modelling.
+"""Cost of language modelling on random words with Zipf's frequencies; nothing is downloaded.
 
-    tokenise  makes text of any size, tokenises it: seconds, peak memory of the process
-    loader    batches of the tokenised text: tokens per second
-    unigram   perplexity of val and test text under the word frequencies of the training text
-    model     the named small model: one training step and sliding windows: seconds, peak memory
-
-The text is random words with Zipf's frequencies. Nothing is downloaded.
+tokenise  makes text of any size, tokenises it: seconds, peak memory of the process
+loader    batches of the tokenised text: tokens per second
+unigram   perplexity of val and test text under the word frequencies of the training text
+model     the named small model: one training step and sliding windows: seconds, peak memory
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
-import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from torch import Tensor
 
 from datamodules import WikiText103
-from lit_probattn.attention import AttentionFactory, MGKAttention, SoftmaxAttention
-from lit_probattn.models.language_model import LanguageModel, Output
+from lit_probattn.configs import attention_entry, attention_factory
+from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.randomness import RandomKey
+from profiling.measure.timing import time_once
+from profiling.studies.study import SEED, Report, command, flag
 
 _LINE_TOKENS = 58  # with <eos>; the release has 103,227,021 tokens in 1,801,350 lines
 _VOCABULARY = 267735
@@ -50,139 +52,124 @@ def make_text(folder: Path, num_tokens: int) -> None:
             file.write("\n" * (size % _LINE_TOKENS))
 
 
-def tokenise(folder: Path, num_tokens: int) -> None:
-    """Make the text if needed, tokenise it, print time and memory."""
-    if not (folder / "wiki.train.tokens").is_file():
-        make_text(folder, num_tokens)
-        print(f"made {num_tokens:,} tokens in {folder}: run again to measure")
-        return
-    data = WikiText103(corpus="other", data_dir=str(folder), batch_size=96)
-    start = time.perf_counter()
-    data.prepare_data()
-    seconds = time.perf_counter() - start
+def cost(function: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """Return seconds and peak memory of one call; on the CPU, of the process so far."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = time_once(function, device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    counts = dict(data.counts.found)
-    print(f"{counts}, {seconds / 60:.2f} minutes, peak memory {peak / 1e9:.2f} GB", flush=True)
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    return {"seconds": seconds, "peak memory, GB": peak / 1e9}
 
 
-def loader(folder: Path, batches: int) -> None:
-    """Print tokens per second of the training loader."""
+def _data(options: argparse.Namespace, batch_size: int = 96, **more: Any) -> WikiText103:
+    folder = str(options.folder)
+    return WikiText103(corpus="other", data_dir=folder, batch_size=batch_size, **more)
+
+
+def _report(title: str, rows: Sequence[dict[str, Any]], what: str, *notes: str) -> Report:
+    table = pd.DataFrame(rows)
+    return Report(title, table, {what: table}, notes)
+
+
+def tokenise(options: argparse.Namespace) -> Report:
+    """Make the text if needed, and tokenise it."""
+    if not (options.folder / "wiki.train.tokens").is_file():
+        made = cost(partial(make_text, options.folder, options.tokens), torch.device("cpu"))
+        note = f"{options.tokens:,} tokens in {options.folder}; run again to measure"
+        return _report("Text made", [made], "Making the text", note)
+    data = _data(options)
+    found = cost(data.prepare_data, torch.device("cpu"))
+    return _report("Tokenising", [found], "The whole text", str(dict(data.counts.found)))
+
+
+def loader(options: argparse.Namespace) -> Report:
+    """Count tokens per second of the training loader."""
+    rows = []
     for batching in ("columns", "segments"):
-        data = WikiText103(corpus="other", data_dir=str(folder), batch_size=96, batching=batching)
+        data = _data(options, batching=batching)
         data.setup()
         stream = iter(data.train_dataloader())
         next(stream)
-        start, tokens = time.perf_counter(), 0
-        for _ in range(batches):
-            tokens += next(stream)["inputs"].numel()
-        rate = tokens / (time.perf_counter() - start)
-        print(f"loader, {batching}, one process: {rate / 1e6:.1f} million tokens per second")
+        counts: list[int] = []
+        load = partial(
+            counts.extend, (b["inputs"].numel() for b in islice(stream, options.batches))
+        )
+        seconds = time_once(load, torch.device("cpu"))
+        rate = sum(counts) / seconds
+        rows.append({"batching": batching, "million tokens per second": rate / 1e6})
+    return _report("Training loader", rows, "One process")
 
 
-def unigram(folder: Path) -> None:
-    """Print the perplexity of a model that knows word frequencies only."""
-    data = WikiText103(corpus="other", data_dir=str(folder), batch_size=1)
+def unigram(options: argparse.Namespace) -> Report:
+    """Compute the perplexity of a model that knows word frequencies only."""
+    data = _data(options, batch_size=1)
     data.setup()
     cache = data.open()
     counts = np.bincount(cache.array("train_tokens"), minlength=len(data.vocabulary))
     losses = -np.log(counts / counts.sum())
-    for name in ("val", "test"):
-        mean = losses[cache.array(f"{name}_tokens")[1:]].mean()
-        print(f"{name}: unigram perplexity {np.exp(mean):.2f}")
+    rows = [
+        {"text": n, "perplexity": float(np.exp(losses[cache.array(f"{n}_tokens")[1:]].mean()))}
+        for n in ("val", "test")
+    ]
+    return _report("Frequencies of the training text", rows, "Unigram perplexity")
 
 
-def model(
-    variant: str, output: Output, batch_size: int, parts: int, windows: int, rows: int
-) -> None:
-    """Print time and peak memory of a training step and of sliding windows."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    variants: dict[str, AttentionFactory] = {
-        "softmax": partial(SoftmaxAttention, num_heads=8),
-        "mgk": partial(MGKAttention, num_heads=4),
-    }
-    small = LanguageModel(
-        variants[variant], vocab_size=_VOCABULARY, max_seq_len=256, output=output
-    ).to(device)
-    print(f"{variant}, {output} softmax: {sum(p.numel() for p in small.parameters()):,} parameters")
+def model(options: argparse.Namespace) -> Report:
+    """Take one training step over micro-batches, and slide windows over text."""
+    device = torch.device(options.device)
+    entry = attention_entry(f"configs/attention/{options.variant}.yaml")
+    attention = attention_factory(entry["class_path"], {**entry["init_args"], "dropout": 0.0})
+    sizes = {"vocab_size": _VOCABULARY, "max_seq_len": 256, "output": options.output}
+    small = LanguageModel(attention, **sizes).to(device)
     weights = 1.0 / torch.arange(10, _VOCABULARY + 10)
-    stream = torch.multinomial(weights, max(batch_size * 257, windows + 257), replacement=True)
-    stream = stream.to(device)
-    if parts:
-        _step(small, stream[: batch_size * 257].view(parts, batch_size // parts, 257))
-    small.eval()
-    start = _start(device)
-    with torch.inference_mode():
-        for first in range(0, windows, rows):
-            tokens = stream[first:].unfold(0, 257, 1)[: min(rows, windows - first)]
+    length = max(options.batch_size * 257, options.windows + 257)
+    stream = torch.multinomial(weights, length, replacement=True).to(device)
+    adam = torch.optim.AdamW(small.parameters(), lr=2.5e-4, weight_decay=0.0)
+
+    def step() -> None:
+        for tokens in stream[: options.batch_size * 257].view(options.parts, -1, 257):
+            hidden = small(tokens[:, :-1], rng=RandomKey(0))
+            (small.token_losses(hidden, tokens[:, 1:]).mean() / options.parts).backward()
+        torch.nn.utils.clip_grad_norm_(small.parameters(), 0.25)
+        adam.step()
+
+    def slide() -> None:
+        small.eval()
+        for first in range(0, options.windows, options.rows):
+            count = min(options.rows, options.windows - first)
+            tokens = stream[first:].unfold(0, 257, 1)[:count]
             target = tokens[:, 1:].clone()
             target[:, :-1] = -100
             small.token_losses(small(tokens[:, :-1]), target)
-    print(f"{windows} sliding windows, {rows} at a time: {_stop(device, start)}")
+
+    rows = []
+    if options.parts:
+        what = f"one step, {options.batch_size} x 256 tokens in {options.parts} parts"
+        rows.append({"what": what, **cost(step, device)})
+    with torch.inference_mode():
+        what = f"{options.windows} sliding windows, {options.rows} at a time"
+        rows.append({"what": what, **cost(slide, device)})
+    count = sum(p.numel() for p in small.parameters())
+    return _report("Small language model", rows, f"{options.variant}, {count:,} parameters")
 
 
-def _step(small: LanguageModel, parts: Tensor) -> None:
-    """Take one optimiser step over micro-batches, (parts, rows, 257) tokens; print its cost."""
-    adam = torch.optim.AdamW(small.parameters(), lr=2.5e-4, weight_decay=0.0)
-    start = _start(parts.device)
-    for tokens in parts:
-        hidden = small(tokens[:, :-1], rng=RandomKey(0))
-        (small.token_losses(hidden, tokens[:, 1:]).mean() / len(parts)).backward()
-    torch.nn.utils.clip_grad_norm_(small.parameters(), 0.25)
-    adam.step()
-    cost = _stop(parts.device, start)
-    print(f"one step, {parts[..., 0].numel()} x 256 tokens in {len(parts)} parts: {cost}")
-
-
-def _start(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    return time.perf_counter()
-
-
-def _stop(device: torch.device, start: float) -> str:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        peak, what = torch.cuda.max_memory_allocated(), "peak allocated"
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        what = "peak resident so far"
-    return f"{time.perf_counter() - start:.1f} s, {what} {peak / 1e9:.2f} GB"
-
-
-def main() -> None:
-    """Read the command line and measure."""
-    parser = argparse.ArgumentParser(
-        prog="python -m profiling.running_text",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("tokenise", "loader", "unigram"):
-        command = commands.add_parser(name, allow_abbrev=False)
-        command.add_argument("--folder", type=Path, required=True, help="of the text")
-        command.add_argument("--tokens", type=int, default=100_000_000)
-        command.add_argument("--batches", type=int, default=500)
-    command = commands.add_parser("model", allow_abbrev=False)
-    command.add_argument("--variant", choices=("softmax", "mgk"), default="softmax")
-    command.add_argument("--output", choices=("adaptive", "full"), default="adaptive")
-    command.add_argument("--batch_size", type=int, default=96)
-    command.add_argument(
-        "--parts", type=int, default=1, help="micro-batches of the step; 0: no step"
-    )
-    command.add_argument("--windows", type=int, default=1000)
-    command.add_argument("--rows", type=int, default=50, help="windows in one forward pass")
-    given = parser.parse_args()
-    if given.command == "tokenise":
-        tokenise(given.folder, given.tokens)
-    elif given.command == "loader":
-        loader(given.folder, given.batches)
-    elif given.command == "unigram":
-        unigram(given.folder)
-    else:
-        model(given.variant, given.output, given.batch_size, given.parts, given.windows, given.rows)
-
-
-if __name__ == "__main__":
-    main()
+main = command(
+    __name__,
+    __doc__,
+    {"tokenise": tokenise, "loader": loader, "unigram": unigram, "model": model},
+    {
+        **SEED,
+        "device": flag("cuda" if torch.cuda.is_available() else "cpu", "torch device of the model"),
+        "folder": flag(Path("runs/running_text"), "folder of the text"),
+        "tokens": flag(100_000_000, "tokens of the training text", least=300_000),
+        "batches": flag(500, "batches of the loader", least=1),
+        "variant": flag("softmax", "a file of configs/attention: attention of the model"),
+        "output": flag("adaptive", "softmax of the model", choices=("adaptive", "full")),
+        "batch_size": flag(96, "sequences of the step", least=1),
+        "parts": flag(1, "micro-batches of the step; 0: no step", least=0),
+        "windows": flag(1000, "sliding windows", least=1),
+        "rows": flag(50, "windows in one forward pass", least=1),
+    },
+)

@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from lit_probattn.analysis.results import AnalysisError
-from lit_probattn.records.provenance import replace_text
-from lit_probattn.records.tables import machine, markdown_table
+from lit_probattn.records.provenance import machine, replace_text
+from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.run_record import read_starts
 
 _SUMMARY = (

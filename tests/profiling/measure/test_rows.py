@@ -54,7 +54,7 @@ def test_damage_in_the_middle_is_an_error(tmp_path, groups):
     path = tmp_path / "rows.jsonl"
     lines = write(path, groups).splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], lines[1][:40] + b"\n", *lines[2:]]))
-    with pytest.raises(RowsError, match="line 2 is no row"):
+    with pytest.raises(RowsError, match="line 2 is not a row"):
         read_rows(path)
 
 

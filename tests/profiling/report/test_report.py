@@ -45,7 +45,8 @@ def test_report_has_all_its_parts(results, tmp_path):
     ratios = pd.read_csv(tmp_path / "ratios.csv")
     assert ratios["relative_gap"].abs().max() == 0.0
     page = (tmp_path / "report.html").read_text()
-    assert "data:image/png;base64," in page
+    assert page.count("data:image/png;base64,") == text.count("](figures/") > 0
+    assert page.count("<table>") == text.count("\n| --- |") > 0
     assert "http" not in page.replace("http://www.w3.org", "")
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from profiling.studies.ddp_overhead import SIDES, WARMUP, fit_arguments, main, table_text
+from lit_probattn.records.tables import markdown_lines
+from profiling.studies.ddp_overhead import SIDES, WARMUP, fit_arguments, main, ratio_rows, step_rows
+from profiling.studies.study import shown
 
 
 def test_ratios_are_those_of_the_medians():
@@ -15,11 +18,13 @@ def test_ratios_are_those_of_the_medians():
     times = {
         side: [np.tile((t, cpu[side]), (5, 1)) for t in walls] for side, walls in rounds.items()
     }
-    text = table_text(times)
-    assert f"| {names[2]} | 250.0 | 440.0 |" in text
-    assert "same global batch: wall | 0.62 | 0.55 to 0.70 |" in text
-    assert "half the batch: wall (1 = no overhead) | 1.25 | 1.10 to 1.40 |" in text
-    assert "processor time (1 = no overhead) | 1.10 | 1.10 to 1.10 |" in text
+    steps = pd.DataFrame(step_rows("mgk", times))
+    assert f"| mgk | {names[2]} | 250 | 440 |" in markdown_lines(steps)
+    lines = markdown_lines(shown(pd.DataFrame(ratio_rows("mgk", times)), "clock"))
+    assert "| same global batch: wall | 0.625 [0.550, 0.700] |" in lines
+    assert "| half the batch: wall (1 = no overhead) | 1.250 [1.100, 1.400] |" in lines
+    expected = "same global batch: processor time (1 = no overhead) | 1.100 [1.100, 1.100]"
+    assert f"| {expected} |" in lines
 
 
 def test_sides_differ_in_processes_and_batch_only(tmp_path):
@@ -32,4 +37,4 @@ def test_sides_differ_in_processes_and_batch_only(tmp_path):
 def test_it_runs(capsys):
     steps = WARMUP + 4
     assert main(["--variants", "softmax", "--rounds", "1", "--steps", str(steps)]) == 0
-    assert "| 2 processes |" in capsys.readouterr().out
+    assert "| softmax | 2 processes |" in capsys.readouterr().out

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from profiling.measure.processes import RanksError, run_in_ranks
 from profiling.studies import layouts
-from profiling.studies.layouts import LAYOUTS, REQUIRED, Layout, largest_differences, table_text
+from profiling.studies.layouts import LAYOUTS, REQUIRED, Layout, largest_differences
 
 STEPS = 5
 
@@ -20,11 +21,10 @@ STEPS = 5
 )
 def test_losses_do_not_depend_on_the_layout(variants, shapes):
     """Attention dropout and FiSH's noise are on, priors follow the M-step in setting B."""
-    table = largest_differences(variants, shapes, steps=STEPS, precision="64-true")
-    assert list(table) == list(variants)
-    assert all(list(row) == list(shapes) for row in table.values())
-    assert {v: d for v, row in table.items() for d in row.values() if not d < 1e-13} == {}
-    assert f"over {STEPS} steps" in table_text(table, STEPS, "64-true")
+    rows = largest_differences(variants, shapes, steps=STEPS, precision="64-true")
+    cases = [(layout, variant) for layout in shapes for variant in variants]
+    assert list(zip(rows["layout"], rows["variant"], strict=True)) == cases
+    assert not (~(rows["difference"] < 1e-13)).any(), rows
 
 
 def test_the_comparison_sees_dropout_that_depends_on_the_rank(monkeypatch):
@@ -34,8 +34,25 @@ def test_the_comparison_sees_dropout_that_depends_on_the_rank(monkeypatch):
         return [*make(*args), "--model.init_args.dropout", "0.1"]
 
     monkeypatch.setattr(layouts, "fit_arguments", with_dropout)
-    table = largest_differences(["softmax"], [Layout(2)], steps=STEPS)
-    assert table["softmax"][Layout(2)] > 1e-4
+    rows = largest_differences(["softmax"], [Layout(2)], steps=STEPS)
+    assert rows["difference"].tolist()[0] > 1e-4
+
+
+def test_the_report_names_variants_layouts_and_steps(monkeypatch, capsys):
+    """The table of many trainings, with losses that are made up."""
+
+    def losses_of(variants, layout, steps, precision, folder):
+        change = 1e-7 * (layout.processes - 1) + 1e-8 * (layout.accumulation - 1)
+        return {variant: np.full(steps, 1.0 + change) for variant in variants}
+
+    monkeypatch.setattr(layouts, "losses_of", losses_of)
+    assert layouts.main(["--variants", "mlk", "fish", "--steps", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("over 3 steps, 32-true, global batch 8" in line for line in lines)
+    assert f"| variant | {' | '.join(map(str, LAYOUTS))} |" in lines
+    assert lines[-2:] == [
+        f"| {variant} | 3.0e-08 | 1.0e-07 | 1.1e-07 | 3.0e-07 |" for variant in ("mlk", "fish")
+    ]
 
 
 def test_a_rank_that_fails_or_hangs_is_reported(tmp_path):

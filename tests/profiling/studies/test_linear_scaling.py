@@ -19,22 +19,24 @@ def test_exponent_of_a_power_law():
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward"])
 def test_command_measures_every_side_at_every_length(tmp_path, capsys, mode):
-    out = tmp_path / "rows.csv"
-    command = ["--lengths", "32", "64", "--repeats", "1", "--mode", mode, "--output", str(out)]
+    command = ["--lengths", "32", "64", "--repeats", "1", "--mode", mode, "--out", str(tmp_path)]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    with out.open(encoding="utf-8") as file:
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {(row["side"], row["seq_len"]) for row in rows} == {
         (side, length)
         for side in ("softmax (fused)", "linear", "mlk", "smlk")
         for length in ("32", "64")
     }
-    assert all(float(row["median_s"]) > 0 and int(row["peak_memory_bytes"]) > 0 for row in rows)
-    assert printed.count("exponent of time") == 4
+    assert all(float(row["time_median_s"]) > 0 for row in rows)
+    assert all(int(row["peak_memory_bytes"]) > 0 for row in rows)
+    exponents = printed.split("Exponent of time and of memory over the length:")[1]
+    assert exponents.count("\n| ") == 6  # heading, rule, four sides
 
 
 def test_bad_numbers_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["--repeats", "0"])
-    assert "--lengths and --repeats must be at least 1" in capsys.readouterr().err
+    for words in (["--repeats", "0"], ["--lengths", "8", "0"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert f"argument {words[0]}: expected at least 1, received 0" in capsys.readouterr().err

@@ -76,8 +76,11 @@ def test_command_measures_both_forms_and_reports(tmp_path, capsys, monkeypatch):
         assert row["form"] != "plain" or float(row["time_over_plain"]) == 1.0
         assert int(row["peak_memory_bytes"]) > 0
     assert "| sMGK, 4 heads | package |" in capsys.readouterr().out
-    assert "python -m profiling.step_ratio --length 64" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "figures/step_time.png").is_file()
+    text = (tmp_path / "report.md").read_text()
+    assert "python -m profiling study step_ratio --length 64" in text
+    assert "(figures/time_over_plain.png)" in text
+    assert (tmp_path / "figures/time_over_plain.png").is_file()
+    assert "peak_memory_bytes" not in (tmp_path / "ratios.csv").read_text()
 
 
 def test_forms_that_compute_something_else_are_noticed():

@@ -1,0 +1,239 @@
+"""What all studies share: flags, timing of all sides in one run, table, picture, report.
+
+A study is a file of this folder with a place in `STUDIES`. It says what is measured: `run` turns
+flags into a `Report`, and `main = command(...)` prints it and, with `--out`, writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+import torch
+
+from datamodules.core.errors import DataError
+from lit_probattn.configs import ConfigError
+from lit_probattn.records import provenance
+from lit_probattn.records.tables import markdown_lines, panels, save_png
+from profiling.measure.memory import peak_bytes
+from profiling.measure.processes import RanksError
+from profiling.measure.timing import Side, round_ratios, spread, time_sides
+
+STUDIES = (
+    *("ddp_overhead", "fish_memory", "layouts", "linear_scaling"),
+    *("running_text", "step_ratio", "swin_step"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line, options must be written out, and the description keeps its lines."""
+
+    def __init__(self, **options: Any) -> None:
+        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and leave with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def flag(default: Any, text: str, least: float = -math.inf, **more: Any) -> dict[str, Any]:
+    """Return the arguments of `add_argument`: the type is the default's; a list, several values."""
+    kind: Any = type(default)
+    if kind is list:
+        kind, more["nargs"] = type(default[0]), "+"
+    if kind in (int, float):
+        kind = partial(_number, kind, least)
+    return {"type": kind, "default": default, "help": f"{text} (default {default})", **more}
+
+
+def _number(kind: type, least: float, text: str) -> float:
+    value: float = kind(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, received {text}")
+    return value
+
+
+SEED = {"seed": flag(0, "seed of PyTorch's generator")}
+TIMED = {
+    **SEED,
+    "device": flag("cpu", "torch device"),
+    "threads": flag(0, "CPU threads, 0 for PyTorch's choice; 1 on a machine that is shared"),
+    "warmup": flag(1, "untimed rounds", least=0),
+    "repeats": flag(5, "timed rounds", least=1),
+    "max_seconds": flag(math.inf, "no new round starts after this long; 3 rounds at least"),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a study found.
+
+    Args:
+        rows: every number, one row per case.
+        tables: the tables to print, by caption.
+        notes: further lines for the head: sizes, protocol, checks.
+        picture: columns (x, y, *groups) of a bar chart of `y`, with its quantiles.
+        passed: False makes the exit status 1.
+    """
+
+    title: str
+    rows: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame]
+    notes: Sequence[str] = ()
+    picture: tuple[str, ...] = ()
+    passed: bool = True
+
+    def text(self, facts: Mapping[str, str]) -> str:
+        """Return the report as Markdown."""
+        lines = [f"# {self.title}", "", *provenance.head_lines(facts)]
+        lines += [f"- {note}" for note in self.notes]
+        for caption, table in self.tables.items():
+            lines += ["", f"{caption}:", "", *markdown_lines(table)]
+        return "\n".join(lines)
+
+    def write(self, out: Path, facts: Mapping[str, str]) -> None:
+        """Write report.md, rows.csv, ratios.csv where there are ratios, and the picture."""
+        text = self.text(facts) + "\n"
+        if self.picture:
+            name = f"figures/{self.picture[1]}.png"
+            save_png(self.drawn(), out / name, " | ".join(facts.values()))
+            text += f"\n![{self.title}]({name})\n"
+        out.mkdir(parents=True, exist_ok=True)
+        provenance.replace_text(out / "report.md", text)
+        provenance.replace_text(out / "rows.csv", self.rows.assign(**facts).to_csv(index=False))
+        if any("_over_" in name for name in self.rows):
+            kept = [n for n in self.rows if not n.endswith(("_s", "_bytes", "_repeats"))]
+            ratios = self.rows[kept].to_csv(index=False, float_format="%.4f")
+            provenance.replace_text(out / "ratios.csv", ratios)
+
+    def drawn(self) -> Any:
+        """Return the figure."""
+        x, y, *groups = self.picture
+        wide = self.rows.pivot(index=x, columns=groups).reindex(self.rows[x].unique())
+        error = None
+        if f"{y}_p20" in self.rows:
+            sides = (wide[y] - wide[f"{y}_p20"], wide[f"{y}_p80"] - wide[y])
+            error = np.stack([side.to_numpy().T for side in sides], axis=1)
+        figure, [[axis]] = panels(1, 1, 9, 3.8)
+        wide[y].plot.bar(ax=axis, yerr=error, capsize=3, rot=0, logy="_over_" not in y)
+        axis.set(xlabel=heading(x), ylabel=heading(y), title=self.title)
+        if "_over_" in y:
+            axis.axhline(1.0, color="0.5", lw=0.8, ls=":")
+        axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axis.spines[["top", "right"]].set_visible(False)
+        return figure
+
+
+Run = Callable[[argparse.Namespace], Report]
+
+
+def command(
+    module: str,
+    description: str | None,
+    run: Run | Mapping[str, Run],
+    flags: Mapping[str, dict[str, Any]],
+) -> Callable[..., int]:
+    """Return the `main` of a study, which takes arguments and returns the exit status.
+
+    Args:
+        module: `__name__` of the study; if that is the program, `main` runs now.
+        run: makes the report; of several parts by name, the first argument chooses one.
+    """
+    is_program = module == "__main__"
+    name = Path(sys.argv[0]).stem if is_program else module.rpartition(".")[2]
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        arguments = sys.argv[1:] if arguments is None else list(arguments)
+        parser = Parser(prog=f"python -m profiling study {name}", description=description)
+        if isinstance(run, Mapping):
+            parser.add_argument("part", choices=run)
+        for word, values in flags.items():
+            parser.add_argument(f"--{word}", **values)
+        parser.add_argument("--out", type=Path, help="report folder; without it, only printed")
+        options = parser.parse_args(arguments)
+        device = getattr(options, "device", "cpu")
+        if getattr(options, "threads", 0):
+            torch.set_num_threads(options.threads)
+        torch.manual_seed(getattr(options, "seed", 0))
+        try:
+            if device.startswith("cuda") and not torch.cuda.is_available():
+                raise ConfigError(f"--device {device}: this machine has no CUDA device")
+            report = (run[options.part] if isinstance(run, Mapping) else run)(options)
+        except (ConfigError, DataError, RanksError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        line = shlex.join(["python", "-m", "profiling", "study", name, *arguments])
+        facts = provenance.facts(line, device)
+        print(report.text(facts))
+        if options.out is not None:
+            report.write(options.out, facts)
+            print(f"\nreport: {options.out / 'report.md'}")
+        return 0 if report.passed else 1
+
+    if is_program:
+        sys.exit(main())
+    return main
+
+
+def measure_sides(
+    sides: Mapping[Side, Callable[[], object]],
+    options: argparse.Namespace,
+    over: Callable[[Side], Mapping[str, Side]],
+) -> dict[Side, dict[str, Any]]:
+    """Time all sides in turns in one process, and take the peak memory of one call of each.
+
+    Args:
+        options: with the flags `TIMED`.
+        over: the sides that a side is compared with, by label.
+
+    Returns:
+        Columns by side: time, peak memory above what is resident, and for each label the ratios
+        of time, taken within a round, and of memory.
+    """
+    device = torch.device(options.device)
+    limits = {name: getattr(options, name) for name in ("warmup", "repeats", "max_seconds")}
+    times = time_sides(sides, device=device, **limits)
+    peaks = {name: peak_bytes(side, device) for name, side in sides.items()}
+    rows: dict[Side, dict[str, Any]] = {}
+    for name, seconds in times.items():
+        median, low, high = spread("", seconds).values()
+        rows[name] = {"time_median_s": median, "time_p20_s": low, "time_p80_s": high}
+        rows[name] |= {"time_repeats": len(seconds), "peak_memory_bytes": peaks[name]}
+        for label, other in over(name).items():
+            rows[name] |= spread(f"time_over_{label}", round_ratios(seconds, times[other]))
+            rows[name][f"memory_over_{label}"] = peaks[name] / peaks[other]
+    return rows
+
+
+def heading(column: str) -> str:
+    """Return a column's name for display."""
+    return column.replace("_over_", " / ").replace("_", " ")
+
+
+def shown(rows: pd.DataFrame, *cases: str) -> pd.DataFrame:
+    """Format the rows for display: cases, median time, memory, ratios with quantiles."""
+    table = rows[list(cases)].rename(columns=heading)
+    for name in rows:
+        if name.endswith("_bytes"):
+            unit = f"{heading(name.removesuffix('_bytes'))}, MiB"
+            table[unit] = (rows[name] / 2**20).map("{:.1f}".format)
+        elif name == "time_median_s":
+            table["median, s"] = rows[name]
+        elif f"{name}_p20" in rows:
+            parts = rows[[name, f"{name}_p20", f"{name}_p80"]].itertuples(index=False)
+            table[f"{heading(name)} [p20, p80]"] = [
+                f"{middle:.3f} [{low:.3f}, {high:.3f}]" for middle, low, high in parts
+            ]
+        elif name.startswith("memory_over_"):
+            table[heading(name)] = rows[name].map("{:.3f}".format)
+    return table

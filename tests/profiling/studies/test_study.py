@@ -1,0 +1,119 @@
+"""What all studies share: the registry, flags, reports, refusals."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from importlib import import_module
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.configs import ConfigError
+from profiling import cli
+from profiling.studies import fish_memory, running_text, study, swin_step
+from profiling.studies.study import STUDIES, TIMED, Report, command, flag, measure_sides, shown
+from tests.support.paths import ROOT
+
+
+def test_every_file_is_a_study_and_every_study_has_help(capsys):
+    files = {path.stem for path in (ROOT / "profiling/studies").glob("*.py")}
+    assert files - {"__init__", "study"} == set(STUDIES)
+    for name in STUDIES:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["study", name, "--help"])
+        assert stop.value.code == 0
+        printed = capsys.readouterr().out
+        assert f"usage: python -m profiling study {name}" in printed
+        assert "--out" in printed
+        assert import_module(f"profiling.studies.{name}").__doc__.splitlines()[0] in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["fish_memory", "--seq", "8"], "unrecognized arguments: --seq 8"),
+        (["fish_memory", "--variants", "softmax"], "invalid choice: 'softmax'"),
+        (["swin_step"], "required: part"),
+        (["step_ratio", "--repeats", "many"], "argument --repeats: invalid"),
+    ],
+)
+def test_wrong_words_are_one_line(words, expected, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["study", *words])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_a_study_runs_as_a_module(monkeypatch, capsys):
+    """`python -m profiling.studies.running_text unigram` is named in docs/wikitext103.md."""
+    monkeypatch.setattr(sys, "argv", ["profiling/studies/running_text.py", "unigram", "--help"])
+    monkeypatch.delitem(sys.modules, "profiling.studies.running_text")
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("profiling.studies.running_text", run_name="__main__")
+    assert stop.value.code == 0
+    assert "usage: python -m profiling study running_text" in capsys.readouterr().out
+
+
+def test_flags_take_the_type_of_their_default():
+    seen = []
+    flags = {"rates": flag([0.5], "rates"), "count": flag(3, "count", least=2), **TIMED}
+    made = Report("A", pd.DataFrame({"x": [1]}), {})
+    main = command("a", "text", lambda options: seen.append(options) or made, flags)
+    assert main(["--rates", "1", "2", "--count", "2"]) == 0
+    (options,) = seen
+    assert (options.rates, options.count, options.repeats) == ([1.0, 2.0], 2, 5)
+
+
+def test_what_cannot_be_measured_is_one_line(monkeypatch, capsys):
+    def fail(options):
+        raise ConfigError("no such file")
+
+    main = command("a", "text", fail, TIMED)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "error: no such file\n"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["--device", "cuda:1"]) == 1
+    assert "--device cuda:1: this machine has no CUDA device" in capsys.readouterr().err
+
+
+def test_ratios_are_taken_within_a_round(monkeypatch):
+    """A side that is twice as slow in every round has the ratio 2, however the rounds differ."""
+    times = {"a": [2.0, 20.0, 200.0], "b": [1.0, 10.0, 100.0]}
+    monkeypatch.setattr(study, "time_sides", lambda sides, **limits: times)
+    monkeypatch.setattr(study, "peak_bytes", lambda side, device: 3 << 20)
+    options = type("Options", (), {"device": "cpu", "warmup": 1, "repeats": 3, "max_seconds": 9})
+    rows = measure_sides(dict.fromkeys("ab", lambda: None), options, lambda name: {"b": "b"})
+    assert rows["a"]["time_over_b"] == rows["a"]["time_over_b_p80"] == 2.0
+    assert (rows["a"]["time_median_s"], rows["b"]["time_p20_s"]) == (20.0, 4.6)
+    table = shown(pd.DataFrame([{"side": name, **row} for name, row in rows.items()]), "side")
+    assert table["time / b [p20, p80]"].tolist() == [f"{n:.3f} [{n:.3f}, {n:.3f}]" for n in (2, 1)]
+    assert table["peak memory, MiB"].tolist() == ["3.0", "3.0"]
+
+
+def test_fish_memory_judges_by_its_ratio(tmp_path, capsys):
+    words = ["--seq_len", "64", "--variants", "hard_fish", "--out", str(tmp_path)]
+    assert fish_memory.main([*words, "--max_ratio", "9"]) == 0
+    assert fish_memory.main([*words, "--max_ratio", "1e-6"]) == 1
+    row = pd.read_csv(tmp_path / "rows.csv").iloc[0]
+    assert row["memory_over_reference"] == row["blockwise_bytes"] / row["reference_bytes"]
+    assert row["command"].startswith("python -m profiling study fish_memory --seq_len 64")
+    assert "| hard_fish |" in capsys.readouterr().out
+
+
+def test_parts_of_running_text_and_swin(tmp_path, capsys, monkeypatch):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{split}.tokens").write_text(" a b a\n c a a b\n" * 20)
+    assert running_text.main(["unigram", "--folder", str(tmp_path)]) == 0
+    assert "| val | " in capsys.readouterr().out
+    monkeypatch.setattr(running_text, "_VOCABULARY", 300)
+    words = ["--batch_size", "2", "--windows", "3", "--rows", "2", "--device", "cpu"]
+    assert running_text.main(["model", *words, "--output", "full"]) == 0
+    printed = capsys.readouterr().out
+    assert "| one step, 2 x 256 tokens in 1 parts |" in printed
+    assert "| 3 sliding windows, 2 at a time |" in printed
+    assert swin_step.main(["loader", "--data_dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
