@@ -6,7 +6,6 @@ compares it with the published sizes and prints lengths and checksums. Nothing i
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import re
@@ -16,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
-from datamodules.core.errors import DataError
+from datamodules.core.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -111,7 +110,7 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     class OneLineParser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             text = " ".join(str(message).split())
-            raise _UsageError(_WRONG_VALUE.sub(r"--\1: expected \2, got '\3'", text))
+            raise _UsageError(_WRONG_VALUE.sub(r"--\1: expected \2, received '\3'", text))
 
     parser = OneLineParser(
         prog=f"{_PROGRAM} {command} {name}",
@@ -129,7 +128,7 @@ def _refuse_unknown(parser: ArgumentParser, options: Iterable[str]) -> None:
     for option in options:
         flag = option.split("=", 1)[0]
         if flag.startswith("-") and not _is_number(flag) and flag not in known:
-            raise _UsageError(f"unknown option {flag}{_nearest(flag, known)}")
+            raise _UsageError(f"unknown option {flag}{nearest(flag, known)}")
 
 
 def _is_number(text: str) -> bool:
@@ -143,16 +142,9 @@ def _is_number(text: str) -> bool:
 def _one_of(valid: Iterable[str], given: str, what: str) -> str:
     names = list(valid)
     if given not in names:
-        hint = _nearest(given, names)
+        hint = nearest(given, names)
         raise _UsageError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
     return given
-
-
-def _nearest(given: str, valid: list[str]) -> str:
-    begins = [name for name in valid if name.startswith(given)]
-    close = difflib.get_close_matches(given, valid, n=1, cutoff=0.4)
-    found = begins[:1] or close
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _overview() -> str:

@@ -11,21 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import sync
 
-__all__ = ["FORMAT_VERSION", "Cache", "CacheSpec", "CacheWriter", "ensure_cache", "open_cache"]
+__all__ = ["Cache", "CacheSpec", "CacheWriter", "Mapped", "ensure_cache", "open_cache"]
 
 FORMAT_VERSION = 1
 _META = "meta.json"
@@ -66,6 +66,27 @@ class Cache:
         return np.load(self.folder / f"{name}.npy", mmap_mode="r")
 
 
+class _MappedFile(NamedTuple):
+    """Stands for a memory-mapped array while its owner is pickled."""
+
+    path: str
+
+
+class Mapped:
+    """Base of what holds whole arrays of a cache: a copy in another process maps them anew."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: _MappedFile(str(value.filename)) if isinstance(value, np.memmap) else value
+            for name, value in vars(self).items()
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            is_mapped = isinstance(value, _MappedFile)
+            vars(self)[name] = np.load(value.path, mmap_mode="r") if is_mapped else value
+
+
 class CacheWriter:
     """Collects the arrays of a new cache in a temporary folder."""
 
@@ -78,8 +99,7 @@ class CacheWriter:
         path = self.folder / f"{name}.npy"
         with path.open("wb") as file:
             np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         self.files[path.name] = _describe(path)
 
     @contextmanager
@@ -101,8 +121,7 @@ class CacheWriter:
             _write_header(file, kind, length)  # NumPy leaves room for the first size to grow
             if file.tell() != start:
                 raise RuntimeError(f"{path}: the header of {length} elements has another size")
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         self.files[path.name] = _describe(path)
 
     def finish(self, spec: CacheSpec) -> None:
@@ -116,8 +135,7 @@ class CacheWriter:
         }
         with (self.folder / _META).open("w") as file:
             json.dump(meta, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:

@@ -28,7 +28,7 @@ __all__ = [
     "FILL",
     "EvaluationOrder",
     "TrainingOrder",
-    "global_batch",
+    "choose_per_class",
     "hashes",
     "micro_batch_size",
     "permutation",
@@ -63,11 +63,26 @@ def permutation(count: int, seed: int, epoch: int = 0) -> npt.NDArray[np.int64]:
     return np.argsort(hashes(count, seed, epoch), kind="stable")
 
 
-def global_batch(
-    num_samples: int, batch_size: int, seed: int, epoch: int, index: int
-) -> npt.NDArray[np.int64]:
-    """Return the samples of global batch `index` of an epoch; shape (batch_size,)."""
-    return permutation(num_samples, seed, epoch)[index * batch_size : (index + 1) * batch_size]
+def choose_per_class(
+    targets: npt.NDArray[np.integer],
+    num_classes: int,
+    seed: int,
+    count: Callable[[int, int], int],
+) -> npt.NDArray[np.bool_]:
+    """Choose samples of each class, a pure function of the seed; shape of `targets`.
+
+    Args:
+        targets: Class of each sample.
+        num_classes: Number of classes.
+        seed: Seed of the choice.
+        count: How many to choose, of a class and its number of samples.
+    """
+    chosen = np.zeros(len(targets), dtype=bool)
+    for target in range(num_classes):
+        rows = np.flatnonzero(targets == target)
+        order = permutation(len(rows), seed, target)
+        chosen[rows[order[: count(target, len(rows))]]] = True
+    return chosen
 
 
 def micro_batch_size(batch_size: int, world_size: int, accumulation: int) -> int:
@@ -155,7 +170,7 @@ class EvaluationOrder:
         self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
         if batch_size < 1:
-            raise DataError(f"eval_batch_size must be at least 1, got {batch_size}")
+            raise DataError(f"eval_batch_size must be at least 1, received {batch_size}")
         self.num_samples, self.batch_size = num_samples, batch_size
         self.rank, self.world_size = rank, world_size
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError
+from datamodules.core.files import find_set, not_found
+from datamodules.lra import RELEASE
 
 __all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]
 
@@ -46,21 +48,17 @@ def find_release(data_dir: Path) -> dict[str, Path]:
     Raises:
         MissingDataError: No folder holds all three files.
     """
-    for folder in FOLDERS:
-        paths = {split: data_dir / folder / name for split, name in SPLIT_FILES.items()}
-        present = [path for path in paths.values() if path.is_file()]
-        if len(present) == len(paths):
-            return paths
-        if present:
-            absent = [str(path) for path in paths.values() if path not in present]
-            raise MissingDataError(f"Retrieval: found {present[0]}, but not {', '.join(absent)}")
-    raise MissingDataError(
-        f"Retrieval: the released files {', '.join(SPLIT_FILES.values())} are not under "
-        f"{data_dir}; expected in {data_dir} itself or in its {', '.join(FOLDERS[1:])}. They are "
-        f"part of the Long Range Arena release (github.com/google-research/long-range-arena, "
-        f"lra_release.gz), made from the ACL Anthology Network; nothing is downloaded. Then run "
-        f"`python -m datamodules prepare retrieval --data_dir {data_dir}`"
-    )
+    found = find_set("Retrieval", (data_dir / folder for folder in FOLDERS), SPLIT_FILES)
+    if found is None:
+        raise not_found(
+            "Retrieval",
+            f"the released files {', '.join(SPLIT_FILES.values())} are",
+            f"in {data_dir} itself or in its {', '.join(FOLDERS[1:])}",
+            f"They are part of {RELEASE}, made from the ACL Anthology Network",
+            "retrieval",
+            data_dir,
+        )
+    return found
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
@@ -91,7 +89,7 @@ def _parse(line: bytes) -> Pair:
     if len(columns) != _NUM_COLUMNS:
         raise ValueError(
             f"expected {_NUM_COLUMNS - 1} tabs (label, two ids, two texts), "
-            f"found {len(columns) - 1}"
+            f"received {len(columns) - 1}"
         )
     label, _, _, first, second = columns
     return Pair(
@@ -106,4 +104,4 @@ def _target(label: bytes) -> int:
         return _LABELS[float(label)]
     except (ValueError, KeyError):
         shown = label[:40].decode("utf-8", "backslashreplace")
-        raise ValueError(f"the label must be 0.0 or 1.0, got {shown!r}") from None
+        raise ValueError(f"the label must be 0.0 or 1.0, received {shown!r}") from None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.processes import num_useful
 from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import listops_release
@@ -65,6 +65,14 @@ class ListOps(CachedDataModule):
     """
 
     task = "listops"
+    num_classes = 10  # the values
+    published: ClassVar = {
+        "train": Published(96000),
+        "val": Published(2000),
+        "test": Published(2000),
+    }
+    vocab_size: int
+    max_seq_len: int
 
     def __init__(
         self,
@@ -92,7 +100,7 @@ class ListOps(CachedDataModule):
         if max_length < min_length + 2:
             raise DataError(
                 f"both bounds are exclusive: max_length must be at least min_length + 2 = "
-                f"{min_length + 2}, got {max_length}"
+                f"{min_length + 2}, received {max_length}"
             )
         if source == "generated" and max_length - 1 > max_length_tokens:
             raise DataError(
@@ -105,27 +113,8 @@ class ListOps(CachedDataModule):
             min_length, max_length, max_depth, max_args, generator_seed
         )
         self._num_processes = num_processes
-        self._max_length_tokens, self._vocab_size = max_length_tokens, vocab_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        """The ten values."""
-        return 10
-
-    @property
-    def max_seq_len(self) -> int:
-        """Largest padded length."""
-        return next_power_of_two(self._max_length_tokens)
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the Long Range Arena."""
-        return {"train": Published(96000), "val": Published(2000), "test": Published(2000)}
+        self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
+        self.max_seq_len = next_power_of_two(max_length_tokens)
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
@@ -144,13 +133,10 @@ class ListOps(CachedDataModule):
         }
 
     def sources(self) -> list[Path]:
-        """The released files, if they are read and present."""
+        """The released files, if they are read."""
         if self.source == "generated":
             return []
-        try:
-            return list(listops_release.find_release(self.data_dir).values())
-        except DataError:
-            return []
+        return list(listops_release.find_release(self.data_dir).values())
 
     def build(self, writer: CacheWriter) -> None:
         """Generate the samples, or read the release."""
@@ -166,20 +152,12 @@ class ListOps(CachedDataModule):
             for name in listops_release.SPLIT_FILES
         }
 
-    def export_release(self, folder: Path) -> None:
-        """Write the splits (after `setup`) in the format of the release."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, file in listops_release.SPLIT_FILES.items():
-            split = self.split(name)
-            samples = (split[index] for index in range(len(split)))
-            rows = ((sample.tokens.astype(np.uint8).tobytes(), sample.target) for sample in samples)
-            listops_release.write_split(folder / file, rows)
-
     def _generate(self, writer: CacheWriter) -> None:
         total = sum(self.num_samples.values())
         collected = _Collected()
         barren = 0
-        chunks = generate_chunks(self.generator, self._useful_processes(total))
+        useful = num_useful(self._num_processes, 1 + total // _SAMPLES_PER_PROCESS)
+        chunks = generate_chunks(self.generator, useful)
         try:
             with progress("ListOps: generating", total, "expressions") as advance:
                 for chunk in chunks:
@@ -204,14 +182,6 @@ class ListOps(CachedDataModule):
             tokens = collected.tokens[span]
             write_sequences(writer, name, tokens, map(len, tokens), collected.targets[span])
             first += count
-
-    def _useful_processes(self, total: int) -> int:
-        if self._num_processes is not None:
-            return self._num_processes
-        cpus = os.cpu_count() or 1
-        if hasattr(os, "sched_getaffinity"):
-            cpus = len(os.sched_getaffinity(0))
-        return min(cpus, 1 + total // _SAMPLES_PER_PROCESS)
 
     def _read(self, writer: CacheWriter) -> None:
         paths = listops_release.find_release(self.data_dir)

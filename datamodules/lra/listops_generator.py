@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
-import signal
 import struct
-import subprocess
-import sys
 from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.errors import DataError
+from datamodules.core.processes import job_of_worker, workers
 
 __all__ = [
     "CHUNK_TREES",
@@ -34,23 +30,16 @@ __all__ = [
     "serve",
 ]
 
-
 IntArray = npt.NDArray[np.int64]
 
 # Token ids: 0 is padding, 1..4 the operators, 5 the closing bracket, 6..15 the digits 0..9.
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
-
 TOKENS = ("<pad>", *OPERATORS, "]", *(str(digit) for digit in range(10)))
-
-CLOSE = TOKENS.index("]")
-
-FIRST_DIGIT = TOKENS.index("0")
-
+CLOSE, FIRST_DIGIT = TOKENS.index("]"), TOKENS.index("0")
 MEDIAN = OPERATORS.index("[MED")
 
 # Trees drawn per chunk; a part of the meaning of a seed, so a change needs a new GENERATOR_VERSION.
 CHUNK_TREES = 8192
-
 GENERATOR_VERSION = 1
 _HEADER = struct.Struct("<qq")  # number of samples, number of tokens
 
@@ -225,40 +214,19 @@ def generate_chunks(
     if num_processes == 1:
         yield from (generate_chunk(settings, chunk) for chunk in itertools.count())
         return
-    workers = [_start_worker(settings, rank, num_processes) for rank in range(num_processes)]
-    try:
-        for rank in itertools.cycle(range(num_processes)):
-            pipe = workers[rank].stdout
-            assert pipe is not None
-            chunk = _read_chunk(pipe)
+    with workers(__name__, num_processes, dataclasses.asdict(settings)) as started:
+        for worker in itertools.cycle(started):
+            assert worker.stdout is not None
+            chunk = _read_chunk(worker.stdout)
             if chunk is None:
-                status = workers[rank].wait()
+                status = worker.wait()
                 raise DataError(f"ListOps: a generating process ended early (exit status {status})")
             yield chunk
-    finally:
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.communicate()
-
-
-def _start_worker(
-    settings: GeneratorSettings, rank: int, num_processes: int
-) -> subprocess.Popen[bytes]:
-    job = json.dumps([dataclasses.asdict(settings), rank, num_processes])
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import serve; serve()", job],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 def serve() -> None:
     """Write every W-th chunk to the standard output until the reader goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the reader decides when to stop
-    settings, rank, num_processes = json.loads(sys.argv[1])
+    rank, num_processes, settings = job_of_worker()
     with open(os.dup(1), "wb") as pipe:
         try:
             for chunk in itertools.count(rank, num_processes):

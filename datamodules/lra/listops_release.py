@@ -8,16 +8,18 @@ are dropped; operators, `]` and digits are the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError
+from datamodules.core.files import find_set, not_found
+from datamodules.lra import RELEASE
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
 
-__all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split", "to_line", "write_split"]
+__all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split"]
 
 SPLIT_FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
 FOLDERS = (
@@ -53,21 +55,18 @@ def find_release(data_dir: Path) -> dict[str, Path]:
     Raises:
         MissingDataError: No folder holds all three files.
     """
-    for folder in FOLDERS:
-        paths = {split: data_dir / folder / name for split, name in SPLIT_FILES.items()}
-        present = [path for path in paths.values() if path.is_file()]
-        if len(present) == len(paths):
-            return paths
-        if present:
-            absent = [str(path) for path in paths.values() if path not in present]
-            raise MissingDataError(f"ListOps: found {present[0]}, but not {', '.join(absent)}")
-    raise MissingDataError(
-        f"ListOps: the released files {', '.join(SPLIT_FILES.values())} are not under {data_dir}; "
-        f"expected in {data_dir} itself or in its {', '.join(FOLDERS[1:])}. They are part of the "
-        f"Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz); "
-        f"nothing is downloaded. Then run `python -m datamodules prepare listops --source released "
-        f"--data_dir {data_dir}`, or use --source generated"
-    )
+    found = find_set("ListOps", (data_dir / folder for folder in FOLDERS), SPLIT_FILES)
+    if found is None:
+        raise not_found(
+            "ListOps",
+            f"the released files {', '.join(SPLIT_FILES.values())} are",
+            f"in {data_dir} itself or in its {', '.join(FOLDERS[1:])}",
+            f"They are part of {RELEASE}",
+            "listops --source released",
+            data_dir,
+            ", or use --source generated",
+        )
+    return found
 
 
 def read_split(
@@ -91,7 +90,7 @@ def read_split(
         advance(len(header))
         if header.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n") != _HEADER:
             raise DataError(
-                f"{path}:1: expected the header {_HEADER.decode()!r}, got {_shown(header)}"
+                f"{path}:1: expected the header {_HEADER.decode()!r}, received {_shown(header)}"
             )
         for number, line in enumerate(file, start=2):
             advance(len(line))
@@ -112,10 +111,10 @@ def _parse_line(line: bytes) -> tuple[bytes, int]:
         raise ValueError("the line is empty")
     source, *rest = line.split(b"\t")
     if len(rest) != 1:
-        raise ValueError(f"expected one tab between expression and value, found {len(rest)}")
+        raise ValueError(f"expected one tab between expression and value, received {len(rest)}")
     label = rest[0].strip()
     if len(label) != 1 or not label.isdigit():
-        raise ValueError(f"the value must be a digit 0..9, got {_shown(label)}")
+        raise ValueError(f"the value must be a digit 0..9, received {_shown(label)}")
     symbols = _to_symbols(source)
     _check_parentheses(symbols)
     tokens = symbols.translate(None, bytes([_OPEN_PAREN, _CLOSE_PAREN]))
@@ -184,7 +183,7 @@ def evaluate(tokens: bytes) -> int:
     if stack:
         raise ValueError(f"unbalanced brackets: the line ends with {len(stack)} of them open")
     if len(arguments) != 1:
-        raise ValueError(f"expected one expression, found {len(arguments)}")
+        raise ValueError(f"expected one expression, received {len(arguments)}")
     return arguments[0]
 
 
@@ -203,29 +202,3 @@ def _apply(operator: int, arguments: list[int]) -> int:
 
 def _shown(text: bytes) -> str:
     return repr(text[:40].decode("utf-8", "backslashreplace"))
-
-
-def to_line(tokens: bytes) -> str:
-    """Return the released form of an expression: the source, without its value."""
-    stack: list[tuple[str, list[str]]] = []
-    arguments: list[str] = []
-    for token in tokens:
-        if token >= FIRST_DIGIT:
-            arguments.append(TOKENS[token])
-        elif token < CLOSE:
-            stack.append((TOKENS[token], arguments))
-            arguments = []
-        else:
-            operator, outer = stack.pop()
-            inner = "".join(f" {argument} )" for argument in arguments)
-            outer.append("( " * (len(arguments) + 1) + operator + inner + " ] )")
-            arguments = outer
-    return arguments[0]
-
-
-def write_split(path: Path, expressions: Iterable[tuple[bytes, int]]) -> None:
-    """Write expressions (token ids, value) as a file of the release."""
-    with path.open("w", newline="") as file:
-        file.write(_HEADER.decode() + "\n")
-        for tokens, value in expressions:
-            file.write(f"{to_line(tokens)}\t{value}\n")

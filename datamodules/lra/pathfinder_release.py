@@ -18,6 +18,8 @@ import numpy.typing as npt
 from PIL import Image as PilImage
 
 from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import not_found
+from datamodules.lra import RELEASE
 
 __all__ = ["FOLDERS", "Entry", "find_release", "list_metadata", "pictures", "read_entries"]
 
@@ -58,13 +60,14 @@ def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
     for folder in candidates:
         if (folder / "metadata").is_dir():
             return folder
-    raise MissingDataError(
-        f"Pathfinder: the released folder {name}/{FOLDERS[difficulty]} ({difficulty}) with imgs "
-        f"and metadata is not under {data_dir}; expected at {candidates[0]} or below its "
-        f"{' or '.join(_PARENTS[1:])}. It is part of the Long Range Arena release "
-        f"(github.com/google-research/long-range-arena, lra_release.gz); nothing is downloaded. "
-        f"Then run `python -m datamodules prepare pathfinder --difficulty {difficulty} "
-        f"--resolution {side} --data_dir {data_dir}`, or use --source generated"
+    raise not_found(
+        "Pathfinder",
+        f"the folder {name}/{FOLDERS[difficulty]} ({difficulty}) with imgs and metadata is",
+        f"at {candidates[0]} or below its {' or '.join(_PARENTS[1:])}",
+        f"It is part of {RELEASE}",
+        f"pathfinder --difficulty {difficulty} --resolution {side}",
+        data_dir,
+        ", or use --source generated",
     )
 
 
@@ -118,13 +121,13 @@ def _parse(line: str) -> tuple[str, int]:
     if len(words) < _LEAST_WORDS:
         raise ValueError(
             f"expected at least {_LEAST_WORDS} words (folder, file name, index, label), "
-            f"got {len(words)}"
+            f"received {len(words)}"
         )
     name = PurePosixPath(words[0], words[1])
     if name.is_absolute() or ".." in name.parts:
         raise ValueError(f"the picture {str(name)!r} lies outside the release; refused")
     if words[3] not in ("0", "1"):
-        raise ValueError(f"the label must be 0 or 1, got {words[3][:40]!r}")
+        raise ValueError(f"the label must be 0 or 1, received {words[3][:40]!r}")
     return str(name), int(words[3])
 
 

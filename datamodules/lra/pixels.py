@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.sequences import TokenSample, TokenSplit
+from datamodules.core.sequences import Sample, TokenSplit, batch_of
 
 __all__ = ["KeyMask", "PixelCollate", "pixel_split", "write_pictures"]
 
@@ -64,13 +64,8 @@ class PixelCollate:
 
     key_mask: KeyMask
 
-    def __call__(self, samples: list[TokenSample]) -> dict[str, Tensor]:
+    def __call__(self, samples: list[Sample]) -> dict[str, Tensor]:
         """Return `inputs` and `key_mask` (B, N), `target` and `sample_ids` (B,)."""
-        inputs = torch.from_numpy(np.stack([sample.tokens for sample in samples]))
+        inputs = torch.from_numpy(np.stack([sample.values for sample in samples]))
         mask = inputs != 0 if self.key_mask == "non_zero" else torch.ones_like(inputs).bool()
-        return {
-            "inputs": inputs,
-            "key_mask": mask,
-            "target": torch.tensor([sample.target for sample in samples]),
-            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
-        }
+        return batch_of(samples, inputs, mask)

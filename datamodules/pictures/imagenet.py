@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +13,10 @@ import numpy.typing as npt
 from timm.data import create_transform
 
 from datamodules.core.base import DataModule, Published, Split
-from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.order import EvaluationOrder, TrainingOrder, permutation
-from datamodules.pictures.batches import Mixing, PictureCollate, PictureLoader, RequestOrder
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.files import write_whole
+from datamodules.core.order import EvaluationOrder, TrainingOrder, choose_per_class
+from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
 from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
 
@@ -61,6 +61,8 @@ class ImageNet(DataModule):
     """
 
     task = "imagenet"
+    num_features = 3  # red, green and blue
+    max_seq_len: int
 
     def __init__(
         self,
@@ -86,12 +88,12 @@ class ImageNet(DataModule):
         shares = {"erase": erase, "flip": flip, "mix_probability": mix_probability}
         for name, value in {**shares, "mix_switch": mix_switch}.items():
             if not 0 <= value <= 1:
-                raise DataError(f"{name} is a probability, got {value}")
+                raise DataError(f"{name} is a probability, received {value}")
         if min(mixup, cutmix) < 0:
-            raise DataError(f"mixup and cutmix must not be negative, got {mixup} and {cutmix}")
-        if augmentation not in ("recipe", "none"):
-            raise DataError(f"augmentation must be recipe or none, got {augmentation!r}")
+            raise DataError(f"mixup and cutmix must not be negative, received {mixup} and {cutmix}")
+        require_one_of(("recipe", "none"), augmentation=augmentation)
         self.image_size, self.verify = image_size, verify
+        self.max_seq_len = image_size**2
         self.held_out_per_class = held_out_per_class
         self.ground_truth = None if ground_truth is None else Path(ground_truth).expanduser()
         self.mixing: Mixing | None = None
@@ -112,16 +114,6 @@ class ImageNet(DataModule):
     # ---- sizes, which depend on the folders ----------------------------------------------------
 
     @property
-    def vocab_size(self) -> None:
-        """No tokens."""
-        return None
-
-    @property
-    def num_features(self) -> int:
-        """Red, green and blue."""
-        return 3
-
-    @property
     def classes(self) -> list[str]:
         """Folder name of each class number."""
         return list(self._folders["train"].classes)
@@ -130,11 +122,6 @@ class ImageNet(DataModule):
     def num_classes(self) -> int:
         """Class folders of the training split."""
         return len(self._folders["train"].classes)
-
-    @property
-    def max_seq_len(self) -> int:
-        """Pixels of a picture."""
-        return self.image_size**2
 
     @property
     def select_on_test(self) -> bool:
@@ -190,9 +177,7 @@ class ImageNet(DataModule):
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+            write_whole(path, text)
         except OSError as error:
             raise DataError(
                 f"cannot write the class map {path}: {error.strerror}; set cache_dir (or "
@@ -209,9 +194,9 @@ class ImageNet(DataModule):
                 self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
             )
             augment = keep_no_bits(augment)
-        held_out = self._held_out(train)
         test = PictureSplit(val, evaluate, self.image_size)
-        if held_out.any():
+        if self.held_out_per_class:
+            held_out = self._held_out(train)
             val = train.part(np.flatnonzero(held_out))
             train = train.part(np.flatnonzero(~held_out))
         return {
@@ -261,17 +246,16 @@ class ImageNet(DataModule):
 
     def _held_out(self, files: PictureFiles) -> npt.NDArray[np.bool_]:
         """Choose pictures of each class, a function of their number alone; True for validation."""
-        chosen = np.zeros(len(files), dtype=bool)
-        count = self.held_out_per_class
-        for target, name in enumerate(files.classes if count else ()):
-            rows = np.flatnonzero(files.targets == target)
-            if len(rows) <= count:
+
+        def count(target: int, num_rows: int) -> int:
+            if num_rows <= self.held_out_per_class:
                 raise DataError(
-                    f"held_out_per_class={count} leaves class {name} no training picture of "
-                    f"{len(rows)}"
+                    f"held_out_per_class={self.held_out_per_class} leaves class "
+                    f"{files.classes[target]} no training picture of {num_rows}"
                 )
-            chosen[rows[permutation(len(rows), 0, target)[:count]]] = True
-        return chosen
+            return self.held_out_per_class
+
+        return choose_per_class(files.targets, len(files.classes), 0, count)
 
     def _digest(self) -> str:
         return hashlib.sha256("\n".join(self.classes).encode()).hexdigest()
@@ -283,7 +267,7 @@ class ImageNet(DataModule):
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Any:
         if not isinstance(order, TrainingOrder):
-            return PictureLoader(super()._loader(split, order, collate))
+            return super()._loader(split, order, collate)
         if self.mixing is not None and order.micro_batch_size % 2:
             raise DataError(
                 f"mixup and cutmix mix pairs, so a micro-batch must be even: batch_size="
@@ -291,7 +275,7 @@ class ImageNet(DataModule):
                 f"accumulate_grad_batches={order.accumulation} gives {order.micro_batch_size}"
             )
         requests: Any = RequestOrder(order)
-        return PictureLoader(super()._loader(split, requests, collate))
+        return super()._loader(split, requests, collate)
 
 
 def _verdict(equal: bool) -> str:

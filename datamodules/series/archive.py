@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError, nearest
+from datamodules.core.files import find_set
 
 __all__ = ["ARCHIVES", "BUNDLED", "ArchiveFiles", "ArchiveSize", "check_name", "find_archive"]
 
@@ -27,10 +27,9 @@ class ArchiveSize:
     """Published size of an archive.
 
     Args:
-        num_train, num_test: series of both files.
-        num_features: dimensions of a series.
-        max_length: longest series of both files.
-        num_classes: classes.
+        num_train, num_test: Series of both files.
+        num_features: Dimensions of a series.
+        max_length: Longest series of both files.
     """
 
     num_train: int
@@ -78,12 +77,7 @@ ARCHIVES: dict[str, ArchiveSize | None] = {
 
 @dataclass(frozen=True)
 class ArchiveFiles:
-    """The two files of an archive.
-
-    Args:
-        train, test: their paths.
-        version: what is known of the release beside the files' hashes.
-    """
+    """The two files of an archive, and what is known of their release beside their hashes."""
 
     train: Path
     test: Path
@@ -91,21 +85,12 @@ class ArchiveFiles:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is no archive, naming the nearest one.
-
-    Raises:
-        DataError: unknown name.
-    """
+    """Raise a DataError that names the nearest archive for an unknown one."""
     if name in ARCHIVES:
         return
-    by_lower = {known.lower(): known for known in ARCHIVES}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
-    starts = [known for lower, known in by_lower.items() if name and lower.startswith(name.lower())]
-    nearest = starts[:1] or [by_lower[lower] for lower in close]
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise DataError(
-        f"{name!r} is no archive of the UEA multivariate collection{hint} "
-        f"Valid are {', '.join(ARCHIVES)}"
+        f"unknown archive {name!r}{nearest(name, ARCHIVES) or '.'} The UEA multivariate collection "
+        f"has {', '.join(ARCHIVES)}"
     )
 
 
@@ -113,26 +98,22 @@ def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFil
     """Return the files of an archive.
 
     Args:
-        name: name of the archive.
-        data_dir: folder of the releases; read if `source` is `released`.
+        name: Name of the archive.
+        data_dir: Folder of the releases; read if `source` is `released`.
         source: `bundled` takes the files that aeon carries.
 
     Raises:
-        DataError: unknown name.
-        MissingDataError: one of the files is not there; the message says where it is expected and
-            where it comes from.
+        DataError: Unknown name.
+        MissingDataError: A file is not there; the message says where it is expected and where it
+            comes from.
     """
     check_name(name)
     if source == "bundled":
         return _bundled(name)
-    for parent in _PARENTS:
-        for folder in (data_dir / parent / name, data_dir / parent):
-            train, test = (folder / f"{name}_{part}.ts" for part in ("TRAIN", "TEST"))
-            if train.is_file() and test.is_file():
-                return ArchiveFiles(train, test, _declared_version(folder))
-            if train.is_file() or test.is_file():
-                missing = test if train.is_file() else train
-                raise MissingDataError(f"{missing} is missing; its other half is in {folder}")
+    folders = [data_dir / parent / own for parent in _PARENTS for own in (name, "")]
+    found = find_set(name, folders, _files(name))
+    if found is not None:
+        return ArchiveFiles(**found, version=_declared_version(found["train"].parent))
     hint = ""
     if name in BUNDLED:
         hint = ", or set source to bundled (--data.init_args.source bundled) for aeon's copy"
@@ -163,8 +144,11 @@ def _bundled(name: str) -> ArchiveFiles:
             f'pip install "lit-probattn[uea]", or use source released'
         )
     folder = Path(places[0]) / "datasets" / "data" / name
-    train, test = (folder / f"{name}_{part}.ts" for part in ("TRAIN", "TEST"))
-    for path in (train, test):
-        if not path.is_file():
-            raise MissingDataError(f"{path} is missing from the installed package aeon")
-    return ArchiveFiles(train, test, f"aeon {importlib.metadata.version('aeon')}")
+    found = find_set(name, [folder], _files(name))
+    if found is None:
+        raise MissingDataError(f"{folder} is missing from the installed package aeon")
+    return ArchiveFiles(**found, version=f"aeon {importlib.metadata.version('aeon')}")
+
+
+def _files(name: str) -> dict[str, str]:
+    return {"train": f"{name}_TRAIN.ts", "test": f"{name}_TEST.ts"}

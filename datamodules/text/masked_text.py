@@ -13,8 +13,7 @@ from datamodules.core.cache import Cache
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import FILL
-from datamodules.text.segments import IGNORE, StreamCollate, StreamSample
-from datamodules.text.segments import WindowSplit as _Windows
+from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, WindowSplit
 from datamodules.text.wikitext103 import WikiText103
 from datamodules.text.wikitext_release import Corpus
 
@@ -23,7 +22,7 @@ __all__ = ["MaskedSplit", "MaskedText"]
 _SPECIAL = 3  # begin, end, mask: the last ids
 
 
-class MaskedSplit(_Windows):
+class MaskedSplit(WindowSplit):
     """Sequences of a stream: begin, its next segment_len − 2 tokens, end.
 
     A sample has `inputs` (n,), nothing hidden yet, and `target` (n,), the same with IGNORE at
@@ -131,7 +130,6 @@ class MaskedText(WikiText103):
         Raises:
             DataError: The vocabulary does not fit vocab_size, or the training text is too short.
         """
-        self._opened = cache
         needed = len(self.vocabulary) + _SPECIAL
         if needed > self.vocab_size:
             raise DataError(

@@ -95,13 +95,8 @@ class PlainText(TextSource):
         """Bytes of text."""
         if self.member is None:
             return self.paths[0].stat().st_size
-        try:
-            with zipfile.ZipFile(self.paths[0]) as archive:
-                return archive.getinfo(self.member).file_size
-        except _DAMAGED as error:
-            if self.member is None:
-                raise
-            raise DataError(f"{self.name} is damaged: {error}") from None
+        with self._archive() as archive:
+            return archive.getinfo(self.member).file_size
 
     def identity(self) -> list[Any]:
         """The file, and the name in the archive."""
@@ -113,16 +108,19 @@ class PlainText(TextSource):
         Raises:
             DataError: A byte is not UTF-8, or the archive is damaged.
         """
+        with self._open() as file:
+            file.seek(start)
+            position = start
+            while raw := file.read(_BLOCK_BYTES) + file.readline():
+                yield Block(self._decode(raw, position), position + len(raw))
+                position += len(raw)
+
+    @contextmanager
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
         try:
-            with self._open() as file:
-                file.seek(start)
-                position = start
-                while raw := file.read(_BLOCK_BYTES) + file.readline():
-                    yield Block(self._decode(raw, position), position + len(raw))
-                    position += len(raw)
+            with zipfile.ZipFile(self.paths[0]) as archive:
+                yield archive
         except _DAMAGED as error:
-            if self.member is None:
-                raise
             raise DataError(f"{self.name} is damaged: {error}") from None
 
     @contextmanager
@@ -131,7 +129,7 @@ class PlainText(TextSource):
             with self.paths[0].open("rb") as file:
                 yield file
             return
-        with zipfile.ZipFile(self.paths[0]) as archive, archive.open(self.member) as packed:
+        with self._archive() as archive, archive.open(self.member) as packed:
             yield cast(BinaryIO, io.BufferedReader(cast(Any, packed), _BLOCK_BYTES))
 
     def _decode(self, raw: bytes, position: int) -> str:
@@ -217,7 +215,7 @@ class ParquetText(TextSource):
         kind = kinds.get("text")
         if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
-            raise DataError(f"{path}: expected a column `text` of strings, found {found}")
+            raise DataError(f"{path}: expected a column `text` of strings, received {found}")
         return shard
 
     def _join(self, rows: list[str | None], path: Path, first: int) -> str:

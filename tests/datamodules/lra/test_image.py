@@ -31,7 +31,7 @@ def image(folder: Path, **options) -> Image:
 def contents(data: Image) -> dict[str, list[tuple[bytes, int]]]:
     data.setup()
     return {
-        name: [(bytes(split[i].tokens.tolist()), split[i].target) for i in range(len(split))]
+        name: [(bytes(split[i].values.tolist()), split[i].target) for i in range(len(split))]
         for name, split in data.splits.items()
     }
 
@@ -138,11 +138,14 @@ def test_no_other_name_is_known(tmp_path: Path, content: bytes) -> None:
     ("batch", "message"),
     [
         (cifar_batch(4, 0, data=np.zeros((4, 3071), np.uint8)), r"uint8 \(n, 3072\).* \(4, 3071\)"),
-        (cifar_batch(4, 0, data=np.zeros((4, 3 * 64 * 64), np.uint8)), r"got uint8 \(4, 12288\)"),
-        (cifar_batch(4, 0, data=np.zeros((4, 3072), np.float32)), "got float32"),
+        (
+            cifar_batch(4, 0, data=np.zeros((4, 3 * 64 * 64), np.uint8)),
+            r"uint8 \(4, 12288\)",
+        ),
+        (cifar_batch(4, 0, data=np.zeros((4, 3072), np.float32)), "received float32"),
         (cifar_batch(4, 0, labels=[1, 2, 3]), "with 3 labels"),
-        (cifar_batch(4, 0, labels=[1, 2, 10, 3]), r"picture 2: expected 0\.\.9, got 10"),
-        (cifar_batch(4, 0, labels=[1, b"2", 0, 3]), r"picture 1: expected 0\.\.9, got b'2'"),
+        (cifar_batch(4, 0, labels=[1, 2, 10, 3]), r"picture 2: expected 0\.\.9, received 10"),
+        (cifar_batch(4, 0, labels=[1, b"2", 0, 3]), r"picture 1: expected 0\.\.9, received b'2'"),
         ({b"data": np.zeros((1, 3072), np.uint8)}, "expected a dict with data and labels"),
         ([1, 2, 3], "expected a dict with data and labels"),
     ],
@@ -189,7 +192,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         assert part in str(error.value)
     write_cifar(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_5").unlink()
-    with pytest.raises(MissingDataError, match="but not data_batch_5"):
+    with pytest.raises(MissingDataError, match=r"but not .*/data_batch_5$"):
         image(tmp_path).prepare_data()
 
 

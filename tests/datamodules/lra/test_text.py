@@ -60,7 +60,7 @@ def contents(data: Text) -> dict[str, list[tuple[bytes, int]]]:
     data.setup()
     return {
         name: [
-            (bytes((sample.tokens - 1).tolist()), sample.target)
+            (bytes((sample.values - 1).tolist()), sample.target)
             for sample in islice((split[i] for i in range(len(split))), 1000)
         ]
         for name, split in data.splits.items()
