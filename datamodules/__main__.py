@@ -45,13 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
+        helps = [word in ("-h", "--help") for word in arguments[:2]]
+        if any(helps) or len(arguments) < 2:
+            if arguments and not helps[0]:
+                _one_of(COMMANDS, arguments[0], "command")
             print(_overview())
-            return 0 if arguments else 2
+            return 0 if any(helps) else 2
         command = _one_of(COMMANDS, arguments[0], "command")
-        if len(arguments) == 1 or arguments[1] in ("-h", "--help"):
-            print(_overview())
-            return 0 if len(arguments) > 1 else 2
         name = _one_of(REGISTRY, arguments[1], "data set")
         return _run(command, name, arguments[2:])
     except _UsageError as error:
@@ -99,9 +99,13 @@ def _make(command: str, name: str, options: list[str]) -> DataModule:
     module, class_name = REGISTRY[name]
     data_class = getattr(importlib.import_module(module), class_name)
     parser = _parser(command, name, data_class)
-    _refuse_unknown(parser, options)
-    values = parser.parse_args(options)
-    return data_class(**values.as_dict())
+    # Name the nearest valid option for one that does not exist, shortened ones included.
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    for option in options:
+        flag = option.split("=", 1)[0]
+        if re.match(r"-(?![\d.])", flag) and flag not in known:
+            raise _UsageError(f"unknown option {flag}{nearest(flag, known)}")
+    return data_class(**parser.parse_args(options).as_dict())
 
 
 def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
@@ -120,23 +124,6 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     )
     parser.add_class_arguments(data_class)
     return parser
-
-
-def _refuse_unknown(parser: ArgumentParser, options: Iterable[str]) -> None:
-    """Name the nearest valid option for one that does not exist, shortened ones included."""
-    known = [flag for action in parser._actions for flag in action.option_strings]
-    for option in options:
-        flag = option.split("=", 1)[0]
-        if flag.startswith("-") and not _is_number(flag) and flag not in known:
-            raise _UsageError(f"unknown option {flag}{nearest(flag, known)}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _one_of(valid: Iterable[str], given: str, what: str) -> str:

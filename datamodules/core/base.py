@@ -22,7 +22,6 @@ from datamodules.core.sequences import PadCollate
 
 __all__ = ["CachedDataModule", "DataModule", "Published", "Split"]
 
-
 SplitName = Literal["train", "val", "test"]
 
 
@@ -70,6 +69,8 @@ class DataModule(pl.LightningDataModule):
     """
 
     task = ""
+    shuffles = True  # whether each epoch of training has an order of its own
+    select_on_test = False  # whether the validation split is the test split
 
     def __init__(
         self,
@@ -97,6 +98,10 @@ class DataModule(pl.LightningDataModule):
         self.pad_to, self.pad_multiple = pad_to, pad_multiple
         self.predict_split = predict_split
         self.splits: dict[str, Split] = {}
+        # By split; `train+val` stands for two splits together.
+        self.published: dict[str, Published] = {}
+        # What a reader of the sizes should know, after `setup`; one line each.
+        self.notes: list[str] = []
 
     if TYPE_CHECKING:  # attributes, or properties where they depend on files
 
@@ -117,26 +122,6 @@ class DataModule(pl.LightningDataModule):
             """Largest padded length."""
     else:
         vocab_size = num_features = None
-
-    @property
-    def shuffles(self) -> bool:
-        """Whether each epoch of training has an order of its own."""
-        return True
-
-    @property
-    def select_on_test(self) -> bool:
-        """Whether the validation split is the test split, so that selection is on test data."""
-        return False
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Published sizes by split; `train+val` stands for two splits together."""
-        return {}
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of the sizes should know (after `setup`); one line each."""
-        return []
 
     def load_splits(self) -> dict[str, Split]:
         """Return the splits `train`, `val` and `test`."""
@@ -161,11 +146,7 @@ class DataModule(pl.LightningDataModule):
         return len(self.split("train")) // self.batch_size
 
     def split(self, name: str) -> Split:
-        """Return one split.
-
-        Raises:
-            RuntimeError: `setup` has not been called.
-        """
+        """Return one split (after `setup`)."""
         if not self.splits:
             raise RuntimeError(f"call {type(self).__name__}.setup() before using its splits")
         return self.splits[name]
@@ -178,16 +159,8 @@ class DataModule(pl.LightningDataModule):
         """
         train = self.split("train")
         rank, world_size = self._layout()
-        order = TrainingOrder(
-            len(train),
-            self.batch_size,
-            self.seed,
-            rank,
-            world_size,
-            self._accumulation(),
-            self._processed,
-            self.shuffles,
-        )
+        sizes = len(train), self.batch_size, self.seed, rank, world_size, self._accumulation()
+        order = TrainingOrder(*sizes, self._processed, self.shuffles)
         if self.trainer is not None and self.trainer.max_steps == -1:
             raise DataError(
                 f"trainer.max_steps is not set; training is counted in optimiser steps. One epoch "

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from datamodules.core.errors import DataError, MissingDataError
-from datamodules.core.files import sync
+from datamodules.core.files import sync, write_whole
 
 __all__ = ["Cache", "CacheSpec", "CacheWriter", "Mapped", "ensure_cache", "open_cache"]
 
@@ -37,10 +37,10 @@ class CacheSpec:
     """What a cache holds.
 
     Args:
-        task: Name of the task; the first part of the folder's name.
+        task: The first part of the folder's name.
         settings: Everything that decides the content; plain JSON values.
-        sources: Returns the files that the cache is made from, as far as they are present. A cache
-            whose files have changed since is stale. Not part of the name.
+        sources: Returns the files that the cache is made from, as far as they are present; if they
+            have changed since, it is stale. Not part of the name.
     """
 
     task: str
@@ -133,9 +133,7 @@ class CacheWriter:
             "files": self.files,
             "sources": {path.name: _describe(path) for path in spec.sources()},
         }
-        with (self.folder / _META).open("w") as file:
-            json.dump(meta, file, indent=1, sort_keys=True)
-            sync(file)
+        write_whole(self.folder / _META, json.dumps(meta, indent=1, sort_keys=True))
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
@@ -181,10 +179,8 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
 def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
     """Open a cache, building it if it is missing, damaged or stale.
 
-    Args:
-        root: Folder of all caches; made if needed. It is not written to if the cache is good.
-        spec: What the cache holds.
-        build: Adds the arrays. It may fail, or be interrupted: nothing is kept then.
+    `root`, the folder of all caches, is made if needed, and not written to if the cache is good.
+    `build` adds the arrays. It may fail, or be interrupted: nothing is kept then.
 
     Raises:
         DataError: `root` cannot be written, or `build` raised it.
@@ -196,7 +192,11 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / f".{spec.name}.lock")
-        _acquire(lock, root / spec.name)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.info("another process builds %s; waiting for it", root / spec.name)
+            lock.acquire()
     except OSError as error:
         raise DataError(
             f"the cache folder {root} cannot be written ({error.strerror or error}); set cache_dir "
@@ -206,14 +206,6 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
         return _open_or_build(root, spec, build)
     finally:
         lock.release()
-
-
-def _acquire(lock: FileLock, folder: Path) -> None:
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _log.info("another process builds %s; waiting for it", folder)
-        lock.acquire()
 
 
 def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:

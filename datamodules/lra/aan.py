@@ -29,13 +29,7 @@ _LABELS = {0.0: 0, 1.0: 1}
 
 
 class Pair(NamedTuple):
-    """One line.
-
-    Args:
-        target: 1 if the papers are linked, else 0.
-        texts: The first MAX_TEXT_BYTES bytes of each text.
-        num_bytes: Bytes of each text in the file.
-    """
+    """One line: 1 if the papers are linked, else 0; the start of both texts; their full sizes."""
 
     target: int
     texts: tuple[bytes, bytes]
@@ -62,11 +56,7 @@ def find_release(data_dir: Path) -> dict[str, Path]:
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
-    """Yield the pairs of a file in order, one line in memory at a time.
-
-    Args:
-        path: The file.
-        advance: Told the number of bytes read.
+    """Yield the pairs of a file, one line in memory at a time; `advance` is told the bytes read.
 
     Raises:
         DataError: A line is wrong, or there is none; the message gives file, line and reason.

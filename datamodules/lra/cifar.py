@@ -71,9 +71,7 @@ def find_release(data_dir: Path) -> Path:
 def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Batch]:
     """Read the files of a folder or an archive.
 
-    Args:
-        release: What `find_release` found.
-        advance: Told the number of pictures read.
+    `advance` is told the number of pictures read.
 
     Returns:
         Pictures and labels of each file, by its name.
@@ -131,11 +129,7 @@ class _ForbiddenError(Exception):
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Refuse a place in the memo beyond the file: Python would allocate memory up to it.
-
-    Raises:
-        ValueError: There is one, or the file is not a pickle.
-    """
+    """Refuse (ValueError) a memo place beyond the file: Python would allocate memory up to it."""
     for opcode, argument, _ in pickletools.genops(content):
         is_place = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
         if is_place and not 0 <= int(argument or 0) < len(content):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,6 @@ class Image(CachedDataModule):
     task = "image"
     num_classes = cifar.NUM_CLASSES
     max_seq_len = cifar.SIDE**2
-    published: ClassVar = {
-        "train": Published(45000),
-        "val": Published(5000),
-        "train+val": Published(50000, per_class=5000),
-        "test": Published(10000, per_class=1000),
-    }
     vocab_size: int
 
     def __init__(
@@ -68,6 +62,12 @@ class Image(CachedDataModule):
         require_at_least(256, vocab_size=vocab_size)
         self.key_mask: KeyMask = key_mask
         self.vocab_size = vocab_size
+        self.published = {
+            "train": Published(45000),
+            "val": Published(5000),
+            "train+val": Published(50000, per_class=5000),
+            "test": Published(10000, per_class=1000),
+        }
 
     def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
         """Return the function that makes a batch of pictures."""

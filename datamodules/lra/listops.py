@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,6 @@ from datamodules.lra import listops_release
 from datamodules.lra.listops_generator import (
     GENERATOR_VERSION,
     TOKENS,
-    Chunk,
     GeneratorSettings,
     generate_chunks,
 )
@@ -66,11 +67,6 @@ class ListOps(CachedDataModule):
 
     task = "listops"
     num_classes = 10  # the values
-    published: ClassVar = {
-        "train": Published(96000),
-        "val": Published(2000),
-        "test": Published(2000),
-    }
     vocab_size: int
     max_seq_len: int
 
@@ -115,21 +111,21 @@ class ListOps(CachedDataModule):
         self._num_processes = num_processes
         self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
         self.max_seq_len = next_power_of_two(max_length_tokens)
+        sizes = {"train": 96000, "val": 2000, "test": 2000}
+        self.published = {name: Published(size) for name, size in sizes.items()}
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
         if self.source == "released":
             return {"source": "released", "tokens": list(TOKENS)}
+        generator = dataclasses.asdict(self.generator)
         return {
             "source": "generated",
             "tokens": list(TOKENS),
             "generator_version": GENERATOR_VERSION,
             "num_samples": self.num_samples,
-            "min_length": self.generator.min_length,
-            "max_length": self.generator.max_length,
-            "max_depth": self.generator.max_depth,
-            "max_args": self.generator.max_args,
-            "generator_seed": self.generator.seed,
+            "generator_seed": generator.pop("seed"),
+            **generator,
         }
 
     def sources(self) -> list[Path]:
@@ -154,34 +150,36 @@ class ListOps(CachedDataModule):
 
     def _generate(self, writer: CacheWriter) -> None:
         total = sum(self.num_samples.values())
-        collected = _Collected()
+        found: dict[bytes, tuple[npt.NDArray[np.uint8], int]] = {}  # by hash, in order, each once
         barren = 0
         useful = num_useful(self._num_processes, 1 + total // _SAMPLES_PER_PROCESS)
         chunks = generate_chunks(self.generator, useful)
         try:
             with progress("ListOps: generating", total, "expressions") as advance:
                 for chunk in chunks:
-                    new = collected.add(chunk, total)
-                    advance(new)
-                    barren = 0 if new else barren + 1
-                    if len(collected.targets) == total:
+                    before = len(found)
+                    for tokens, target in chunk.expressions():
+                        digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+                        if len(found) < total:
+                            found.setdefault(digest, (tokens, target))
+                    advance(len(found) - before)
+                    barren = 0 if len(found) > before else barren + 1
+                    if len(found) == total:
                         break
                     if barren == _BARREN_CHUNKS:
+                        settings = self.generator
                         raise DataError(
-                            f"ListOps: found {len(collected.targets)} different expressions, asked "
-                            f"for {total}; min_length={self.generator.min_length}, "
-                            f"max_length={self.generator.max_length}, "
-                            f"max_depth={self.generator.max_depth} and "
-                            f"max_args={self.generator.max_args} do not allow more"
+                            f"ListOps: found {len(found)} different expressions, asked for "
+                            f"{total}; min_length={settings.min_length}, "
+                            f"max_length={settings.max_length}, max_depth={settings.max_depth} and "
+                            f"max_args={settings.max_args} do not allow more"
                         )
         finally:
             chunks.close()
-        first = 0
+        expressions = iter(found.values())
         for name, count in self.num_samples.items():
-            span = slice(first, first + count)
-            tokens = collected.tokens[span]
-            write_sequences(writer, name, tokens, map(len, tokens), collected.targets[span])
-            first += count
+            tokens, targets = zip(*itertools.islice(expressions, count), strict=True)
+            write_sequences(writer, name, tokens, map(len, tokens), targets)
 
     def _read(self, writer: CacheWriter) -> None:
         paths = listops_release.find_release(self.data_dir)
@@ -190,27 +188,3 @@ class ListOps(CachedDataModule):
             for name, path in paths.items():
                 tokens, targets = listops_release.read_split(path, advance)
                 write_sequences(writer, name, tokens, map(len, tokens), targets)
-
-
-class _Collected:
-    """Expressions in order, each once."""
-
-    def __init__(self) -> None:
-        self.tokens: list[npt.NDArray[np.uint8]] = []
-        self.targets: list[int] = []
-        self._seen: set[bytes] = set()
-
-    def add(self, chunk: Chunk, limit: int) -> int:
-        """Take the new expressions of a chunk, up to `limit` in all. Returns how many."""
-        before = len(self.targets)
-        ends = np.cumsum(chunk.lengths)
-        for end, length, target in zip(ends, chunk.lengths, chunk.targets, strict=True):
-            if len(self.targets) == limit:
-                break
-            tokens = chunk.tokens[end - length : end]
-            digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
-            if digest not in self._seen:
-                self._seen.add(digest)
-                self.tokens.append(tokens)
-                self.targets.append(int(target))
-        return len(self.targets) - before

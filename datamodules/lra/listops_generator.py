@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import struct
-from collections.abc import Generator
+import pickle
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +15,7 @@ import numpy.typing as npt
 from datamodules.core.errors import DataError
 from datamodules.core.processes import job_of_worker, workers
 
-__all__ = [
-    "CHUNK_TREES",
-    "CLOSE",
-    "FIRST_DIGIT",
-    "GENERATOR_VERSION",
-    "OPERATORS",
-    "TOKENS",
-    "Chunk",
-    "GeneratorSettings",
-    "generate_chunk",
-    "generate_chunks",
-    "serve",
-]
+__all__ = ["TOKENS", "Chunk", "GeneratorSettings", "generate_chunk", "generate_chunks"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -41,7 +28,6 @@ MEDIAN = OPERATORS.index("[MED")
 # Trees drawn per chunk; a part of the meaning of a seed, so a change needs a new GENERATOR_VERSION.
 CHUNK_TREES = 8192
 GENERATOR_VERSION = 1
-_HEADER = struct.Struct("<qq")  # number of samples, number of tokens
 
 
 @dataclass(frozen=True)
@@ -75,6 +61,11 @@ class Chunk:
     tokens: npt.NDArray[np.uint8]
     lengths: npt.NDArray[np.int32]
     targets: npt.NDArray[np.uint8]
+
+    def expressions(self) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+        """Yield tokens and value of each expression."""
+        pieces = np.split(self.tokens, np.cumsum(self.lengths)[:-1])
+        return zip(pieces, self.targets.tolist(), strict=False)
 
 
 @dataclass
@@ -217,10 +208,12 @@ def generate_chunks(
     with workers(__name__, num_processes, dataclasses.asdict(settings)) as started:
         for worker in itertools.cycle(started):
             assert worker.stdout is not None
-            chunk = _read_chunk(worker.stdout)
-            if chunk is None:
-                status = worker.wait()
-                raise DataError(f"ListOps: a generating process ended early (exit status {status})")
+            try:
+                chunk: Chunk = pickle.load(worker.stdout)
+            except (EOFError, pickle.UnpicklingError):
+                raise DataError(
+                    f"ListOps: a generating process ended early (exit status {worker.wait()})"
+                ) from None
             yield chunk
 
 
@@ -230,30 +223,7 @@ def serve() -> None:
     with open(os.dup(1), "wb") as pipe:
         try:
             for chunk in itertools.count(rank, num_processes):
-                _write_chunk(pipe, generate_chunk(GeneratorSettings(**settings), chunk))
+                pickle.dump(generate_chunk(GeneratorSettings(**settings), chunk), pipe)
+                pipe.flush()
         except BrokenPipeError:
             os._exit(0)
-
-
-def _write_chunk(pipe: IO[bytes], chunk: Chunk) -> None:
-    pipe.write(_HEADER.pack(len(chunk.lengths), len(chunk.tokens)))
-    pipe.write(chunk.lengths.astype("<i4").tobytes())
-    pipe.write(chunk.targets.tobytes())
-    pipe.write(chunk.tokens.tobytes())
-    pipe.flush()
-
-
-def _read_chunk(pipe: IO[bytes]) -> Chunk | None:
-    """Read one chunk; None at the end of the pipe."""
-    header = pipe.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        return None
-    num_samples, num_tokens = _HEADER.unpack(header)
-    data = pipe.read(5 * num_samples + num_tokens)
-    if len(data) < 5 * num_samples + num_tokens:
-        return None
-    return Chunk(
-        tokens=np.frombuffer(data, np.uint8, num_tokens, 5 * num_samples),
-        lengths=np.frombuffer(data, "<i4", num_samples),
-        targets=np.frombuffer(data, np.uint8, num_samples, 4 * num_samples),
-    )

@@ -30,23 +30,9 @@ FOLDERS = (
     "lra_release/lra_release/listops-1000",
 )
 _HEADER = b"Source\tTarget"
-_UNKNOWN = 255
-# One byte per symbol: operators become 1..4 before this table applies, parentheses 254 and 253.
-_OPEN_PAREN, _CLOSE_PAREN = 254, 253
-
-
-def _symbol_table() -> bytes:
-    table = bytearray([_UNKNOWN] * 256)
-    for operator in range(1, 1 + len(OPERATORS)):
-        table[operator] = operator
-    for symbol, code in ((b"]", CLOSE), (b"(", _OPEN_PAREN), (b")", _CLOSE_PAREN)):
-        table[symbol[0]] = code
-    for digit in range(10):
-        table[ord("0") + digit] = FIRST_DIGIT + digit
-    return bytes(table)
-
-
-_SYMBOLS = _symbol_table()
+_OPEN, _CLOSED = 254, 253  # parentheses, beside the token ids
+_CODES = {token.encode(): code for code, token in enumerate(TOKENS) if code}
+_CODES |= {b"(": _OPEN, b")": _CLOSED}
 
 
 def find_release(data_dir: Path) -> dict[str, Path]:
@@ -74,9 +60,7 @@ def read_split(
 ) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
     """Read and check one file. Returns token ids of each expression, and the values.
 
-    Args:
-        path: The file.
-        advance: Told the number of bytes read.
+    `advance` is told the number of bytes read.
 
     Raises:
         DataError: A line is wrong; the message gives file, line number and reason.
@@ -117,7 +101,7 @@ def _parse_line(line: bytes) -> tuple[bytes, int]:
         raise ValueError(f"the value must be a digit 0..9, received {_shown(label)}")
     symbols = _to_symbols(source)
     _check_parentheses(symbols)
-    tokens = symbols.translate(None, bytes([_OPEN_PAREN, _CLOSE_PAREN]))
+    tokens = symbols.translate(None, bytes([_OPEN, _CLOSED]))
     value = evaluate(tokens)
     if value != int(label):
         raise ValueError(f"the value given is {int(label)}, but the expression has {value}")
@@ -125,36 +109,19 @@ def _parse_line(line: bytes) -> tuple[bytes, int]:
 
 
 def _to_symbols(source: bytes) -> bytes:
-    """Map a source to one byte per symbol."""
-    short = source
-    for code, operator in enumerate(OPERATORS, start=1):
-        short = short.replace(operator.encode(), bytes([code]))
-    # As released, single characters alternate with single spaces.
-    irregular = short[1::2] != b" " * (len(short) // 2)
-    ambiguous = source.translate(None, b"\x01\x02\x03\x04") != source
-    if irregular or ambiguous:
-        return _to_symbols_slowly(source)
-    symbols = short[0::2].translate(_SYMBOLS)
-    return symbols if symbols.find(_UNKNOWN) < 0 else _to_symbols_slowly(source)
-
-
-def _to_symbols_slowly(source: bytes) -> bytes:
-    """Map a source of any spacing, naming the first unknown token."""
-    codes = {token.encode(): code for code, token in enumerate(TOKENS) if code}
-    codes |= {b"(": _OPEN_PAREN, b")": _CLOSE_PAREN}
-    words = source.split()
-    for word in words:
-        if word not in codes:
-            raise ValueError(f"unknown token {_shown(word)}")
-    return bytes(codes[word] for word in words)
+    """Map a source to one byte per word."""
+    try:
+        return bytes(map(_CODES.__getitem__, source.split()))
+    except KeyError as error:
+        raise ValueError(f"unknown token {_shown(error.args[0])}") from None
 
 
 def _check_parentheses(symbols: bytes) -> None:
     codes = np.frombuffer(symbols, dtype=np.uint8)
-    step = (codes == _OPEN_PAREN).astype(np.int8) - (codes == _CLOSE_PAREN).astype(np.int8)
+    step = (codes == _OPEN).astype(np.int8) - (codes == _CLOSED).astype(np.int8)
     depth = np.cumsum(step, dtype=np.int64)
     if len(depth) and (depth[-1] != 0 or depth.min() < 0):
-        opened, closed = symbols.count(_OPEN_PAREN), symbols.count(_CLOSE_PAREN)
+        opened, closed = symbols.count(_OPEN), symbols.count(_CLOSED)
         raise ValueError(f"unbalanced parentheses: {opened} opened, {closed} closed")
 
 

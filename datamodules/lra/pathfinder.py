@@ -95,23 +95,7 @@ class Pathfinder(CachedDataModule):
         self.protocol, self.split_seed = split, split_seed
         self.key_mask: KeyMask = key_mask
         self.vocab_size, self.max_seq_len = vocab_size, resolution**2
-        self._num_empty = 0
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the Long Range Arena, less the empty files that were skipped (see `notes`)."""
-        sizes = _cut(_NUM_PUBLISHED - self._num_empty)
-        return {name: Published(rows.stop - rows.start) for name, rows in sizes.items()}
-
-    @property
-    def notes(self) -> list[str]:
-        """Empty files, which the published pipelines skip too."""
-        if not self._num_empty:
-            return []
-        return [
-            f"{self._num_empty} pictures are empty files and were skipped, as published; 160000, "
-            f"20000 and 20000 count them, so the sizes below are those of the rest"
-        ]
+        self.published = _published(_NUM_PUBLISHED)
 
     def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
         """Return the function that makes a batch of pictures."""
@@ -160,7 +144,13 @@ class Pathfinder(CachedDataModule):
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits: choices of rows."""
         count = len(cache.array("all_targets"))
-        self._num_empty = int(cache.array("num_listed")[0]) - count
+        num_empty = int(cache.array("num_listed")[0]) - count
+        self.published = _published(_NUM_PUBLISHED - num_empty)
+        if num_empty:
+            self.notes = [
+                f"{num_empty} pictures are empty files and were skipped, as published; 160000, "
+                f"20000 and 20000 count them, so the sizes below are those of the rest"
+            ]
         order = np.arange(count)
         if self.protocol == "shuffled":
             order = permutation(count, self.split_seed)
@@ -190,3 +180,7 @@ def _cut(count: int) -> dict[str, range]:
     """Cut `count` places into 80, 10 and 10 %, rounded as in the source."""
     first, second = count * 8 // 10, count * 9 // 10
     return {"train": range(first), "val": range(first, second), "test": range(second, count)}
+
+
+def _published(count: int) -> dict[str, Published]:
+    return {name: Published(len(rows)) for name, rows in _cut(count).items()}

@@ -45,13 +45,7 @@ _SETTINGS_FILE = "generator.json"
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture.
-
-    Args:
-        pixels: Grey values, (side, side).
-        label: 1 if the markers are at the two ends of one target.
-        margin: Margin of the paddles that was drawn.
-    """
+    """Grey values (side, side), label, and the margin of the paddles that was drawn."""
 
     pixels: npt.NDArray[np.uint8]
     label: int
@@ -139,12 +133,8 @@ def write_pictures(
 ) -> None:
     """Write pictures 0..num_pictures-1 below `folder`, unless they are there.
 
-    Args:
-        folder: Folder of the difficulty; made if needed.
-        settings: Parameters of the generator.
-        num_pictures: How many pictures.
-        num_processes: How many processes; changes nothing else.
-        advance: Told the number of pictures written, or found.
+    The number of processes changes nothing else. `advance` is told the number of pictures written,
+    or found.
 
     Raises:
         DataError: The folder holds something else or cannot be written, or a worker failed.
@@ -165,11 +155,8 @@ def write_pictures(
 
 def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None:
     """Note in the folder what is written there, or compare with what is noted."""
-    wanted = {
-        "generator_version": GENERATOR_VERSION,
-        "num_pictures": num_pictures,
-        **dataclasses.asdict(settings),
-    }
+    wanted = {"generator_version": GENERATOR_VERSION, "num_pictures": num_pictures}
+    wanted |= dataclasses.asdict(settings)
     text = json.dumps(wanted, indent=1, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / _SETTINGS_FILE
@@ -196,36 +183,24 @@ def _write_files(
     (folder / "metadata").mkdir(exist_ok=True)
     num_files = -(-num_pictures // PICTURES_PER_FILE)
     for number in range(rank, num_files, num_processes):
-        first = number * PICTURES_PER_FILE
-        count = min(PICTURES_PER_FILE, num_pictures - first)
         metadata = folder / "metadata" / f"{number}.npy"
+        first = number * PICTURES_PER_FILE
+        indices = range(first, min(first + PICTURES_PER_FILE, num_pictures))
         if metadata.is_file():
-            advance(count)
-        else:
-            lines = _write_file(folder, settings, number, range(first, first + count), advance)
-            write_whole(metadata, lines)
-
-
-def _write_file(
-    folder: Path,
-    settings: GeneratorSettings,
-    number: int,
-    indices: range,
-    advance: Callable[[int], None],
-) -> str:
-    """Write the pictures of one metadata file. Returns its text."""
-    place = folder / "imgs" / str(number)
-    place.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for row, index in enumerate(indices):
-        picture = draw_picture(settings, index)
-        PilImage.fromarray(picture.pixels).save(place / f"sample_{row}.png")
-        words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, picture.label]
-        words += [settings.continuity, settings.contour_length, settings.distractor_length]
-        words += [settings.paddle_length, settings.paddle_thickness, picture.margin, 1]
-        lines.append(" ".join(map(str, words)) + "\n")
-        advance(1)
-    return "".join(lines)
+            advance(len(indices))
+            continue
+        place = folder / "imgs" / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for row, index in enumerate(indices):
+            picture = draw_picture(settings, index)
+            PilImage.fromarray(picture.pixels).save(place / f"sample_{row}.png")
+            words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, picture.label]
+            words += [settings.continuity, settings.contour_length, settings.distractor_length]
+            words += [settings.paddle_length, settings.paddle_thickness, picture.margin, 1]
+            lines.append(" ".join(map(str, words)) + "\n")
+            advance(1)
+        write_whole(metadata, "".join(lines))
 
 
 def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], None]) -> None:

@@ -34,13 +34,7 @@ _LEAST_WORDS = 4
 
 
 class Entry(NamedTuple):
-    """One line of the metadata.
-
-    Args:
-        place: File and line, for messages.
-        path: The picture.
-        label: 1 if the two markers are connected, else 0.
-    """
+    """One line of the metadata: its place, for messages; the picture; 1 if its markers join."""
 
     place: str
     path: Path
@@ -132,14 +126,7 @@ def _parse(line: str) -> tuple[str, int]:
 
 
 def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
-    """Read a picture.
-
-    Args:
-        entry: The picture's line.
-        side: Expected width and height.
-
-    Returns:
-        Grey values, (side, side); None if the file is empty.
+    """Return the grey values (side, side) of a picture; None if the file is empty.
 
     Raises:
         DataError: It is missing, damaged, or of another size or kind; the message gives the

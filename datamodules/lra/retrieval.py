@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,6 @@ class Retrieval(CachedDataModule):
 
     task = "retrieval"
     num_classes = 2  # not linked and linked
-    published: ClassVar = {
-        "train": Published(147086),
-        "val": Published(18090),
-        "test": Published(17437),
-    }
     vocab_size: int
     max_seq_len: int
 
@@ -58,6 +53,8 @@ class Retrieval(CachedDataModule):
             )
         self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
         self.max_seq_len = next_power_of_two(max_length_tokens)
+        sizes = {"train": 147086, "val": 18090, "test": 17437}
+        self.published = {name: Published(size) for name, size in sizes.items()}
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache: the release alone."""
@@ -76,13 +73,15 @@ class Retrieval(CachedDataModule):
             writer.stream("texts_tokens", np.uint8) as append,
         ):
             texts = _Texts(append)
-            pairs = {name: _read_split(path, texts, advance) for name, path in paths.items()}
+            pairs = {name: list(_rows(path, texts, advance)) for name, path in paths.items()}
         if not texts.offsets[-1]:
             raise DataError(f"{next(iter(paths.values())).parent}: every text is empty")
         writer.add("texts_offsets", np.array(texts.offsets, dtype=np.int64))
-        for name, arrays in pairs.items():
-            for what, array in arrays.items():
-                writer.add(f"{name}_{what}", array)
+        for name, columns in pairs.items():
+            rows, num_bytes, targets = zip(*columns, strict=True)
+            writer.add(f"{name}_rows", np.array(rows, dtype=np.int32))
+            writer.add(f"{name}_bytes", np.array(num_bytes, dtype=np.int32))
+            writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits, over one table of texts."""
@@ -102,11 +101,7 @@ class Retrieval(CachedDataModule):
 
 
 class _Texts:
-    """Writes each different text once.
-
-    Args:
-        append: Writes bytes at the end.
-    """
+    """Writes each different text once, by `append`."""
 
     def __init__(self, append: Callable[[npt.ArrayLike], None]) -> None:
         self._append = append
@@ -123,17 +118,7 @@ class _Texts:
         return self._rows[digest]
 
 
-def _read_split(
-    path: Path, texts: _Texts, advance: Callable[[int], None]
-) -> dict[str, npt.NDArray[np.integer]]:
-    """Read one file. Returns `rows` and `bytes` (num_pairs, 2) and `targets` (num_pairs,)."""
-    rows, num_bytes, targets = [], [], []
+def _rows(path: Path, texts: _Texts, advance: Callable[[int], None]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of both texts, their sizes in bytes, and the class of each pair."""
     for pair in aan.read_pairs(path, advance):
-        rows.append([texts.row(text) for text in pair.texts])
-        num_bytes.append(pair.num_bytes)
-        targets.append(pair.target)
-    return {
-        "rows": np.array(rows, dtype=np.int32),
-        "bytes": np.array(num_bytes, dtype=np.int32),
-        "targets": np.array(targets, dtype=np.uint16),
-    }
+        yield [texts.row(text) for text in pair.texts], pair.num_bytes, pair.target

@@ -62,22 +62,14 @@ class Text(CachedDataModule):
         if not 0 < val_fraction < 1:
             raise DataError(f"val_fraction must be between 0 and 1, received {val_fraction}")
         self.protocol = split
+        self.select_on_test = split == "test_as_val"
+        half = Published(_NUM_REVIEWS // 2, per_class=_NUM_REVIEWS // 4)
+        self.published = {"train+val": half, "test": half}
+        if self.select_on_test:
+            self.published = {"train": half, "val": half, "test": half}
         self.val_fraction, self.split_seed = val_fraction, split_seed
         self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
         self.max_seq_len = next_power_of_two(max_length_tokens)
-
-    @property
-    def select_on_test(self) -> bool:
-        """Whether validation, and so selection, is on the test split."""
-        return self.protocol == "test_as_val"
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the release."""
-        half = Published(_NUM_REVIEWS // 2, per_class=_NUM_REVIEWS // 4)
-        if self.select_on_test:
-            return {"train": half, "val": half, "test": half}
-        return {"train+val": half, "test": half}
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache: the release alone."""

@@ -34,8 +34,7 @@ class Mixing:
     distribution.
 
     Args:
-        mixup: Parameter of the Beta distribution of mixup; 0 for none.
-        cutmix: Parameter of the Beta distribution of cutmix; 0 for none.
+        mixup, cutmix: Parameters of the Beta distributions; 0 for none.
         probability: Probability that a batch is mixed.
         switch: Probability of cutmix where both are on.
         seed: Seed of the draws.
@@ -73,11 +72,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class PictureCollate:
-    """Make a batch of pictures.
-
-    Args:
-        mixing: Mixes the pictures of a training batch. None leaves them alone.
-    """
+    """Make a batch of pictures; `mixing` mixes those of a training batch."""
 
     mixing: Mixing | None = None
 
@@ -99,11 +94,7 @@ class PictureCollate:
 
 
 class RequestOrder:
-    """The micro-batches of a training order, as requests that know epoch and step.
-
-    Args:
-        order: The order.
-    """
+    """The micro-batches of a training order, as requests that know epoch and step."""
 
     def __init__(self, order: TrainingOrder) -> None:
         self.order = order

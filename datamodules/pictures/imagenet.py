@@ -16,6 +16,7 @@ from datamodules.core.base import DataModule, Published, Split
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import write_whole
 from datamodules.core.order import EvaluationOrder, TrainingOrder, choose_per_class
+from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
 from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
@@ -95,6 +96,9 @@ class ImageNet(DataModule):
         self.image_size, self.verify = image_size, verify
         self.max_seq_len = image_size**2
         self.held_out_per_class = held_out_per_class
+        self.select_on_test = held_out_per_class == 0
+        train = "train" if self.select_on_test else "train+val"
+        self.published = {train: Published(1281167), "test": Published(50000, per_class=50)}
         self.ground_truth = None if ground_truth is None else Path(ground_truth).expanduser()
         self.mixing: Mixing | None = None
         if (mixup or cutmix) and mix_probability:
@@ -124,17 +128,6 @@ class ImageNet(DataModule):
         return len(self._folders["train"].classes)
 
     @property
-    def select_on_test(self) -> bool:
-        """Whether validation is on the pictures that results are reported for."""
-        return self.held_out_per_class == 0
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of ILSVRC 2012."""
-        train = "train" if self.select_on_test else "train+val"
-        return {train: Published(1281167), "test": Published(50000, per_class=50)}
-
-    @property
     def provenance(self) -> dict[str, Any]:
         """What is behind a result; plain JSON values."""
         return {"classes_sha256": self._digest(), "held_out_per_class": self.held_out_per_class}
@@ -155,8 +148,7 @@ class ImageNet(DataModule):
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield the number of classes, and damaged pictures if they are looked for."""
-        equal = self.num_classes == 1000
-        yield f"published classes: 1000; here {self.num_classes}: {_verdict(equal)}", equal
+        yield compare_size("classes", 1000, self.num_classes, self.num_classes == 1000)
         for name, files in self._folders.items() if self.verify else ():
             damaged = 0
             for index in range(len(files)):
@@ -218,11 +210,7 @@ class ImageNet(DataModule):
         return {"classes": self.classes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Compare the class map of a checkpoint with the folders.
-
-        Raises:
-            DataError: They differ.
-        """
+        """Refuse a checkpoint whose class map is not that of the folders, by a DataError."""
         before, now = list(state_dict["classes"]), self.classes
         if before == now:
             return
@@ -276,7 +264,3 @@ class ImageNet(DataModule):
             )
         requests: Any = RequestOrder(order)
         return super()._loader(split, requests, collate)
-
-
-def _verdict(equal: bool) -> str:
-    return "equal" if equal else "DIFFERENT"

@@ -24,13 +24,7 @@ _PARENTS = ("", "UEA", "uea", "Multivariate_ts", "UEA/Multivariate_ts", "uea/Mul
 
 @dataclass(frozen=True)
 class ArchiveSize:
-    """Published size of an archive.
-
-    Args:
-        num_train, num_test: Series of both files.
-        num_features: Dimensions of a series.
-        max_length: Longest series of both files.
-    """
+    """Published size of an archive; lengths are the longest of both files."""
 
     num_train: int
     num_test: int
@@ -95,12 +89,7 @@ def check_name(name: str) -> None:
 
 
 def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFiles:
-    """Return the files of an archive.
-
-    Args:
-        name: Name of the archive.
-        data_dir: Folder of the releases; read if `source` is `released`.
-        source: `bundled` takes the files that aeon carries.
+    """Return the files of an archive in `data_dir`, or those that aeon carries (`bundled`).
 
     Raises:
         DataError: Unknown name.

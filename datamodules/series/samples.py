@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import require_one_of
 from datamodules.core.sequences import SequenceSplit
 
 __all__ = ["Normalization", "Normalizer", "SeriesSplit", "fill_missing"]
@@ -57,12 +56,7 @@ class Normalizer:
     def fit(
         cls, kind: Normalization, series: Callable[[], Iterable[npt.NDArray[np.float32]]]
     ) -> Normalizer:
-        """Make one; `series` returns the training series, without missing values, anew each time.
-
-        Raises:
-            DataError: Unknown kind.
-        """
-        require_one_of(get_args(Normalization), normalization=kind)
+        """Make one; `series` returns the training series, without missing values, each time."""
         if kind in ("none", "per_sample_std", "per_sample_minmax"):
             return cls(kind)
         return cls(kind, *_shift_and_scale(series, deviation=kind == "standardize"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -77,11 +77,18 @@ class UEA(CachedDataModule):
             raise DataError(f"val_fraction must be between 0 and 1, received {val_fraction}")
         require_one_of(("released", "bundled"), source=source)
         require_one_of(("val", "test"), select_on=select_on)
-        Normalizer.fit(normalization, lambda: [np.zeros((1, 1), dtype=np.float32)])
+        require_one_of(get_args(Normalization), normalization=normalization)
         self.archive, self.source, self.select_on = name, source, select_on
         self.val_fraction, self.split_seed = val_fraction, split_seed
         self.normalization: Normalization = normalization
         self._max_length = max_length
+        self.select_on_test = select_on == "test"
+        size = ARCHIVES[name]
+        if size is not None:  # the collection's table has it, and it is not in doubt
+            train, test = Published(size.num_train), Published(size.num_test)
+            self.published = {"train+val": train, "test": test}
+            if self.select_on_test:
+                self.published = {"train": train, "val": test, "test": test}
 
     # ---- sizes, which depend on the files ------------------------------------------------------
 
@@ -106,37 +113,6 @@ class UEA(CachedDataModule):
         if self._max_length is not None:
             return self._max_length
         return int(np.diff(self.cache.array("train_offsets")).max())
-
-    @property
-    def select_on_test(self) -> bool:
-        """Whether validation, and so selection, is on the test split."""
-        return self.select_on == "test"
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the collection's table, where it is not in doubt."""
-        size = ARCHIVES[self.archive]
-        if size is None:
-            return {}
-        train, test = Published(size.num_train), Published(size.num_test)
-        if self.select_on_test:
-            return {"train": train, "val": test, "test": test}
-        return {"train+val": train, "test": test}
-
-    @property
-    def notes(self) -> list[str]:
-        """Dimensions, version and classes."""
-        facts = self._facts
-        notes = [
-            f"archive {self.archive}, {self.source}, version {facts['version']}; "
-            f"{self.num_features} dimensions; {facts['num_missing']} missing values, interpolated",
-            f"classes: {', '.join(f'{i} = {label}' for i, label in enumerate(self.classes))}",
-        ]
-        if facts["absent"]:
-            notes.append(f"in the header but in no series: {', '.join(facts['absent'])}")
-        if self.select_on_test:
-            notes.append("train is the whole training file")
-        return notes
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -201,7 +177,16 @@ class UEA(CachedDataModule):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits; held-out validation is a choice of rows of the training file."""
-        rows: dict[str, Any] = {}
+        facts, rows = self._facts, {}
+        self.notes = [
+            f"archive {self.archive}, {self.source}, version {facts['version']}; "
+            f"{self.num_features} dimensions; {facts['num_missing']} missing values, interpolated",
+            f"classes: {', '.join(f'{i} = {label}' for i, label in enumerate(self.classes))}",
+        ]
+        if facts["absent"]:
+            self.notes.append(f"in the header but in no series: {', '.join(facts['absent'])}")
+        if self.select_on_test:
+            self.notes.append("train is the whole training file")
         if not self.select_on_test:
             held_out = self._held_out(np.asarray(cache.array("train_targets")))
             rows = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}

@@ -45,14 +45,9 @@ class _Stream(Mapped):
 class ColumnSplit(_Stream):
     """The stream cut into equal columns, read downwards side by side.
 
-    Source: MGK's language modelling code. Sample s · columns + c is segment s
-    of column c; a batch is one segment of every column. What is left of the stream after the last
-    column is dropped; the last segment of all columns is shorter.
-
-    Args:
-        tokens: The stream. Shape (num_tokens,).
-        num_columns: Columns.
-        segment_len: Tokens of a segment.
+    Source: MGK's language modelling code. Sample s · columns + c is segment s of column c; a batch
+    is one segment of every column. What is left of the stream after the last column is dropped; the
+    last segment of all columns is shorter.
 
     Raises:
         DataError: A column would have no prediction.
@@ -86,11 +81,7 @@ class WindowSplit(_Stream):
     least window_len - stride tokens before them. With stride = window_len these are independent
     segments; with stride 1 it is the sliding window of the papers.
 
-    Args:
-        tokens: The stream. Shape (num_tokens,).
-        window_len: Tokens of a window.
-        stride: Tokens from one window to the next.
-        drop_short: Leave out a last window that is shorter.
+    `drop_short` leaves out a last window that is shorter.
 
     Raises:
         DataError: There is no window; or the stride is not from 1 to window_len.
@@ -133,11 +124,7 @@ class WindowSplit(_Stream):
 
 
 class PromptSplit:
-    """Prompts to continue.
-
-    Args:
-        prompts: Token ids of each, at least one.
-    """
+    """Prompts to continue: token ids of each."""
 
     def __init__(self, prompts: list[npt.NDArray[np.int64]]) -> None:
         self.prompts = prompts

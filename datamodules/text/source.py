@@ -32,12 +32,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Block(NamedTuple):
-    """A piece of text.
-
-    Args:
-        text: Whole lines, each ended by a newline; an empty piece has none.
-        position: Where the next piece begins.
-    """
+    """Whole lines of text, each ended by a newline, and where the next piece begins."""
 
     text: str
     position: int
@@ -192,30 +187,21 @@ class ParquetText(TextSource):
 
     def _batches(self, path: Path) -> Iterator[list[str | None]]:
         """Yield the rows of a shard in pieces."""
-        import pyarrow as pa
-
-        try:
+        with _readable(path):
             for batch in self._shard(path).iter_batches(_BLOCK_ROWS, columns=["text"]):
                 yield batch.column(0).to_pylist()
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            text = " ".join(str(error).split())
-            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
 
     def _shard(self, path: Path) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
+        with _readable(path):
             shard = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
-            text = " ".join(str(error).split())
-            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
-        schema = shard.schema_arrow
-        kinds = {field.name: field.type for field in schema}
+        kinds = {field.name: field.type for field in shard.schema_arrow}
         kind = kinds.get("text")
         if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
-            raise DataError(f"{path}: expected a column `text` of strings, received {found}")
+            columns = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+            raise DataError(f"{path}: expected a column `text` of strings, received {columns}")
         return shard
 
     def _join(self, rows: list[str | None], path: Path, first: int) -> str:
@@ -223,3 +209,14 @@ class ParquetText(TextSource):
             raise DataError(f"{path}: row {first + rows.index(None)} of the split has no text")
         lines = (str(row).replace("\r\n", "\n").replace("\r", "\n") for row in rows)
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None

@@ -74,12 +74,7 @@ class TokenisationJob:
             return file.read()
 
     def tokenise(self, name: str, vocabulary: Tokens, advance: Callable[[int], None]) -> None:
-        """Tokenise one split, or the rest of it.
-
-        Args:
-            name: The split.
-            vocabulary: Gives the ids.
-            advance: Told how much of the source was read.
+        """Tokenise one split, or the rest of it; `advance` is told how much of it was read.
 
         Raises:
             DataError: The text is empty, or `vocabulary` refuses it.

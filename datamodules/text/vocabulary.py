@@ -192,9 +192,7 @@ class SubwordVocabulary(Tokens):
     def train(cls, texts: Iterable[str], size: int) -> Self:
         """Train byte-level pair encoding of `size` tokens; `<eos>` is id 0, `<unk>` is id 1.
 
-        Args:
-            texts: Pieces of text that end at line ends.
-            size: Number of tokens, at least 258.
+        `texts` are pieces of text that end at line ends.
         """
         package = _package()
         if size < 258:
@@ -210,7 +208,8 @@ class SubwordVocabulary(Tokens):
             initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_lines(texts), trainer)
+        lines = (line for text in texts for line in text.split("\n"))
+        tokenizer.train_from_iterator(lines, trainer)
         return cls(tokenizer.to_str())
 
     @property
@@ -240,11 +239,6 @@ class SubwordVocabulary(Tokens):
         return "\n".join(self._tokenizer.decode(line, False) for line in lines)
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from text.split("\n")
-
-
 def _package() -> Any:
     try:
         import tokenizers
@@ -262,16 +256,7 @@ def _package() -> Any:
 
 @dataclass(frozen=True)
 class VocabularyChoice:
-    """At most one of three settings; without any, the words of the training text.
-
-    Args:
-        vocab_file: A file with one word per line.
-        subwords: Number of sub-words to train on the training text.
-        tokenizer_file: A tokenizer.json.
-
-    Raises:
-        DataError: More than one is set.
-    """
+    """At most one of three settings (or a DataError); without any, the training text's words."""
 
     vocab_file: str | None = None
     subwords: int | None = None

@@ -16,6 +16,7 @@ from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
 from datamodules.core.progress import progress
+from datamodules.core.report import compare_size
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
 from datamodules.text.tokenise import TokenisationJob
 from datamodules.text.vocabulary import Tokens, VocabularyChoice
@@ -35,10 +36,10 @@ _log = logging.getLogger("datamodules")
 
 @dataclass(frozen=True)
 class TextCounts:
-    """Counts by `words`, and by split.
+    """Counts of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
 
     Args:
-        found: Words of the vocabulary and tokens of each split, `<eos>` included.
+        found: What we have.
         unknown: Tokens of each split that became `<unk>`, their word being unknown.
         published: Published counts, as far as there are any.
     """
@@ -62,9 +63,8 @@ class TextCounts:
     def compare(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number, and whether ours is equal."""
         for name, expected in self.published.items():
-            equal = self.found[name] == expected
-            verdict = "equal" if equal else "DIFFERENT"
-            yield f"published {_WHAT[name]}: {expected}; here {self.found[name]}: {verdict}", equal
+            found = self.found[name]
+            yield compare_size(_WHAT[name], expected, found, found == expected)
 
 
 class WikiText103(CachedDataModule):
@@ -105,6 +105,7 @@ class WikiText103(CachedDataModule):
     """
 
     task = "wikitext103"
+    max_seq_len: int
 
     def __init__(
         self,
@@ -128,6 +129,7 @@ class WikiText103(CachedDataModule):
         require_at_least(1, num_prompts=num_prompts, prompt_len=prompt_len)
         self.corpus, self.segment_len, self.batching = corpus, segment_len, batching
         self._choice = VocabularyChoice(vocab_file, subwords, tokenizer_file)
+        self.max_seq_len, self.shuffles = segment_len, batching == "segments"
         self._vocab_size = vocab_size
         self._strides = {"val": val_stride or segment_len, "test": test_stride or segment_len}
         self._prompts, self._num_prompts, self._prompt_len = prompts, num_prompts, prompt_len
@@ -144,16 +146,6 @@ class WikiText103(CachedDataModule):
     def num_classes(self) -> int:
         """Every word of the table is a possible prediction."""
         return self.vocab_size
-
-    @property
-    def max_seq_len(self) -> int:
-        """Tokens of a segment."""
-        return self.segment_len
-
-    @property
-    def shuffles(self) -> bool:
-        """Columns are read in order."""
-        return self.batching == "segments"
 
     @property
     def vocabulary(self) -> Tokens:
