@@ -195,7 +195,7 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            _log.info("another process builds %s; waiting for it", root / spec.name)
+            _log.info("another process is building %s; waiting for it", root / spec.name)
             lock.acquire()
     except OSError as error:
         raise DataError(

@@ -84,7 +84,7 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
 
     def take(name: str, place: str, file: IO[bytes] | None) -> None:
         if name in batches or file is None:
-            raise DataError(f"{place} is there twice, or is not a file; refused")
+            raise DataError(f"{place} occurs twice or is not a regular file; refused")
         batches[name] = _parse(place, _bounded(place, file))
         advance(len(batches[name][1]))
 

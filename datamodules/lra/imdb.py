@@ -53,7 +53,7 @@ def find_release(data_dir: Path) -> Path:
         )
     if len(archives) > 1 and not official:
         names = ", ".join(path.name for path in archives)
-        raise DataError(f"Text: several archives in {data_dir} ({names}); leave one of them there")
+        raise DataError(f"Text: several archives in {data_dir} ({names}); keep only one of them")
     return (official or archives)[0]
 
 
@@ -111,7 +111,7 @@ def _sorted(reviews: Reviews, place: Path) -> Reviews:
         for target, name in enumerate(CLASSES):
             names = [entry[1] for entry in entries if entry[0] == target]
             if not names:
-                raise DataError(f"{place}: there is no review in {split}/{name}")
+                raise DataError(f"{place}: no reviews in {split}/{name}")
             if len(set(names)) != len(names):
                 raise DataError(f"{place}: a file name occurs twice in {split}/{name}")
         for target, name, text in entries:

@@ -85,7 +85,7 @@ def read_split(
             tokens.append(np.frombuffer(expression, dtype=np.uint8))
             targets.append(target)
     if not targets:
-        raise DataError(f"{path}: there is no line after the header")
+        raise DataError(f"{path}: no lines after the header")
     return tokens, targets
 
 

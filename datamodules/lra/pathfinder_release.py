@@ -73,7 +73,7 @@ def list_metadata(folder: Path) -> list[Path]:
     """
     paths = sorted((folder / "metadata").glob("*.npy"), key=_number)
     if not paths:
-        raise MissingDataError(f"Pathfinder: there is no metadata/*.npy in {folder}")
+        raise MissingDataError(f"Pathfinder: no metadata/*.npy in {folder}")
     return paths
 
 

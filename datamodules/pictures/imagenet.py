@@ -156,7 +156,7 @@ class ImageNet(DataModule):
                     open_picture(files.path(index))
                 except PictureError as error:
                     damaged += 1
-                    yield str(error).split(". Put a sound copy")[0], False
+                    yield str(error).split(". Replace it with")[0], False
             yield f"{name}: {len(files)} pictures read, {damaged} damaged", damaged == 0
 
     # ---- splits --------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class ImageNet(DataModule):
         return {"classes": self.classes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose class map is not that of the folders, by a DataError."""
+        """Raise a DataError if a checkpoint's class map differs from that of the folders."""
         before, now = list(state_dict["classes"]), self.classes
         if before == now:
             return
@@ -239,7 +239,7 @@ class ImageNet(DataModule):
             if num_rows <= self.held_out_per_class:
                 raise DataError(
                     f"held_out_per_class={self.held_out_per_class} leaves class "
-                    f"{files.classes[target]} no training picture of {num_rows}"
+                    f"{files.classes[target]}, which has {num_rows} pictures, none for training"
                 )
             return self.held_out_per_class
 

@@ -100,7 +100,7 @@ def open_picture(path: Path) -> Image.Image:
 
 def _damaged(path: Path, reason: str) -> str:
     return (
-        f"{path}: the picture cannot be read: {reason}. Put a sound copy in its place, or remove "
+        f"{path}: the picture cannot be read: {reason}. Replace it with an intact copy, or remove "
         "the file; `python -m datamodules check imagenet --verify true` lists all such files"
     )
 

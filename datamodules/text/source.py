@@ -22,8 +22,8 @@ __all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
 
 _BLOCK_BYTES = 4 << 20
 _BLOCK_ROWS = 16384
-# What the zip module raises for an archive with wrong bytes: some say it is encrypted, or packed in
-# a way that nobody knows.
+# What the zip module raises for damaged archives; wrong bytes can look like encryption or like an
+# unknown compression.
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
     *(NotImplementedError, RuntimeError),

@@ -90,7 +90,7 @@ class WikiText103(CachedDataModule):
             tokens (a shorter last one is left out).
         vocab_file: Use this vocabulary, one word per line in the order of the ids, `<eos>` among
             them. Other words become `<unk>`. None makes it of the training text.
-        subwords: Use so many byte-level sub-words, trained on the training text, instead of words.
+        subwords: Number of byte-level sub-words to train on the training text, in place of words.
             Needs the package `tokenizers`.
         tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
         vocab_size: Rows of the model's embedding table, at least the size of the vocabulary. None
@@ -188,7 +188,7 @@ class WikiText103(CachedDataModule):
         spec = self.cache_spec
         job = TokenisationJob(self.cache_dir / f".{spec.name}.partial", found, spec.settings)
         if job.is_resumed:
-            _log.warning("going on with an interrupted tokenisation in %s", job.folder)
+            _log.warning("resuming an interrupted tokenisation in %s", job.folder)
         text = job.vocabulary_text(lambda: self._choice.make(found["train"]).text)
         vocabulary = self._choice.read(text)
         writer.add("vocabulary", np.frombuffer(text.encode(), dtype=np.uint8))

@@ -176,7 +176,7 @@ def test_a_link_in_the_archive_is_refused(tmp_path: Path) -> None:
             member.type, member.linkname, member.size = tarfile.SYMTYPE, "/etc/passwd", 0
 
     write_cifar_archive(tmp_path, change=link)
-    with pytest.raises(DataError, match="test_batch is there twice, or is not a file"):
+    with pytest.raises(DataError, match="test_batch occurs twice or is not a regular file"):
         image(tmp_path).prepare_data()
 
 

@@ -87,7 +87,7 @@ def test_harmless_differences_are_accepted(tmp_path: Path, text: str) -> None:
     ("text", "message"),
     [
         ("", r"basic_train.tsv: the file is empty"),
-        (HEADER, r"basic_train.tsv: there is no line after the header"),
+        (HEADER, r"basic_train.tsv: no lines after the header"),
         (GOOD, r"tsv:1: expected the header"),
         (HEADER + GOOD + "\n" + GOOD, r"tsv:3: the line is empty"),
         (HEADER + GOOD + GOOD[:12], r"tsv:3: expected one tab .* received 0"),

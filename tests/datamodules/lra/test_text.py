@@ -195,7 +195,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
 def test_a_missing_class_is_named(tmp_path: Path) -> None:
     reviews = {name: data for name, data in REVIEWS.items() if "test/pos" not in name}
     write_archive(tmp_path / "aclImdb_v1.tar.gz", reviews=reviews)
-    with pytest.raises(DataError, match="there is no review in test/pos"):
+    with pytest.raises(DataError, match="no reviews in test/pos"):
         text(tmp_path).prepare_data()
 
 
