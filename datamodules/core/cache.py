@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,8 +40,8 @@ class CacheSpec:
     Args:
         task: The first part of the folder's name.
         settings: Everything that decides the content; plain JSON values.
-        sources: Returns the files that the cache is made from, as far as they are present; if they
-            have changed since, it is stale. Not part of the name.
+        sources: Returns the files and folders that the cache is made from, as far as they are
+            present; if they have changed since, it is stale. Not part of the name.
     """
 
     task: str
@@ -131,7 +132,7 @@ class CacheWriter:
             "task": spec.task,
             "settings": spec.settings,
             "files": self.files,
-            "sources": {path.name: _describe(path) for path in spec.sources()},
+            "sources": {key: _describe(path) for key, path in _keyed(spec.sources()).items()},
         }
         write_whole(self.folder / _META, json.dumps(meta, indent=1, sort_keys=True))
 
@@ -168,8 +169,11 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
     try:
         for name, expected in files.items():
             _verify(folder / name, expected)
-        for path in spec.sources():
-            if path.name not in sources or _has_changed(path, sources[path.name]):
+        notes_folders = any("listing" in known for known in sources.values())
+        for key, path in _keyed(spec.sources()).items():
+            if path.is_dir() and not notes_folders:
+                continue  # a cache of before folders were watched
+            if key not in sources or _has_changed(path, sources[key]):
                 raise _DamagedError(f"cache {folder}: {path} has changed since the cache was made")
     except (AttributeError, KeyError, TypeError) as error:
         raise _DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
@@ -252,8 +256,19 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
         raise _DamagedError(f"cache {path.parent}: {path.name} does not match its checksum")
 
 
+def _keyed(sources: list[Path]) -> dict[str, Path]:
+    """Name each source: by its file name, or by its place among the others if names repeat."""
+    if len({path.name for path in sources}) == len(sources):
+        return {path.name: path for path in sources}
+    root = os.path.commonpath(sources)
+    return {path.relative_to(root).as_posix(): path for path in sources}
+
+
 def _has_changed(path: Path, known: dict[str, Any]) -> bool:
-    """Compare a source with its description; read it only if its time differs."""
+    """Compare a source with its description; read it only if its times differ."""
+    if path.is_dir():
+        _, listing = _listing(path)
+        return listing != known["listing"] and _describe(path)["sha256"] != known["sha256"]
     state = path.stat()
     if state.st_size != known["bytes"]:
         return True
@@ -261,8 +276,22 @@ def _has_changed(path: Path, known: dict[str, Any]) -> bool:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    state = path.stat()
-    return {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns, "sha256": _sha256(path)}
+    if not path.is_dir():
+        state = path.stat()
+        return {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns, "sha256": _sha256(path)}
+    files, listing = _listing(path)
+    contents = "".join(f"{name} {_sha256(path / name)}\n" for name in files)
+    sha256 = hashlib.sha256(contents.encode("utf-8", "surrogateescape")).hexdigest()
+    return {"bytes": sum(files.values()), "listing": listing, "sha256": sha256}
+
+
+def _listing(folder: Path) -> tuple[dict[str, int], str]:
+    """Return the files in a folder with their sizes, and a hash of names, sizes and times."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    states = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
+    lines = "".join(f"{name} {s.st_size} {s.st_mtime_ns}\n" for name, s in states.items())
+    digest = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+    return {name: state.st_size for name, state in states.items()}, digest
 
 
 def _sha256(path: Path) -> str:

@@ -122,10 +122,12 @@ class Pathfinder(CachedDataModule):
         }
 
     def sources(self) -> list[Path]:
-        """The metadata files of the release, if it is read."""
+        """The metadata files of the release and the folder of its pictures, if they are read."""
         if self.source == "generated":
             return []
-        return release.list_metadata(self._released_folder())
+        folder = self._released_folder()
+        pictures = [path for path in (folder / "imgs",) if path.is_dir()]
+        return release.list_metadata(folder) + pictures
 
     def build(self, writer: CacheWriter) -> None:
         """Generate the pictures if asked; read them."""

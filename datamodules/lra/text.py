@@ -76,9 +76,11 @@ class Text(CachedDataModule):
         return {"source": "aclImdb", "tokens": "bytes", "classes": list(imdb.CLASSES)}
 
     def sources(self) -> list[Path]:
-        """The archive, if it is read."""
+        """The archive, or the folders of the classes."""
         release = imdb.find_release(self.data_dir)
-        return [release] if release.is_file() else []
+        if release.is_file():
+            return [release]
+        return [release / split / name for split in imdb.SPLITS for name in imdb.CLASSES]
 
     def build(self, writer: CacheWriter) -> None:
         """Read the release."""

@@ -178,9 +178,9 @@ class WikiText103(CachedDataModule):
         return {k: v for k, v in given.items() if v is not None and v != "wikitext-103"}
 
     def sources(self) -> list[Path]:
-        """The files of the release; of those with one name, the last."""
+        """The files of the release."""
         found = find_release(self.data_dir, self.corpus)
-        return list({path.name: path for part in found.values() for path in part.paths}.values())
+        return list(dict.fromkeys(path for source in found.values() for path in source.paths))
 
     def build(self, writer: CacheWriter) -> None:
         """Tokenise the release."""

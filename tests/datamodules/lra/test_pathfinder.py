@@ -196,3 +196,13 @@ def test_metadata_of_numpy_is_explained(tmp_path: Path) -> None:
     np.save(place / "metadata" / "1.npy", np.array([["imgs/1", "sample_0.png", "0", "1"]]))
     with pytest.raises(DataError, match=r"metadata/1\.npy: this is an array of NumPy"):
         pathfinder(tmp_path).prepare_data()
+
+
+def test_changed_pictures_are_read_anew(tmp_path: Path) -> None:
+    place = write_pathfinder(tmp_path, count=20)
+    before = contents(pathfinder(tmp_path))
+    for path in place.glob("imgs/*/*.png"):
+        PilImage.fromarray(np.full((32, 32), 7, dtype=np.uint8)).save(path)
+    after = contents(pathfinder(tmp_path))
+    assert before != after
+    assert {pixels for pixels, _ in after["test"]} == {bytes([7]) * 1024}

@@ -246,3 +246,14 @@ def test_real_archive_in_full(tmp_path: Path) -> None:
     data.setup()
     for name in ("train", "test"):
         assert np.bincount(data.split(name).targets).tolist() == [12500, 12500]
+
+
+def test_another_folder_of_reviews_is_another_source(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    first = contents(text(write_folder(tmp_path / "a"), cache_dir=cache))
+    other = write_folder(tmp_path / "b")
+    for path in (other / "aclImdb").glob("*/*/*.txt"):
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    second = contents(text(other, cache_dir=cache))
+    assert first["test"] != second["test"]
+    assert {review[:1] for review, _ in second["test"]} == {b"x"}

@@ -219,9 +219,7 @@ def test_held_out_pictures_are_not_trained_on(root: Path):
     assert len(trained) == 9
     assert len(trained | held) == 12
     assert len(data.split("test")) == 6
-    with pytest.raises(
-        DataError, match="leaves class n01, which has 4 pictures, none"
-    ):
+    with pytest.raises(DataError, match="leaves class n01, which has 4 pictures, none"):
         imagenet(root, held_out_per_class=4)
 
 
