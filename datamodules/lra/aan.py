@@ -6,6 +6,7 @@ two paper ids, and the texts of the two papers. Everything is read as bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ FOLDERS = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv
 # The published pipelines drop what follows before they look at the length.
 MAX_TEXT_BYTES = 10000
 _NUM_COLUMNS = 5
-_LABELS = {0.0: 0, 1.0: 1}
+_LABEL = re.compile(rb"([01])(\.0+)?")
 
 
 class Pair(NamedTuple):
@@ -66,6 +67,8 @@ def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
         for number, line in enumerate(file, start=1):
             advance(len(line))
             try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("the last line does not end in a newline; the file is cut off")
                 yield _parse(line.removesuffix(b"\n").removesuffix(b"\r"))
             except ValueError as error:
                 raise DataError(f"{path}:{number}: {error}") from None
@@ -90,8 +93,8 @@ def _parse(line: bytes) -> Pair:
 
 
 def _target(label: bytes) -> int:
-    try:
-        return _LABELS[float(label)]
-    except (ValueError, KeyError):
+    match = _LABEL.fullmatch(label)
+    if match is None:
         shown = label[:40].decode("utf-8", "backslashreplace")
-        raise ValueError(f"the label must be 0.0 or 1.0, received {shown!r}") from None
+        raise ValueError(f"the label must be 0.0 or 1.0, received {shown!r}")
+    return int(match[1])

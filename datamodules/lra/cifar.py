@@ -85,7 +85,11 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
     def take(name: str, place: str, file: IO[bytes] | None) -> None:
         if name in batches or file is None:
             raise DataError(f"{place} occurs twice or is not a regular file; refused")
-        batches[name] = _parse(place, _bounded(place, file))
+        batch = _parse(place, _bounded(place, file))
+        for other, (pictures, _) in batches.items():
+            if np.array_equal(pictures, batch[0]):
+                raise DataError(f"{place}: the pictures are those of {other}; one is a copy")
+        batches[name] = batch
         advance(len(batches[name][1]))
 
     def take_member(member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:

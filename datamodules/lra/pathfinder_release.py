@@ -96,6 +96,8 @@ def read_entries(folder: Path, paths: list[Path]) -> list[Entry]:
 
 def _read_file(folder: Path, path: Path) -> Iterator[Entry]:
     content = path.read_bytes()
+    if not content:
+        raise DataError(f"{path}: the file is empty; each metadata file lists pictures")
     if content.startswith(b"\x93NUMPY"):
         raise DataError(
             f"{path}: this is an array of NumPy; the release has plain text under this name, one "

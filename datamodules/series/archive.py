@@ -80,9 +80,12 @@ class ArchiveFiles:
 
 def check_name(name: str) -> None:
     """Raise a DataError that names the nearest archive for an unknown one."""
-    if name in ARCHIVES:
-        return
-    raise DataError(
+    if name not in ARCHIVES:
+        raise DataError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    return (
         f"unknown archive {name!r}{nearest(name, ARCHIVES) or '.'} The UEA multivariate collection "
         f"has {', '.join(ARCHIVES)}"
     )
@@ -91,18 +94,25 @@ def check_name(name: str) -> None:
 def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFiles:
     """Return the files of an archive in `data_dir`, or those that aeon carries (`bundled`).
 
+    A name outside the collection stands for files of the user's own.
+
     Raises:
-        DataError: Unknown name.
         MissingDataError: A file is not there; the message says where it is expected and where it
             comes from.
     """
-    check_name(name)
     if source == "bundled":
         return _bundled(name)
+    if Path(name).name != name:
+        raise DataError(f"name must be a plain name, without folders, received {name!r}")
     folders = [data_dir / parent / own for parent in _PARENTS for own in (name, "")]
     found = find_set(name, folders, _files(name))
     if found is not None:
         return ArchiveFiles(**found, version=_declared_version(found["train"].parent))
+    if name not in ARCHIVES:
+        raise MissingDataError(
+            f"{_unknown(name)}. Files of your own are read from "
+            f"{data_dir / name}, as {name}_TRAIN.ts and {name}_TEST.ts"
+        )
     hint = ""
     if name in BUNDLED:
         hint = ", or set source to bundled (--data.init_args.source bundled) for aeon's copy"

@@ -1,4 +1,4 @@
-"""Multivariate time series of the UEA archive, chosen by name."""
+"""Time series of the UEA archive, chosen by name, or of the user's own `.ts` files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.order import choose_per_class
 from datamodules.core.sequences import write_sequences
-from datamodules.series.archive import ARCHIVES, ArchiveSource, check_name, find_archive
+from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
 from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
 
@@ -25,7 +25,7 @@ _READER_VERSION = 1  # part of the cache's name: what is stored, and how
 
 
 class UEA(CachedDataModule):
-    """Multivariate series and their class; `inputs` are float32 (B, N, num_features).
+    """Series and their class; `inputs` are float32 (B, N, num_features).
 
     The archive's own training and test files stay what they are. Series may differ in length; they
     are padded with 0, and `key_mask` says where they are real. Missing values are interpolated
@@ -41,7 +41,8 @@ class UEA(CachedDataModule):
     protocol, which selects on test data.
 
     Args:
-        name: Name of the archive.
+        name: Name of the archive; any other name stands for `.ts` files of your own, univariate
+            or multivariate, whose sizes are found from the files.
         source: `released` reads the files in data_dir; `bundled` the copies of BasicMotions and
             JapaneseVowels that aeon carries.
         select_on: `val` keeps val_fraction of each class of the training file for validation, a
@@ -71,7 +72,6 @@ class UEA(CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_name(name)
         require_at_least(1, max_length=max_length)
         if not 0 < val_fraction < 1:
             raise DataError(f"val_fraction must be between 0 and 1, received {val_fraction}")
@@ -82,8 +82,10 @@ class UEA(CachedDataModule):
         self.val_fraction, self.split_seed = val_fraction, split_seed
         self.normalization: Normalization = normalization
         self._max_length = max_length
+        if name not in ARCHIVES and not (self.cache_dir / self.cache_spec.name).is_dir():
+            self.sources()  # tells an unknown name from files of the user's own
         self.select_on_test = select_on == "test"
-        size = ARCHIVES[name]
+        size = ARCHIVES.get(name)
         if size is not None:  # the collection's table has it, and it is not in doubt
             train, test = Published(size.num_train), Published(size.num_test)
             self.published = {"train+val": train, "test": test}

@@ -208,3 +208,10 @@ def test_check_prints_the_published_sizes(tmp_path: Path, capsys) -> None:
         "published test: 10000 (1000 per class); here 10: DIFFERENT",
     ):
         assert line in printed
+
+
+def test_a_copy_of_another_file_is_refused(tmp_path: Path) -> None:
+    files = cifar_files()
+    files["data_batch_2"] = files["data_batch_1"]
+    with pytest.raises(DataError, match=r"data_batch_2: the pictures are those of data_batch_1"):
+        image(write_cifar(tmp_path, files)).prepare_data()

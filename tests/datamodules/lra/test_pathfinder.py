@@ -206,3 +206,10 @@ def test_changed_pictures_are_read_anew(tmp_path: Path) -> None:
     after = contents(pathfinder(tmp_path))
     assert before != after
     assert {pixels for pixels, _ in after["test"]} == {bytes([7]) * 1024}
+
+
+def test_an_empty_list_of_pictures_is_refused(tmp_path: Path) -> None:
+    place = write_pathfinder(tmp_path)
+    (place / "metadata" / "1.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1\.npy: the file is empty"):
+        pathfinder(tmp_path).prepare_data()

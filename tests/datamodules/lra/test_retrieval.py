@@ -118,6 +118,8 @@ def test_each_text_is_stored_once(tmp_path: Path) -> None:
         (b"\n", "expected 4 tabs .* received 0"),
         (b'"1.0"\tA\tB\tone\ttwo\n', r"the label must be 0.0 or 1.0, received '\"1.0\"'"),
         (b"2.0\tA\tB\tone\ttwo\n", "the label must be 0.0 or 1.0, received '2.0'"),
+        (b"0_1\tA\tB\tone\ttwo\n", "received '0_1'"),
+        (b"1e0\tA\tB\tone\ttwo\n", "received '1e0'"),
         (b"0.5\tA\tB\tone\ttwo\n", "received '0.5'"),
         (b"nan\tA\tB\tone\ttwo\n", "received 'nan'"),
         (b"\tA\tB\tone\ttwo\n", "received ''"),
@@ -159,3 +161,10 @@ def test_check_prints_the_published_sizes(tmp_path: Path, capsys) -> None:
         "published test: 17437; here 11: DIFFERENT",
     ):
         assert line in printed
+
+
+def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:
+    lines = pair_lines(5, 0)
+    data = retrieval(with_train(tmp_path, [*lines[:-1], lines[-1][:-4]]))
+    with pytest.raises(DataError, match=r"train\.tsv:5: .* newline; the file is cut off"):
+        data.prepare_data()
