@@ -178,8 +178,8 @@ class ListOps(CachedDataModule):
             chunks.close()
         expressions = iter(found.values())
         for name, count in self.num_samples.items():
-            tokens, targets = zip(*itertools.islice(expressions, count), strict=True)
-            write_sequences(writer, name, tokens, map(len, tokens), targets)
+            pieces, targets = zip(*itertools.islice(expressions, count), strict=True)
+            write_sequences(writer, name, pieces, map(len, pieces), targets)
 
     def _read(self, writer: CacheWriter) -> None:
         paths = listops_release.find_release(self.data_dir)
