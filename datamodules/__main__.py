@@ -6,7 +6,6 @@ compares it with the published sizes and prints lengths and checksums. Nothing i
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import re
@@ -16,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
-from datamodules.core.errors import DataError
+from datamodules.core.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -46,13 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
+        helps = [word in ("-h", "--help") for word in arguments[:2]]
+        if any(helps) or len(arguments) < 2:
+            if arguments and not helps[0]:
+                _one_of(COMMANDS, arguments[0], "command")
             print(_overview())
-            return 0 if arguments else 2
+            return 0 if any(helps) else 2
         command = _one_of(COMMANDS, arguments[0], "command")
-        if len(arguments) == 1 or arguments[1] in ("-h", "--help"):
-            print(_overview())
-            return 0 if len(arguments) > 1 else 2
         name = _one_of(REGISTRY, arguments[1], "data set")
         return _run(command, name, arguments[2:])
     except _UsageError as error:
@@ -100,9 +99,13 @@ def _make(command: str, name: str, options: list[str]) -> DataModule:
     module, class_name = REGISTRY[name]
     data_class = getattr(importlib.import_module(module), class_name)
     parser = _parser(command, name, data_class)
-    _refuse_unknown(parser, options)
-    values = parser.parse_args(options)
-    return data_class(**values.as_dict())
+    # Name the nearest valid option for one that does not exist, shortened ones included.
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    for option in options:
+        flag = option.split("=", 1)[0]
+        if re.match(r"-(?![\d.])", flag) and flag not in known:
+            raise _UsageError(f"unknown option {flag}{nearest(flag, known)}")
+    return data_class(**parser.parse_args(options).as_dict())
 
 
 def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
@@ -111,7 +114,7 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     class OneLineParser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             text = " ".join(str(message).split())
-            raise _UsageError(_WRONG_VALUE.sub(r"--\1: expected \2, got '\3'", text))
+            raise _UsageError(_WRONG_VALUE.sub(r"--\1: expected \2, received '\3'", text))
 
     parser = OneLineParser(
         prog=f"{_PROGRAM} {command} {name}",
@@ -123,36 +126,12 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
     return parser
 
 
-def _refuse_unknown(parser: ArgumentParser, options: Iterable[str]) -> None:
-    """Name the nearest valid option for one that does not exist, shortened ones included."""
-    known = [flag for action in parser._actions for flag in action.option_strings]
-    for option in options:
-        flag = option.split("=", 1)[0]
-        if flag.startswith("-") and not _is_number(flag) and flag not in known:
-            raise _UsageError(f"unknown option {flag}{_nearest(flag, known)}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _one_of(valid: Iterable[str], given: str, what: str) -> str:
     names = list(valid)
     if given not in names:
-        hint = _nearest(given, names)
+        hint = nearest(given, names)
         raise _UsageError(f"unknown {what} {given!r}; valid are {', '.join(names)}{hint}")
     return given
-
-
-def _nearest(given: str, valid: list[str]) -> str:
-    begins = [name for name in valid if name.startswith(given)]
-    close = difflib.get_close_matches(given, valid, n=1, cutoff=0.4)
-    found = begins[:1] or close
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _overview() -> str:

@@ -35,6 +35,9 @@ class Synthetic(DataModule):
     """
 
     task = "synthetic"
+    vocab_size: int
+    num_classes: int
+    max_seq_len: int
 
     def __init__(
         self,
@@ -56,27 +59,12 @@ class Synthetic(DataModule):
         if vocab_size < num_classes + 2:
             raise DataError(
                 f"vocab_size must be at least num_classes + 2 = {num_classes + 2} (padding, one "
-                f"marker per class, one other token), got {vocab_size}"
+                f"marker per class, one other token), received {vocab_size}"
             )
         self._num_samples = {"train": num_train, "val": num_val, "test": num_test}
-        self._min_length, self._max_length = min_length, max_length
-        self._vocab_size, self._num_classes = vocab_size, num_classes
+        self._min_length, self.max_seq_len = min_length, max_length
+        self.vocab_size, self.num_classes = vocab_size, num_classes
         self._data_seed = data_seed
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, padding included."""
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return self._num_classes
-
-    @property
-    def max_seq_len(self) -> int:
-        """Largest length."""
-        return self._max_length
 
     def load_splits(self) -> dict[str, Split]:
         """Draw the three splits."""
@@ -87,13 +75,13 @@ class Synthetic(DataModule):
 
     def _draw(self, number: int, count: int) -> TokenSplit:
         key = (self._data_seed, number)
-        width = self._max_length
-        classes = hashes(count, *key, 0) % np.uint64(self._num_classes)
+        width = self.max_seq_len
+        classes = hashes(count, *key, 0) % np.uint64(self.num_classes)
         span = np.uint64(width - self._min_length + 1)
         lengths = self._min_length + (hashes(count, *key, 1) % span).astype(np.int64)
-        others = np.uint64(self._vocab_size - self._num_classes - 1)
+        others = np.uint64(self.vocab_size - self.num_classes - 1)
         noise = hashes(count * width, *key, 2).reshape(count, width) % others
-        tokens = 1 + self._num_classes + noise.astype(np.int64)
+        tokens = 1 + self.num_classes + noise.astype(np.int64)
         real = np.arange(width) < lengths[:, None]
         chance = hashes(count * width, *key, 3).reshape(count, width) >> np.uint64(1)
         chance[~real] = np.iinfo(np.int64).max
@@ -101,4 +89,4 @@ class Synthetic(DataModule):
         marked = rank < 1 + lengths[:, None] // 16
         tokens = np.where(marked, 1 + classes.astype(np.int64)[:, None], tokens)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        return TokenSplit(tokens[real], offsets, classes.astype(np.int64), max_tokens=width)
+        return TokenSplit(tokens[real], offsets, classes.astype(np.int64), width)

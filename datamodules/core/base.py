@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import lightning.pytorch as pl
 import numpy as np
@@ -21,7 +21,6 @@ from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.sequences import PadCollate
 
 __all__ = ["CachedDataModule", "DataModule", "Published", "Split"]
-
 
 SplitName = Literal["train", "val", "test"]
 
@@ -70,6 +69,8 @@ class DataModule(pl.LightningDataModule):
     """
 
     task = ""
+    shuffles = True  # whether each epoch of training has an order of its own
+    select_on_test = False  # whether the validation split is the test split
 
     def __init__(
         self,
@@ -97,46 +98,30 @@ class DataModule(pl.LightningDataModule):
         self.pad_to, self.pad_multiple = pad_to, pad_multiple
         self.predict_split = predict_split
         self.splits: dict[str, Split] = {}
+        # By split; `train+val` stands for two splits together.
+        self.published: dict[str, Published] = {}
+        # What a reader of the sizes should know, after `setup`; one line each.
+        self.notes: list[str] = []
 
-    @property
-    def vocab_size(self) -> int | None:
-        """Rows of the model's embedding table; None for float features."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # attributes, or properties where they depend on files
 
-    @property
-    def num_features(self) -> int | None:
-        """Channels of float features; None for tokens."""
-        return None
+        @property
+        def vocab_size(self) -> int | None:
+            """Rows of the model's embedding table; None for float features."""
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        raise NotImplementedError
+        @property
+        def num_features(self) -> int | None:
+            """Channels of float features; None for tokens."""
 
-    @property
-    def max_seq_len(self) -> int:
-        """Largest padded length."""
-        raise NotImplementedError
+        @property
+        def num_classes(self) -> int:
+            """Number of classes."""
 
-    @property
-    def shuffles(self) -> bool:
-        """Whether each epoch of training has an order of its own."""
-        return True
-
-    @property
-    def select_on_test(self) -> bool:
-        """Whether the validation split is the test split, so that selection is on test data."""
-        return False
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Published sizes by split; `train+val` stands for two splits together."""
-        return {}
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of the sizes should know (after `setup`); one line each."""
-        return []
+        @property
+        def max_seq_len(self) -> int:
+            """Largest padded length."""
+    else:
+        vocab_size = num_features = None
 
     def load_splits(self) -> dict[str, Split]:
         """Return the splits `train`, `val` and `test`."""
@@ -161,11 +146,7 @@ class DataModule(pl.LightningDataModule):
         return len(self.split("train")) // self.batch_size
 
     def split(self, name: str) -> Split:
-        """Return one split.
-
-        Raises:
-            RuntimeError: `setup` has not been called.
-        """
+        """Return one split (after `setup`)."""
         if not self.splits:
             raise RuntimeError(f"call {type(self).__name__}.setup() before using its splits")
         return self.splits[name]
@@ -178,16 +159,8 @@ class DataModule(pl.LightningDataModule):
         """
         train = self.split("train")
         rank, world_size = self._layout()
-        order = TrainingOrder(
-            len(train),
-            self.batch_size,
-            self.seed,
-            rank,
-            world_size,
-            self._accumulation(),
-            self._processed,
-            self.shuffles,
-        )
+        sizes = len(train), self.batch_size, self.seed, rank, world_size, self._accumulation()
+        order = TrainingOrder(*sizes, self._processed, self.shuffles)
         if self.trainer is not None and self.trainer.max_steps == -1:
             raise DataError(
                 f"trainer.max_steps is not set; training is counted in optimiser steps. One epoch "
@@ -261,15 +234,17 @@ class DataModule(pl.LightningDataModule):
 class CachedDataModule(DataModule):
     """A DataModule whose splits lie in a cache made from a release or by a generator.
 
-    Other arguments: see DataModule.
+    Arguments: those of DataModule.
     """
+
+    _opened: Cache | None = None
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the content of the cache; plain JSON values."""
         raise NotImplementedError
 
     def sources(self) -> list[Path]:
-        """Files of the release that are present and from which the cache is made."""
+        """Files that the cache is made from; a DataError means that they are absent."""
         return []
 
     def build(self, writer: CacheWriter) -> None:
@@ -287,20 +262,27 @@ class CachedDataModule(DataModule):
     @property
     def cache_spec(self) -> CacheSpec:
         """Identity of the cache."""
-        return CacheSpec(self.task, self.settings(), self.sources)
+        return CacheSpec(self.task, self.settings(), self._present_sources)
+
+    def _present_sources(self) -> list[Path]:
+        try:
+            return self.sources()
+        except DataError:
+            return []
 
     def prepare_data(self) -> None:
         """Build the cache unless a good one is there. Lightning calls it once per node."""
         ensure_cache(self.cache_dir, self.cache_spec, self.build)
 
     def open(self) -> Cache:
-        """Open the cache and verify it.
+        """Open the cache anew and verify it.
 
         Raises:
             DataError: There is no good cache; the message gives the command that makes one.
         """
         try:
-            return open_cache(self.cache_dir, self.cache_spec)
+            self._opened = open_cache(self.cache_dir, self.cache_spec)
+            return self._opened
         except DataError as error:
             command = f"python -m datamodules prepare {self.task}"
             command += "".join(f" --{name} {value}" for name, value in self.must_name().items())
@@ -310,8 +292,15 @@ class CachedDataModule(DataModule):
             kind = MissingDataError if isinstance(error, MissingDataError) else DataError
             raise kind(f"{error}; run `{command}` with the same settings") from None
 
-    def load_splits(self) -> dict[str, Split]:
-        """Open the cache; without a trainer, build it first if needed."""
+    @property
+    def cache(self) -> Cache:
+        """The cache, opened once; without a trainer, it is built first if needed."""
+        if self._opened is not None:
+            return self._opened
         if self.trainer is None:
             self.prepare_data()
-        return self.splits_of(self.open())
+        return self.open()
+
+    def load_splits(self) -> dict[str, Split]:
+        """Open the splits in the cache."""
+        return self.splits_of(self.cache)

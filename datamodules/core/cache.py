@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import sync, write_whole
 
-__all__ = ["FORMAT_VERSION", "Cache", "CacheSpec", "CacheWriter", "ensure_cache", "open_cache"]
+__all__ = ["Cache", "CacheSpec", "CacheWriter", "Mapped", "ensure_cache", "open_cache"]
 
 FORMAT_VERSION = 1
 _META = "meta.json"
@@ -37,10 +38,10 @@ class CacheSpec:
     """What a cache holds.
 
     Args:
-        task: Name of the task; the first part of the folder's name.
+        task: The first part of the folder's name.
         settings: Everything that decides the content; plain JSON values.
-        sources: Returns the files that the cache is made from, as far as they are present. A cache
-            whose files have changed since is stale. Not part of the name.
+        sources: Returns the files and folders that the cache is made from, as far as they are
+            present; if they have changed since, it is stale. Not part of the name.
     """
 
     task: str
@@ -66,6 +67,27 @@ class Cache:
         return np.load(self.folder / f"{name}.npy", mmap_mode="r")
 
 
+class _MappedFile(NamedTuple):
+    """Stands for a memory-mapped array while its owner is pickled."""
+
+    path: str
+
+
+class Mapped:
+    """Base of what holds whole arrays of a cache: a copy in another process maps them anew."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: _MappedFile(str(value.filename)) if isinstance(value, np.memmap) else value
+            for name, value in vars(self).items()
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            is_mapped = isinstance(value, _MappedFile)
+            vars(self)[name] = np.load(value.path, mmap_mode="r") if is_mapped else value
+
+
 class CacheWriter:
     """Collects the arrays of a new cache in a temporary folder."""
 
@@ -78,8 +100,7 @@ class CacheWriter:
         path = self.folder / f"{name}.npy"
         with path.open("wb") as file:
             np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         self.files[path.name] = _describe(path)
 
     @contextmanager
@@ -101,8 +122,7 @@ class CacheWriter:
             _write_header(file, kind, length)  # NumPy leaves room for the first size to grow
             if file.tell() != start:
                 raise RuntimeError(f"{path}: the header of {length} elements has another size")
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         self.files[path.name] = _describe(path)
 
     def finish(self, spec: CacheSpec) -> None:
@@ -112,12 +132,9 @@ class CacheWriter:
             "task": spec.task,
             "settings": spec.settings,
             "files": self.files,
-            "sources": {path.name: _describe(path) for path in spec.sources()},
+            "sources": {key: _describe(path) for key, path in _keyed(spec.sources()).items()},
         }
-        with (self.folder / _META).open("w") as file:
-            json.dump(meta, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
+        write_whole(self.folder / _META, json.dumps(meta, indent=1, sort_keys=True))
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[Any], length: int) -> None:
@@ -152,8 +169,11 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
     try:
         for name, expected in files.items():
             _verify(folder / name, expected)
-        for path in spec.sources():
-            if path.name not in sources or _has_changed(path, sources[path.name]):
+        notes_folders = any("listing" in known for known in sources.values())
+        for key, path in _keyed(spec.sources()).items():
+            if path.is_dir() and not notes_folders:
+                continue  # a cache of before folders were watched
+            if key not in sources or _has_changed(path, sources[key]):
                 raise _DamagedError(f"cache {folder}: {path} has changed since the cache was made")
     except (AttributeError, KeyError, TypeError) as error:
         raise _DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
@@ -163,10 +183,8 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
 def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
     """Open a cache, building it if it is missing, damaged or stale.
 
-    Args:
-        root: Folder of all caches; made if needed. It is not written to if the cache is good.
-        spec: What the cache holds.
-        build: Adds the arrays. It may fail, or be interrupted: nothing is kept then.
+    `root`, the folder of all caches, is made if needed, and not written to if the cache is good.
+    `build` adds the arrays. It may fail, or be interrupted: nothing is kept then.
 
     Raises:
         DataError: `root` cannot be written, or `build` raised it.
@@ -178,7 +196,11 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / f".{spec.name}.lock")
-        _acquire(lock, root / spec.name)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.info("another process is building %s; waiting for it", root / spec.name)
+            lock.acquire()
     except OSError as error:
         raise DataError(
             f"the cache folder {root} cannot be written ({error.strerror or error}); set cache_dir "
@@ -188,14 +210,6 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
         return _open_or_build(root, spec, build)
     finally:
         lock.release()
-
-
-def _acquire(lock: FileLock, folder: Path) -> None:
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _log.info("another process builds %s; waiting for it", folder)
-        lock.acquire()
 
 
 def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:
@@ -242,8 +256,19 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
         raise _DamagedError(f"cache {path.parent}: {path.name} does not match its checksum")
 
 
+def _keyed(sources: list[Path]) -> dict[str, Path]:
+    """Name each source: by its file name, or by its place among the others if names repeat."""
+    if len({path.name for path in sources}) == len(sources):
+        return {path.name: path for path in sources}
+    root = os.path.commonpath(sources)
+    return {path.relative_to(root).as_posix(): path for path in sources}
+
+
 def _has_changed(path: Path, known: dict[str, Any]) -> bool:
-    """Compare a source with its description; read it only if its time differs."""
+    """Compare a source with its description; read it only if its times differ."""
+    if path.is_dir():
+        _, listing = _listing(path)
+        return listing != known["listing"] and _describe(path)["sha256"] != known["sha256"]
     state = path.stat()
     if state.st_size != known["bytes"]:
         return True
@@ -251,8 +276,22 @@ def _has_changed(path: Path, known: dict[str, Any]) -> bool:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    state = path.stat()
-    return {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns, "sha256": _sha256(path)}
+    if not path.is_dir():
+        state = path.stat()
+        return {"bytes": state.st_size, "mtime_ns": state.st_mtime_ns, "sha256": _sha256(path)}
+    files, listing = _listing(path)
+    contents = "".join(f"{name} {_sha256(path / name)}\n" for name in files)
+    sha256 = hashlib.sha256(contents.encode("utf-8", "surrogateescape")).hexdigest()
+    return {"bytes": sum(files.values()), "listing": listing, "sha256": sha256}
+
+
+def _listing(folder: Path) -> tuple[dict[str, int], str]:
+    """Return the files in a folder with their sizes, and a hash of names, sizes and times."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    states = {path.relative_to(folder).as_posix(): path.stat() for path in paths}
+    lines = "".join(f"{name} {s.st_size} {s.st_mtime_ns}\n" for name, s in states.items())
+    digest = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+    return {name: state.st_size for name, state in states.items()}, digest
 
 
 def _sha256(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from datamodules.core.errors import DataError
 from datamodules.core.order import EvaluationOrder, TrainingOrder
 
 __all__ = ["Batch", "EvaluationLoader", "TrainingLoader"]
@@ -21,13 +22,25 @@ Batch = dict[str, Tensor]
 
 
 class _Loader:
-    """Iterates over a torch DataLoader."""
+    """Iterates over a torch DataLoader; damaged data are one-line errors, also from its processes.
+
+    Args:
+        loader: DataLoader over `order`.
+    """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self.loader)
+        try:
+            yield from self.loader
+        except DataError as error:
+            if self._iterator is not None:
+                self._iterator._shutdown_workers()  # left to itself, it waits five seconds
+                self._iterator = None
+            # A loader process sends its traceback along; the last line is the message.
+            kind, text = type(error), str(error).strip().splitlines()[-1]
+            raise DataError(text.removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
 
     # Lightning shuts the workers down through this attribute.
     @property
@@ -40,12 +53,7 @@ class _Loader:
 
 
 class EvaluationLoader(_Loader):
-    """Every sample once; the same number of batches on every rank.
-
-    Args:
-        loader: DataLoader over `order`.
-        order: Its batch sampler.
-    """
+    """Every sample once; the same number of batches on every rank."""
 
     def __init__(self, loader: DataLoader[Any], order: EvaluationOrder) -> None:
         super().__init__(loader)
@@ -74,7 +82,7 @@ class TrainingLoader(_Loader):
     def __iter__(self) -> Iterator[Batch]:
         start = self._processed()
         for position, batch in enumerate(super().__iter__()):
-            # The trainer may fetch one batch ahead, but cannot have processed what it has not got.
+            # The trainer may fetch one batch ahead, but cannot have processed what it lacks.
             if position == 1 and self._processed() > start + 1:
                 raise RuntimeError(
                     f"the training stream began at micro-batch {start}, but the trainer resumed at "

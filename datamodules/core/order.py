@@ -22,17 +22,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError
+from datamodules.core.errors import DataError, require_at_least
 
-__all__ = [
-    "FILL",
-    "EvaluationOrder",
-    "TrainingOrder",
-    "global_batch",
-    "hashes",
-    "micro_batch_size",
-    "permutation",
-]
+__all__ = ["FILL", "EvaluationOrder", "TrainingOrder", "choose_per_class", "hashes", "permutation"]
 
 FILL = -1
 
@@ -63,19 +55,26 @@ def permutation(count: int, seed: int, epoch: int = 0) -> npt.NDArray[np.int64]:
     return np.argsort(hashes(count, seed, epoch), kind="stable")
 
 
-def global_batch(
-    num_samples: int, batch_size: int, seed: int, epoch: int, index: int
-) -> npt.NDArray[np.int64]:
-    """Return the samples of global batch `index` of an epoch; shape (batch_size,)."""
-    return permutation(num_samples, seed, epoch)[index * batch_size : (index + 1) * batch_size]
+def choose_per_class(
+    targets: npt.NDArray[np.integer],
+    num_classes: int,
+    seed: int,
+    count: Callable[[int, int], int],
+) -> npt.NDArray[np.bool_]:
+    """Choose samples of each class, a pure function of the seed; True for them, shape of `targets`.
 
-
-def micro_batch_size(batch_size: int, world_size: int, accumulation: int) -> int:
-    """Return the rows of one forward pass of one rank.
-
-    Raises:
-        DataError: The global batch cannot be cut into equal parts.
+    `count` says how many to choose, of a class and its number of samples.
     """
+    chosen = np.zeros(len(targets), dtype=bool)
+    for target in range(num_classes):
+        rows = np.flatnonzero(targets == target)
+        order = permutation(len(rows), seed, target)
+        chosen[rows[order[: count(target, len(rows))]]] = True
+    return chosen
+
+
+def _micro_batch_size(batch_size: int, world_size: int, accumulation: int) -> int:
+    """Return the rows of one forward pass of one rank."""
     parts = world_size * accumulation
     if batch_size < 1 or batch_size % parts:
         raise DataError(
@@ -122,7 +121,7 @@ class TrainingOrder:
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
         self.start, self.shuffle = start, shuffle
-        self.micro_batch_size = micro_batch_size(batch_size, world_size, accumulation)
+        self.micro_batch_size = _micro_batch_size(batch_size, world_size, accumulation)
         self.steps_per_epoch = num_samples // batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -154,8 +153,7 @@ class EvaluationOrder:
     def __init__(
         self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
-        if batch_size < 1:
-            raise DataError(f"eval_batch_size must be at least 1, got {batch_size}")
+        require_at_least(1, eval_batch_size=batch_size)
         self.num_samples, self.batch_size = num_samples, batch_size
         self.rank, self.world_size = rank, world_size
 

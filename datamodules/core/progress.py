@@ -16,34 +16,14 @@ _QUIET_SECONDS = 5.0
 @contextmanager
 def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Show progress on the standard error; yields the function that adds to the count."""
-    if sys.stderr.isatty():
-        with _bar(title, total, unit) as advance:
-            yield advance
-    else:
+    if not sys.stderr.isatty():
         yield _lines(title, total, unit)
-
-
-@contextmanager
-def _bar(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn(unit))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
         job = bar.add_task(title, total=total)
         yield lambda count: bar.advance(job, count)
 

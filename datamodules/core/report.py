@@ -8,7 +8,7 @@ import numpy as np
 
 from datamodules.core.base import CachedDataModule, DataModule
 
-__all__ = ["compare", "describe"]
+__all__ = ["compare", "compare_size", "describe"]
 
 # More files of a release than these are counted, not listed.
 _MOST_SOURCES = 8
@@ -56,10 +56,16 @@ def compare(data: DataModule) -> Iterator[tuple[str, bool]]:
     for name, expected in data.published.items():
         targets = np.concatenate([data.split(part).targets for part in name.split("+")])
         counts = np.bincount(targets, minlength=data.num_classes)
-        equal = len(targets) == expected.num_samples
-        published = f"{expected.num_samples}"
-        if expected.per_class is not None:
-            equal = equal and bool((counts == expected.per_class).all())
-            published += f" ({expected.per_class} per class)"
-        verdict = "equal" if equal else "DIFFERENT"
-        yield f"published {name}: {published}; here {len(targets)}: {verdict}", equal
+        size, per_class = f"{expected.num_samples}", expected.per_class
+        equal = per_class is None or bool((counts == per_class).all())
+        if per_class is not None:
+            size += f" ({per_class} per class)"
+        yield compare_size(name, size, len(targets), equal and len(targets) == expected.num_samples)
+
+
+def compare_size(what: str, published: object, found: object, equal: bool) -> tuple[str, bool]:
+    """Return a line for a published size, and whether ours is equal."""
+    return (
+        f"published {what}: {published}; here {found}: {'equal' if equal else 'DIFFERENT'}",
+        equal,
+    )

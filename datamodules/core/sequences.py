@@ -1,108 +1,88 @@
-"""Token sequences of different lengths, and pairs of them: arrays in a cache, samples, batches."""
+"""Sequences of different lengths, and pairs of them: arrays in a cache, samples, padded batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.order import FILL
 
 __all__ = [
     "PadCollate",
-    "PairCollate",
-    "PairSample",
     "PairSplit",
-    "TextTable",
-    "TokenSample",
+    "Sample",
+    "SequenceSplit",
     "TokenSplit",
+    "batch_of",
     "next_power_of_two",
     "write_sequences",
 ]
 
 
-class TokenSample(NamedTuple):
-    """One sequence.
+class Sample(NamedTuple):
+    """One sample.
 
     Args:
-        tokens: Token ids, shape (length,), int64.
+        values: Token ids, (length,) int64; a tuple of two such texts; or a series,
+            (length, num_features) float32.
         target: Class.
         sample_id: Index of the sample in its split, or FILL.
     """
 
-    tokens: npt.NDArray[np.int64]
+    values: Any
     target: int
     sample_id: int
 
 
-class TokenSplit:
-    """The sequences of one split; a map-style data set.
-
-    Arrays may be memory-mapped: a copy of this object in another process opens the files anew.
+class SequenceSplit(Mapped):
+    """The sequences of one split, stored one after the other; a map-style data set.
 
     Args:
-        tokens: Stored tokens of all sequences, one after the other. Shape (num_tokens,).
+        stored: All stored sequences. Shape (num_steps, ...).
         offsets: Where each sequence begins, and the end of the last. Shape (num_stored + 1,).
-        targets: Class of each sequence. Shape (num_stored,).
-        max_tokens: Sequences are cut off after so many tokens.
-        shift: Added to stored tokens to give ids; id 0 is for padding.
+        targets: Class of each sample. Shape (num_stored,).
+        max_length: Sequences are cut off after so many steps.
         rows: The stored sequences that belong to the split. None means all.
     """
 
+    kind = "tokens"  # name of the stored array in a cache
+
     def __init__(
         self,
-        tokens: npt.NDArray[np.integer],
+        stored: npt.NDArray[Any],
         offsets: npt.NDArray[np.int64],
         targets: npt.NDArray[np.integer],
-        max_tokens: int,
-        shift: int = 0,
+        max_length: int,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._tokens, self._offsets, self._targets = tokens, offsets, targets
-        self._max_tokens, self._shift = max_tokens, shift
+        self._stored, self._offsets, self._targets = stored, offsets, targets
+        self._max_length = max_length
         self._rows = np.arange(len(targets)) if rows is None else rows
 
     @classmethod
-    def from_cache(
-        cls,
-        cache: Cache,
-        name: str,
-        max_tokens: int,
-        shift: int = 0,
-        rows: npt.NDArray[np.int64] | None = None,
-    ) -> TokenSplit:
-        """Open what `write_sequences` wrote under `name`."""
-        tokens = cache.array(f"{name}_tokens")
+    def from_cache(cls, cache: Cache, name: str, *arguments: Any, **options: Any) -> Any:
+        """Open what `write_sequences` wrote under `name`; the rest goes to the constructor."""
         offsets, targets = (np.asarray(cache.array(f"{name}_{x}")) for x in ("offsets", "targets"))
-        return cls(tokens, offsets, targets, max_tokens, shift, rows)
+        return cls(cache.array(f"{name}_{cls.kind}"), offsets, targets, *arguments, **options)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> TokenSample:
+    def __getitem__(self, index: int) -> Sample:
         """Return sample `index`; FILL gives the first one under the id FILL."""
         row = self._rows[0 if index == FILL else index]
-        first = self._offsets[row]
-        last = min(self._offsets[row + 1], first + self._max_tokens)
-        tokens = self._tokens[first:last].astype(np.int64) + self._shift
-        return TokenSample(tokens, int(self._targets[row]), int(index))
+        return Sample(self.values(row), int(self._targets[row]), int(index))
 
-    def __getstate__(self) -> dict[str, object]:
-        state = dict(self.__dict__)
-        if isinstance(self._tokens, np.memmap):
-            state["_tokens"] = str(self._tokens.filename)
-        return state
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        if isinstance(state["_tokens"], str):
-            state["_tokens"] = np.load(state["_tokens"], mmap_mode="r")
-        self.__dict__.update(state)
+    def values(self, row: int) -> Any:
+        """Return what the model sees of a stored sequence."""
+        raise NotImplementedError
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
@@ -111,40 +91,98 @@ class TokenSplit:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each sample before it is cut off, shape (num_samples,)."""
+        """Steps of each sample before it is cut off, shape (num_samples,)."""
         return np.diff(self._offsets)[self._rows]
 
     @property
     def num_cut(self) -> int:
         """Samples that are cut off."""
-        return int((self.lengths > self._max_tokens).sum())
+        return int((self.lengths > self._max_length).sum())
+
+
+class TokenSplit(SequenceSplit):
+    """Token sequences. Arguments as in SequenceSplit, and:
+
+    Args:
+        shift: Added to stored tokens to give ids; id 0 is for padding.
+    """
+
+    def __init__(self, *arguments: Any, shift: int = 0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._shift = shift
+
+    def values(self, row: int) -> Any:
+        """Return the token ids of a stored sequence, (length,) int64."""
+        first = self._offsets[row]
+        last = min(self._offsets[row + 1], first + self._max_length)
+        return self._stored[first:last].astype(np.int64) + self._shift
+
+
+class PairSplit(TokenSplit):
+    """Pairs of texts, each stored once. Arguments as in TokenSplit, and:
+
+    Args:
+        pairs: The two texts of each sample. Shape (num_samples, 2).
+        text_lengths: Tokens of each of them before any cut. Shape (num_samples, 2).
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        pairs: npt.NDArray[np.integer],
+        text_lengths: npt.NDArray[np.integer],
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.pairs, self._text_lengths = pairs, text_lengths
+
+    def values(self, row: int) -> Any:
+        """Return the token ids of both texts of a pair."""
+        return tuple(map(super().values, self.pairs[row]))
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of the longer text of each pair before any cut, shape (num_samples,)."""
+        return self._text_lengths.max(axis=1).astype(np.int64)
 
 
 def write_sequences(
     writer: CacheWriter,
     name: str,
-    tokens: list[npt.NDArray[np.uint8]],
+    pieces: Sequence[npt.NDArray[Any]],
     lengths: Iterable[int],
     targets: Iterable[int],
+    kind: str = "tokens",
 ) -> None:
-    """Add one split to a cache.
+    """Add the sequences of one split to a cache.
 
     Args:
         writer: The cache.
         name: Name of the split.
-        tokens: Pieces of the tokens of all sequences; where a piece ends does not matter.
-        lengths: Tokens of each sequence.
+        pieces: Pieces of all sequences; where a piece ends does not matter.
+        lengths: Steps of each sequence.
         targets: Class of each sequence, below 65536.
+        kind: What is stored.
     """
     ends = np.cumsum(np.fromiter(lengths, dtype=np.int64))
-    writer.add(f"{name}_tokens", np.concatenate(tokens))
+    writer.add(f"{name}_{kind}", np.concatenate(pieces))
     writer.add(f"{name}_offsets", np.concatenate([np.zeros(1, dtype=np.int64), ends]))
     writer.add(f"{name}_targets", np.fromiter(targets, dtype=np.uint16))
 
 
+def batch_of(samples: Sequence[Any], inputs: Tensor, key_mask: Tensor) -> dict[str, Tensor]:
+    """Return a batch with the class and the id of each sample: `target`, `sample_ids` (B,)."""
+    return {
+        "inputs": inputs,
+        "key_mask": key_mask,
+        "target": torch.tensor([sample.target for sample in samples]),
+        "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
+    }
+
+
 @dataclass(frozen=True)
 class PadCollate:
-    """Make a batch of sequences, padded at the end with id 0.
+    """Make a batch of sequences, padded at the end with 0; both texts of a pair to one length.
 
     Args:
         pad_to: `longest` pads to the longest sequence of the batch, `max` to `max_seq_len`.
@@ -156,159 +194,26 @@ class PadCollate:
     pad_multiple: int
     max_seq_len: int
 
-    def __call__(self, samples: list[TokenSample]) -> dict[str, Tensor]:
-        """Return `inputs` and `key_mask` (B, N), `target` and `sample_ids` (B,)."""
-        lengths = np.array([len(sample.tokens) for sample in samples])
+    def __call__(self, samples: list[Sample]) -> dict[str, Tensor]:
+        """Return `inputs` (B, N), (B, 2, N) or (B, N, F), `key_mask` without F, and `batch_of`."""
+        paired = isinstance(samples[0].values, tuple)
+        rows = [sample.values if paired else (sample.values,) for sample in samples]
+        lengths = np.array([[len(piece) for piece in row] for row in rows])
         length = self.max_seq_len
         if self.pad_to == "longest":
-            longest = int(lengths.max())
+            longest = max(1, int(lengths.max()))
             length = min(-(-longest // self.pad_multiple) * self.pad_multiple, length)
-        inputs = np.zeros((len(samples), length), dtype=np.int64)
-        for row, sample in enumerate(samples):
-            inputs[row, : len(sample.tokens)] = sample.tokens
-        return {
-            "inputs": torch.from_numpy(inputs),
-            "key_mask": torch.from_numpy(np.arange(length) < lengths[:, None]),
-            "target": torch.tensor([sample.target for sample in samples]),
-            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
-        }
+        first = rows[0][0]
+        inputs = np.zeros((*lengths.shape, length, *first.shape[1:]), dtype=first.dtype)
+        for place, row in zip(inputs, rows, strict=True):
+            for part, piece in zip(place, row, strict=True):
+                part[: len(piece)] = piece
+        mask = np.arange(length) < lengths[..., None]
+        if not paired:
+            inputs, mask = inputs[:, 0], mask[:, 0]
+        return batch_of(samples, torch.from_numpy(inputs), torch.from_numpy(mask))
 
 
 def next_power_of_two(length: int) -> int:
     """Return the smallest power of two that is not below `length`."""
     return 1 << (length - 1).bit_length()
-
-
-class PairSample(NamedTuple):
-    """Two sequences with one label.
-
-    Args:
-        tokens: Token ids of each text, shapes (length,), int64.
-        target: Class.
-        sample_id: Index of the sample in its split, or FILL.
-    """
-
-    tokens: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-    target: int
-    sample_id: int
-
-
-class TextTable:
-    """Different texts, one after the other.
-
-    Tokens may be memory-mapped: a copy of this object in another process opens the file anew.
-
-    Args:
-        tokens: Stored tokens of all texts. Shape (num_tokens,).
-        offsets: Where each text begins, and the end of the last. Shape (num_texts + 1,).
-        max_tokens: Texts are cut off after so many tokens.
-        shift: Added to stored tokens to give ids; id 0 is for padding.
-    """
-
-    def __init__(
-        self,
-        tokens: npt.NDArray[np.integer],
-        offsets: npt.NDArray[np.int64],
-        max_tokens: int,
-        shift: int = 0,
-    ) -> None:
-        self._tokens, self._offsets = tokens, offsets
-        self.max_tokens, self._shift = max_tokens, shift
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __getitem__(self, row: int) -> npt.NDArray[np.int64]:
-        """Return the token ids of a text, shape (length,)."""
-        first = self._offsets[row]
-        last = min(self._offsets[row + 1], first + self.max_tokens)
-        return self._tokens[first:last].astype(np.int64) + self._shift
-
-    def __getstate__(self) -> dict[str, object]:
-        state = dict(self.__dict__)
-        if isinstance(self._tokens, np.memmap):
-            state["_tokens"] = str(self._tokens.filename)
-        return state
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        if isinstance(state["_tokens"], str):
-            state["_tokens"] = np.load(state["_tokens"], mmap_mode="r")
-        self.__dict__.update(state)
-
-
-class PairSplit:
-    """The pairs of one split; a map-style data set.
-
-    Args:
-        texts: The texts.
-        rows: The two texts of each pair. Shape (num_pairs, 2).
-        text_lengths: Tokens of each of them before any cut. Shape (num_pairs, 2).
-        targets: Class of each pair. Shape (num_pairs,).
-    """
-
-    def __init__(
-        self,
-        texts: TextTable,
-        rows: npt.NDArray[np.integer],
-        text_lengths: npt.NDArray[np.integer],
-        targets: npt.NDArray[np.integer],
-    ) -> None:
-        self.texts, self.rows, self.text_lengths = texts, rows, text_lengths
-        self._targets = targets
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-    def __getitem__(self, index: int) -> PairSample:
-        """Return sample `index`; FILL gives the first one under the id FILL."""
-        pair = 0 if index == FILL else index
-        first, second = (self.texts[row] for row in self.rows[pair])
-        return PairSample((first, second), int(self._targets[pair]), int(index))
-
-    @property
-    def targets(self) -> npt.NDArray[np.integer]:
-        """Class of each pair, shape (num_pairs,)."""
-        return self._targets
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of the longer text of each pair before any cut, shape (num_pairs,)."""
-        return self.text_lengths.max(axis=1).astype(np.int64)
-
-    @property
-    def num_cut(self) -> int:
-        """Pairs of which a text is cut off."""
-        return int((self.lengths > self.texts.max_tokens).sum())
-
-
-@dataclass(frozen=True)
-class PairCollate:
-    """Make a batch of pairs; both texts are padded at the end with id 0, to one length.
-
-    Args:
-        pad_to: `longest` pads to the longest text of the batch, `max` to `max_seq_len`.
-        pad_multiple: The padded length is rounded up to a multiple of this, up to `max_seq_len`.
-        max_seq_len: Largest padded length.
-    """
-
-    pad_to: Literal["longest", "max"]
-    pad_multiple: int
-    max_seq_len: int
-
-    def __call__(self, samples: list[PairSample]) -> dict[str, Tensor]:
-        """Return `inputs` and `key_mask` (B, 2, N), `target` and `sample_ids` (B,)."""
-        lengths = np.array([[len(text) for text in sample.tokens] for sample in samples])
-        length = self.max_seq_len
-        if self.pad_to == "longest":
-            longest = max(1, int(lengths.max()))
-            length = min(-(-longest // self.pad_multiple) * self.pad_multiple, length)
-        inputs = np.zeros((len(samples), 2, length), dtype=np.int64)
-        for row, sample in enumerate(samples):
-            for column, text in enumerate(sample.tokens):
-                inputs[row, column, : len(text)] = text
-        return {
-            "inputs": torch.from_numpy(inputs),
-            "key_mask": torch.from_numpy(np.arange(length) < lengths[..., None]),
-            "target": torch.tensor([sample.target for sample in samples]),
-            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
-        }

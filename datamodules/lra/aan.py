@@ -6,11 +6,14 @@ two paper ids, and the texts of the two papers. Everything is read as bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError
+from datamodules.core.files import find_set, not_found
+from datamodules.lra import RELEASE
 
 __all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]
 
@@ -23,17 +26,11 @@ FOLDERS = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv
 # The published pipelines drop what follows before they look at the length.
 MAX_TEXT_BYTES = 10000
 _NUM_COLUMNS = 5
-_LABELS = {0.0: 0, 1.0: 1}
+_LABEL = re.compile(rb"([01])(\.0+)?")
 
 
 class Pair(NamedTuple):
-    """One line.
-
-    Args:
-        target: 1 if the papers are linked, else 0.
-        texts: The first MAX_TEXT_BYTES bytes of each text.
-        num_bytes: Bytes of each text in the file.
-    """
+    """One line: 1 if the papers are linked, else 0; the start of both texts; their full sizes."""
 
     target: int
     texts: tuple[bytes, bytes]
@@ -46,29 +43,21 @@ def find_release(data_dir: Path) -> dict[str, Path]:
     Raises:
         MissingDataError: No folder holds all three files.
     """
-    for folder in FOLDERS:
-        paths = {split: data_dir / folder / name for split, name in SPLIT_FILES.items()}
-        present = [path for path in paths.values() if path.is_file()]
-        if len(present) == len(paths):
-            return paths
-        if present:
-            absent = [str(path) for path in paths.values() if path not in present]
-            raise MissingDataError(f"Retrieval: found {present[0]}, but not {', '.join(absent)}")
-    raise MissingDataError(
-        f"Retrieval: the released files {', '.join(SPLIT_FILES.values())} are not under "
-        f"{data_dir}; expected in {data_dir} itself or in its {', '.join(FOLDERS[1:])}. They are "
-        f"part of the Long Range Arena release (github.com/google-research/long-range-arena, "
-        f"lra_release.gz), made from the ACL Anthology Network; nothing is downloaded. Then run "
-        f"`python -m datamodules prepare retrieval --data_dir {data_dir}`"
-    )
+    found = find_set("Retrieval", (data_dir / folder for folder in FOLDERS), SPLIT_FILES)
+    if found is None:
+        raise not_found(
+            "Retrieval",
+            f"the released files {', '.join(SPLIT_FILES.values())} are",
+            f"in {data_dir} itself or in its {', '.join(FOLDERS[1:])}",
+            f"They are part of {RELEASE}, made from the ACL Anthology Network",
+            "retrieval",
+            data_dir,
+        )
+    return found
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
-    """Yield the pairs of a file in order, one line in memory at a time.
-
-    Args:
-        path: The file.
-        advance: Told the number of bytes read.
+    """Yield the pairs of a file, one line in memory at a time; `advance` is told the bytes read.
 
     Raises:
         DataError: A line is wrong, or there is none; the message gives file, line and reason.
@@ -78,6 +67,8 @@ def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
         for number, line in enumerate(file, start=1):
             advance(len(line))
             try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("the last line does not end in a newline; the file is cut off")
                 yield _parse(line.removesuffix(b"\n").removesuffix(b"\r"))
             except ValueError as error:
                 raise DataError(f"{path}:{number}: {error}") from None
@@ -91,7 +82,7 @@ def _parse(line: bytes) -> Pair:
     if len(columns) != _NUM_COLUMNS:
         raise ValueError(
             f"expected {_NUM_COLUMNS - 1} tabs (label, two ids, two texts), "
-            f"found {len(columns) - 1}"
+            f"received {len(columns) - 1}"
         )
     label, _, _, first, second = columns
     return Pair(
@@ -102,8 +93,8 @@ def _parse(line: bytes) -> Pair:
 
 
 def _target(label: bytes) -> int:
-    try:
-        return _LABELS[float(label)]
-    except (ValueError, KeyError):
+    match = _LABEL.fullmatch(label)
+    if match is None:
         shown = label[:40].decode("utf-8", "backslashreplace")
-        raise ValueError(f"the label must be 0.0 or 1.0, got {shown!r}") from None
+        raise ValueError(f"the label must be 0.0 or 1.0, received {shown!r}")
+    return int(match[1])

@@ -8,20 +8,19 @@ extracted.
 
 from __future__ import annotations
 
-import gzip
 import io
 import pickle
 import pickletools
 import tarfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError
+from datamodules.core.files import find_set, not_found, read_tar
 
 __all__ = ["NUM_CLASSES", "SIDE", "SPLIT_FILES", "Batch", "find_release", "read_release"]
 
@@ -53,29 +52,26 @@ def find_release(data_dir: Path) -> Path:
     Raises:
         MissingDataError: There is neither, or a file of the folder is missing.
     """
-    for folder in (data_dir / FOLDER, data_dir):
-        present = [name for name in _FILES if (folder / name).is_file()]
-        if len(present) == len(_FILES):
-            return folder
-        if present:
-            absent = ", ".join(name for name in _FILES if name not in present)
-            raise MissingDataError(f"Image: found {folder / present[0]}, but not {absent}")
+    found = find_set("Image", (data_dir / FOLDER, data_dir), {name: name for name in _FILES})
+    if found is not None:
+        return found[_FILES[0]].parent
     if (data_dir / ARCHIVE).is_file():
         return data_dir / ARCHIVE
-    raise MissingDataError(
-        f"Image: CIFAR-10 is not under {data_dir}; expected the folder {data_dir / FOLDER} with "
-        f"{', '.join(_FILES)}, or the archive {data_dir / ARCHIVE}. Official source: "
-        f"www.cs.toronto.edu/~kriz/cifar.html, the version for Python; nothing is downloaded. Then "
-        f"run `python -m datamodules prepare image --data_dir {data_dir}`"
+    raise not_found(
+        "Image",
+        "CIFAR-10 is",
+        f"the folder {data_dir / FOLDER} with {', '.join(_FILES)}, or the archive "
+        f"{data_dir / ARCHIVE}",
+        "Official source: www.cs.toronto.edu/~kriz/cifar.html, the version for Python",
+        "image",
+        data_dir,
     )
 
 
 def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Batch]:
     """Read the files of a folder or an archive.
 
-    Args:
-        release: What `find_release` found.
-        advance: Told the number of pictures read.
+    `advance` is told the number of pictures read.
 
     Returns:
         Pictures and labels of each file, by its name.
@@ -86,48 +82,34 @@ def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Bat
     """
     batches: dict[str, Batch] = {}
 
-    def take(name: str, place: str, content: bytes) -> None:
-        batches[name] = _parse(place, content)
+    def take(name: str, place: str, file: IO[bytes] | None) -> None:
+        if name in batches or file is None:
+            raise DataError(f"{place} occurs twice or is not a regular file; refused")
+        batch = _parse(place, _bounded(place, file))
+        for other, (pictures, _) in batches.items():
+            if np.array_equal(pictures, batch[0]):
+                raise DataError(f"{place}: the pictures are those of {other}; one is a copy")
+        batches[name] = batch
         advance(len(batches[name][1]))
+
+    def take_member(member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        folder, _, name = member.name.removeprefix("./").rpartition("/")
+        if folder == FOLDER and name in _FILES:
+            file = archive.extractfile(member) if member.isfile() else None
+            take(name, f"{release}: {member.name}", file)
 
     if release.is_dir():
         for name in _FILES:
-            take(
-                name,
-                str(release / name),
-                _bounded(str(release / name), (release / name).open("rb")),
-            )
+            take(name, str(release / name), (release / name).open("rb"))
     else:
-        _read_archive(release, take)
+        read_tar(release, take_member)
         absent = [name for name in _FILES if name not in batches]
         if absent:
             raise DataError(f"{release}: the archive has no {FOLDER}/{', '.join(absent)}")
     return batches
 
 
-def _read_archive(path: Path, take: Callable[[str, str, bytes], None]) -> None:
-    members = {f"{FOLDER}/{name}": name for name in _FILES}
-    seen: set[str] = set()
-    try:
-        with gzip.open(path) as stream:
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                for member in archive:
-                    name = members.get(member.name.removeprefix("./"))
-                    if name is None:
-                        continue
-                    place = f"{path}: {member.name}"
-                    if name in seen or not member.isfile():
-                        raise DataError(f"{place} is there twice, or is not a file; refused")
-                    seen.add(name)
-                    file = archive.extractfile(member)
-                    take(name, place, _bounded(place, cast(BinaryIO, file)))
-            while stream.read(1 << 20):  # to the end: the checksum comes last
-                pass
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{path}: the archive is damaged or cut off ({error})") from error
-
-
-def _bounded(place: str, file: BinaryIO) -> bytes:
+def _bounded(place: str, file: IO[bytes]) -> bytes:
     with file:
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
@@ -151,11 +133,7 @@ class _ForbiddenError(Exception):
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Refuse a place in the memo beyond the file: Python would allocate memory up to it.
-
-    Raises:
-        ValueError: there is one, or the file is no pickle.
-    """
+    """Refuse (ValueError) a memo place beyond the file: Python would allocate memory up to it."""
     for opcode, argument, _ in pickletools.genops(content):
         is_place = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
         if is_place and not 0 <= int(argument or 0) < len(content):
@@ -185,11 +163,12 @@ def _parse(place: str, content: bytes) -> Batch:
     if not valid or data.shape[1] != _NUM_VALUES:
         raise DataError(
             f"{place}: expected pictures of 3 x {SIDE} x {SIDE} values, uint8 (n, {_NUM_VALUES}) "
-            f"with n labels, got {shape}"
+            f"with n labels, received {shape}"
         )
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < NUM_CLASSES:
             raise DataError(
-                f"{place}: label of picture {row}: expected 0..{NUM_CLASSES - 1}, got {label!r}"
+                f"{place}: label of picture {row}: expected 0..{NUM_CLASSES - 1}, received "
+                f"{label!r}"
             )
     return data.reshape(-1, 3, SIDE, SIDE), np.array(labels, dtype=np.uint8)

@@ -51,6 +51,9 @@ class Image(CachedDataModule):
     """
 
     task = "image"
+    num_classes = cifar.NUM_CLASSES
+    max_seq_len = cifar.SIDE**2
+    vocab_size: int
 
     def __init__(
         self, key_mask: KeyMask = "non_zero", vocab_size: int = 512, **kwargs: Any
@@ -58,27 +61,8 @@ class Image(CachedDataModule):
         super().__init__(**kwargs)
         require_at_least(256, vocab_size=vocab_size)
         self.key_mask: KeyMask = key_mask
-        self._vocab_size = vocab_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        """The ten kinds of things."""
-        return cifar.NUM_CLASSES
-
-    @property
-    def max_seq_len(self) -> int:
-        """Pixels of a picture."""
-        return cifar.SIDE**2
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the Long Range Arena."""
-        return {
+        self.vocab_size = vocab_size
+        self.published = {
             "train": Published(45000),
             "val": Published(5000),
             "train+val": Published(50000, per_class=5000),
@@ -94,11 +78,8 @@ class Image(CachedDataModule):
         return {"source": "cifar-10-python", "grey": "luma, floor(255.5 y / 255)"}
 
     def sources(self) -> list[Path]:
-        """The archive or the files of the folder, if present."""
-        try:
-            release = cifar.find_release(self.data_dir)
-        except DataError:
-            return []
+        """The archive or the files of the folder."""
+        release = cifar.find_release(self.data_dir)
         if release.is_file():
             return [release]
         return [release / name for names in cifar.SPLIT_FILES.values() for name in names]

@@ -7,17 +7,13 @@ encoding.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import re
 import tarfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError
+from datamodules.core.files import not_found, read_tar
 
 __all__ = ["CLASSES", "SPLITS", "Reviews", "find_release", "read_archive", "read_folder"]
 
@@ -29,12 +25,6 @@ SPLITS = ("train", "test")
 Reviews = dict[str, list[tuple[int, str, bytes]]]
 
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/([^/]+\.txt)")
-_OPENERS: dict[str, Callable[[Path], BinaryIO]] = {
-    ".gz": cast(Callable[[Path], BinaryIO], gzip.open),
-    ".tgz": cast(Callable[[Path], BinaryIO], gzip.open),
-    ".xz": cast(Callable[[Path], BinaryIO], lzma.open),
-    ".bz2": cast(Callable[[Path], BinaryIO], bz2.open),
-}
 _ARCHIVES = ("aclImdb*.tar.gz", "aclImdb*.tgz", "aclImdb*.tar.xz", "aclImdb*.tar.bz2")
 
 
@@ -51,17 +41,19 @@ def find_release(data_dir: Path) -> Path:
     archives = sorted(path for pattern in _ARCHIVES for path in data_dir.glob(pattern))
     official = [path for path in archives if path.name == "aclImdb_v1.tar.gz"]
     if not archives:
-        raise MissingDataError(
-            f"Text: the IMDB reviews are not under {data_dir}; expected the folder "
-            f"{data_dir / 'aclImdb'}/{{train,test}}/{{pos,neg}}/*.txt or the archive "
+        raise not_found(
+            "Text",
+            "the IMDB reviews are",
+            f"the folder {data_dir / 'aclImdb'}/{{train,test}}/{{pos,neg}}/*.txt or the archive "
             f"{data_dir / 'aclImdb_v1.tar.gz'} (any aclImdb*.tar.gz, .tar.xz or .tar.bz2 of the "
-            f"same layout). Official source: the Large Movie Review Dataset, "
-            f"ai.stanford.edu/~amaas/data/sentiment; nothing is downloaded. Then run "
-            f"`python -m datamodules prepare text --data_dir {data_dir}`"
+            f"same layout)",
+            "Official source: Large Movie Review Dataset, ai.stanford.edu/~amaas/data/sentiment",
+            "text",
+            data_dir,
         )
     if len(archives) > 1 and not official:
         names = ", ".join(path.name for path in archives)
-        raise DataError(f"Text: several archives in {data_dir} ({names}); leave one of them there")
+        raise DataError(f"Text: several archives in {data_dir} ({names}); keep only one of them")
     return (official or archives)[0]
 
 
@@ -88,22 +80,17 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
             damaged, cut off or empty; a review or a class is empty.
     """
     reviews: Reviews = {split: [] for split in SPLITS}
-    try:
-        with _OPENERS[path.suffix](path) as stream:
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                for member in archive:
-                    _refuse_escape(path, member)
-                    match = _MEMBER.fullmatch(member.name)
-                    if match and member.isfile():
-                        file = archive.extractfile(member)
-                        assert file is not None
-                        entry = (CLASSES.index(match[2]), match[3], file.read())
-                        reviews[match[1]].append(entry)
-                        advance(1)
-            while stream.read(1 << 20):  # to the end: the checksum comes last
-                pass
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        raise DataError(f"{path}: the archive is damaged or cut off ({error})") from error
+
+    def take(member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        _refuse_escape(path, member)
+        match = _MEMBER.fullmatch(member.name)
+        if match and member.isfile():
+            file = archive.extractfile(member)
+            assert file is not None
+            reviews[match[1]].append((CLASSES.index(match[2]), match[3], file.read()))
+            advance(1)
+
+    read_tar(path, take)
     return _sorted(reviews, path)
 
 
@@ -124,7 +111,7 @@ def _sorted(reviews: Reviews, place: Path) -> Reviews:
         for target, name in enumerate(CLASSES):
             names = [entry[1] for entry in entries if entry[0] == target]
             if not names:
-                raise DataError(f"{place}: there is no review in {split}/{name}")
+                raise DataError(f"{place}: no reviews in {split}/{name}")
             if len(set(names)) != len(names):
                 raise DataError(f"{place}: a file name occurs twice in {split}/{name}")
         for target, name, text in entries:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import os
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +14,13 @@ import numpy.typing as npt
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.processes import num_useful
 from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import listops_release
 from datamodules.lra.listops_generator import (
     GENERATOR_VERSION,
     TOKENS,
-    Chunk,
     GeneratorSettings,
     generate_chunks,
 )
@@ -65,6 +66,9 @@ class ListOps(CachedDataModule):
     """
 
     task = "listops"
+    num_classes = 10  # the values
+    vocab_size: int
+    max_seq_len: int
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class ListOps(CachedDataModule):
         if max_length < min_length + 2:
             raise DataError(
                 f"both bounds are exclusive: max_length must be at least min_length + 2 = "
-                f"{min_length + 2}, got {max_length}"
+                f"{min_length + 2}, received {max_length}"
             )
         if source == "generated" and max_length - 1 > max_length_tokens:
             raise DataError(
@@ -105,52 +109,30 @@ class ListOps(CachedDataModule):
             min_length, max_length, max_depth, max_args, generator_seed
         )
         self._num_processes = num_processes
-        self._max_length_tokens, self._vocab_size = max_length_tokens, vocab_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        """The ten values."""
-        return 10
-
-    @property
-    def max_seq_len(self) -> int:
-        """Largest padded length."""
-        return next_power_of_two(self._max_length_tokens)
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the Long Range Arena."""
-        return {"train": Published(96000), "val": Published(2000), "test": Published(2000)}
+        self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
+        self.max_seq_len = next_power_of_two(max_length_tokens)
+        sizes = {"train": 96000, "val": 2000, "test": 2000}
+        self.published = {name: Published(size) for name, size in sizes.items()}
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
         if self.source == "released":
             return {"source": "released", "tokens": list(TOKENS)}
+        generator = dataclasses.asdict(self.generator)
         return {
             "source": "generated",
             "tokens": list(TOKENS),
             "generator_version": GENERATOR_VERSION,
             "num_samples": self.num_samples,
-            "min_length": self.generator.min_length,
-            "max_length": self.generator.max_length,
-            "max_depth": self.generator.max_depth,
-            "max_args": self.generator.max_args,
-            "generator_seed": self.generator.seed,
+            "generator_seed": generator.pop("seed"),
+            **generator,
         }
 
     def sources(self) -> list[Path]:
-        """The released files, if they are read and present."""
+        """The released files, if they are read."""
         if self.source == "generated":
             return []
-        try:
-            return list(listops_release.find_release(self.data_dir).values())
-        except DataError:
-            return []
+        return list(listops_release.find_release(self.data_dir).values())
 
     def build(self, writer: CacheWriter) -> None:
         """Generate the samples, or read the release."""
@@ -166,52 +148,38 @@ class ListOps(CachedDataModule):
             for name in listops_release.SPLIT_FILES
         }
 
-    def export_release(self, folder: Path) -> None:
-        """Write the splits (after `setup`) in the format of the release."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, file in listops_release.SPLIT_FILES.items():
-            split = self.split(name)
-            samples = (split[index] for index in range(len(split)))
-            rows = ((sample.tokens.astype(np.uint8).tobytes(), sample.target) for sample in samples)
-            listops_release.write_split(folder / file, rows)
-
     def _generate(self, writer: CacheWriter) -> None:
         total = sum(self.num_samples.values())
-        collected = _Collected()
+        found: dict[bytes, tuple[npt.NDArray[np.uint8], int]] = {}  # by hash, in order, each once
         barren = 0
-        chunks = generate_chunks(self.generator, self._useful_processes(total))
+        useful = num_useful(self._num_processes, 1 + total // _SAMPLES_PER_PROCESS)
+        chunks = generate_chunks(self.generator, useful)
         try:
             with progress("ListOps: generating", total, "expressions") as advance:
                 for chunk in chunks:
-                    new = collected.add(chunk, total)
-                    advance(new)
-                    barren = 0 if new else barren + 1
-                    if len(collected.targets) == total:
+                    before = len(found)
+                    for tokens, target in chunk.expressions():
+                        digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+                        if len(found) < total:
+                            found.setdefault(digest, (tokens, target))
+                    advance(len(found) - before)
+                    barren = 0 if len(found) > before else barren + 1
+                    if len(found) == total:
                         break
                     if barren == _BARREN_CHUNKS:
+                        settings = self.generator
                         raise DataError(
-                            f"ListOps: found {len(collected.targets)} different expressions, asked "
-                            f"for {total}; min_length={self.generator.min_length}, "
-                            f"max_length={self.generator.max_length}, "
-                            f"max_depth={self.generator.max_depth} and "
-                            f"max_args={self.generator.max_args} do not allow more"
+                            f"ListOps: found {len(found)} different expressions, asked for "
+                            f"{total}; min_length={settings.min_length}, "
+                            f"max_length={settings.max_length}, max_depth={settings.max_depth} and "
+                            f"max_args={settings.max_args} do not allow more"
                         )
         finally:
             chunks.close()
-        first = 0
+        expressions = iter(found.values())
         for name, count in self.num_samples.items():
-            span = slice(first, first + count)
-            tokens = collected.tokens[span]
-            write_sequences(writer, name, tokens, map(len, tokens), collected.targets[span])
-            first += count
-
-    def _useful_processes(self, total: int) -> int:
-        if self._num_processes is not None:
-            return self._num_processes
-        cpus = os.cpu_count() or 1
-        if hasattr(os, "sched_getaffinity"):
-            cpus = len(os.sched_getaffinity(0))
-        return min(cpus, 1 + total // _SAMPLES_PER_PROCESS)
+            pieces, targets = zip(*itertools.islice(expressions, count), strict=True)
+            write_sequences(writer, name, pieces, map(len, pieces), targets)
 
     def _read(self, writer: CacheWriter) -> None:
         paths = listops_release.find_release(self.data_dir)
@@ -220,27 +188,3 @@ class ListOps(CachedDataModule):
             for name, path in paths.items():
                 tokens, targets = listops_release.read_split(path, advance)
                 write_sequences(writer, name, tokens, map(len, tokens), targets)
-
-
-class _Collected:
-    """Expressions in order, each once."""
-
-    def __init__(self) -> None:
-        self.tokens: list[npt.NDArray[np.uint8]] = []
-        self.targets: list[int] = []
-        self._seen: set[bytes] = set()
-
-    def add(self, chunk: Chunk, limit: int) -> int:
-        """Take the new expressions of a chunk, up to `limit` in all. Returns how many."""
-        before = len(self.targets)
-        ends = np.cumsum(chunk.lengths)
-        for end, length, target in zip(ends, chunk.lengths, chunk.targets, strict=True):
-            if len(self.targets) == limit:
-                break
-            tokens = chunk.tokens[end - length : end]
-            digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
-            if digest not in self._seen:
-                self._seen.add(digest)
-                self.tokens.append(tokens)
-                self.targets.append(int(target))
-        return len(self.targets) - before

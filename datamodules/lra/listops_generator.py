@@ -4,55 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
-import signal
-import struct
-import subprocess
-import sys
-from collections.abc import Generator
+import pickle
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.errors import DataError
+from datamodules.core.processes import job_of_worker, workers
 
-__all__ = [
-    "CHUNK_TREES",
-    "CLOSE",
-    "FIRST_DIGIT",
-    "GENERATOR_VERSION",
-    "OPERATORS",
-    "TOKENS",
-    "Chunk",
-    "GeneratorSettings",
-    "generate_chunk",
-    "generate_chunks",
-    "serve",
-]
-
+__all__ = ["TOKENS", "Chunk", "GeneratorSettings", "generate_chunk", "generate_chunks"]
 
 IntArray = npt.NDArray[np.int64]
 
 # Token ids: 0 is padding, 1..4 the operators, 5 the closing bracket, 6..15 the digits 0..9.
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
-
 TOKENS = ("<pad>", *OPERATORS, "]", *(str(digit) for digit in range(10)))
-
-CLOSE = TOKENS.index("]")
-
-FIRST_DIGIT = TOKENS.index("0")
-
+CLOSE, FIRST_DIGIT = TOKENS.index("]"), TOKENS.index("0")
 MEDIAN = OPERATORS.index("[MED")
 
 # Trees drawn per chunk; a part of the meaning of a seed, so a change needs a new GENERATOR_VERSION.
 CHUNK_TREES = 8192
-
 GENERATOR_VERSION = 1
-_HEADER = struct.Struct("<qq")  # number of samples, number of tokens
 
 
 @dataclass(frozen=True)
@@ -86,6 +61,11 @@ class Chunk:
     tokens: npt.NDArray[np.uint8]
     lengths: npt.NDArray[np.int32]
     targets: npt.NDArray[np.uint8]
+
+    def expressions(self) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+        """Yield tokens and value of each expression."""
+        pieces = np.split(self.tokens, np.cumsum(self.lengths)[:-1])
+        return zip(pieces, self.targets.tolist(), strict=False)
 
 
 @dataclass
@@ -225,67 +205,25 @@ def generate_chunks(
     if num_processes == 1:
         yield from (generate_chunk(settings, chunk) for chunk in itertools.count())
         return
-    workers = [_start_worker(settings, rank, num_processes) for rank in range(num_processes)]
-    try:
-        for rank in itertools.cycle(range(num_processes)):
-            pipe = workers[rank].stdout
-            assert pipe is not None
-            chunk = _read_chunk(pipe)
-            if chunk is None:
-                status = workers[rank].wait()
-                raise DataError(f"ListOps: a generating process ended early (exit status {status})")
+    with workers(__name__, num_processes, dataclasses.asdict(settings)) as started:
+        for worker in itertools.cycle(started):
+            assert worker.stdout is not None
+            try:
+                chunk: Chunk = pickle.load(worker.stdout)
+            except (EOFError, pickle.UnpicklingError):
+                raise DataError(
+                    f"ListOps: a generating process ended early (exit status {worker.wait()})"
+                ) from None
             yield chunk
-    finally:
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.communicate()
-
-
-def _start_worker(
-    settings: GeneratorSettings, rank: int, num_processes: int
-) -> subprocess.Popen[bytes]:
-    job = json.dumps([dataclasses.asdict(settings), rank, num_processes])
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import serve; serve()", job],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 def serve() -> None:
     """Write every W-th chunk to the standard output until the reader goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the reader decides when to stop
-    settings, rank, num_processes = json.loads(sys.argv[1])
+    rank, num_processes, settings = job_of_worker()
     with open(os.dup(1), "wb") as pipe:
         try:
             for chunk in itertools.count(rank, num_processes):
-                _write_chunk(pipe, generate_chunk(GeneratorSettings(**settings), chunk))
+                pickle.dump(generate_chunk(GeneratorSettings(**settings), chunk), pipe)
+                pipe.flush()
         except BrokenPipeError:
             os._exit(0)
-
-
-def _write_chunk(pipe: IO[bytes], chunk: Chunk) -> None:
-    pipe.write(_HEADER.pack(len(chunk.lengths), len(chunk.tokens)))
-    pipe.write(chunk.lengths.astype("<i4").tobytes())
-    pipe.write(chunk.targets.tobytes())
-    pipe.write(chunk.tokens.tobytes())
-    pipe.flush()
-
-
-def _read_chunk(pipe: IO[bytes]) -> Chunk | None:
-    """Read one chunk; None at the end of the pipe."""
-    header = pipe.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        return None
-    num_samples, num_tokens = _HEADER.unpack(header)
-    data = pipe.read(5 * num_samples + num_tokens)
-    if len(data) < 5 * num_samples + num_tokens:
-        return None
-    return Chunk(
-        tokens=np.frombuffer(data, np.uint8, num_tokens, 5 * num_samples),
-        lengths=np.frombuffer(data, "<i4", num_samples),
-        targets=np.frombuffer(data, np.uint8, num_samples, 4 * num_samples),
-    )

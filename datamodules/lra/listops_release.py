@@ -8,16 +8,18 @@ are dropped; operators, `]` and digits are the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError
+from datamodules.core.files import find_set, not_found
+from datamodules.lra import RELEASE
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
 
-__all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split", "to_line", "write_split"]
+__all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split"]
 
 SPLIT_FILES = {"train": "basic_train.tsv", "val": "basic_val.tsv", "test": "basic_test.tsv"}
 FOLDERS = (
@@ -28,23 +30,9 @@ FOLDERS = (
     "lra_release/lra_release/listops-1000",
 )
 _HEADER = b"Source\tTarget"
-_UNKNOWN = 255
-# One byte per symbol: operators become 1..4 before this table applies, parentheses 254 and 253.
-_OPEN_PAREN, _CLOSE_PAREN = 254, 253
-
-
-def _symbol_table() -> bytes:
-    table = bytearray([_UNKNOWN] * 256)
-    for operator in range(1, 1 + len(OPERATORS)):
-        table[operator] = operator
-    for symbol, code in ((b"]", CLOSE), (b"(", _OPEN_PAREN), (b")", _CLOSE_PAREN)):
-        table[symbol[0]] = code
-    for digit in range(10):
-        table[ord("0") + digit] = FIRST_DIGIT + digit
-    return bytes(table)
-
-
-_SYMBOLS = _symbol_table()
+_OPEN, _CLOSED = 254, 253  # parentheses, beside the token ids
+_CODES = {token.encode(): code for code, token in enumerate(TOKENS) if code}
+_CODES |= {b"(": _OPEN, b")": _CLOSED}
 
 
 def find_release(data_dir: Path) -> dict[str, Path]:
@@ -53,21 +41,18 @@ def find_release(data_dir: Path) -> dict[str, Path]:
     Raises:
         MissingDataError: No folder holds all three files.
     """
-    for folder in FOLDERS:
-        paths = {split: data_dir / folder / name for split, name in SPLIT_FILES.items()}
-        present = [path for path in paths.values() if path.is_file()]
-        if len(present) == len(paths):
-            return paths
-        if present:
-            absent = [str(path) for path in paths.values() if path not in present]
-            raise MissingDataError(f"ListOps: found {present[0]}, but not {', '.join(absent)}")
-    raise MissingDataError(
-        f"ListOps: the released files {', '.join(SPLIT_FILES.values())} are not under {data_dir}; "
-        f"expected in {data_dir} itself or in its {', '.join(FOLDERS[1:])}. They are part of the "
-        f"Long Range Arena release (github.com/google-research/long-range-arena, lra_release.gz); "
-        f"nothing is downloaded. Then run `python -m datamodules prepare listops --source released "
-        f"--data_dir {data_dir}`, or use --source generated"
-    )
+    found = find_set("ListOps", (data_dir / folder for folder in FOLDERS), SPLIT_FILES)
+    if found is None:
+        raise not_found(
+            "ListOps",
+            f"the released files {', '.join(SPLIT_FILES.values())} are",
+            f"in {data_dir} itself or in its {', '.join(FOLDERS[1:])}",
+            f"They are part of {RELEASE}",
+            "listops --source released",
+            data_dir,
+            ", or use --source generated",
+        )
+    return found
 
 
 def read_split(
@@ -75,9 +60,7 @@ def read_split(
 ) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
     """Read and check one file. Returns token ids of each expression, and the values.
 
-    Args:
-        path: The file.
-        advance: Told the number of bytes read.
+    `advance` is told the number of bytes read.
 
     Raises:
         DataError: A line is wrong; the message gives file, line number and reason.
@@ -91,7 +74,7 @@ def read_split(
         advance(len(header))
         if header.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n") != _HEADER:
             raise DataError(
-                f"{path}:1: expected the header {_HEADER.decode()!r}, got {_shown(header)}"
+                f"{path}:1: expected the header {_HEADER.decode()!r}, received {_shown(header)}"
             )
         for number, line in enumerate(file, start=2):
             advance(len(line))
@@ -102,7 +85,7 @@ def read_split(
             tokens.append(np.frombuffer(expression, dtype=np.uint8))
             targets.append(target)
     if not targets:
-        raise DataError(f"{path}: there is no line after the header")
+        raise DataError(f"{path}: no lines after the header")
     return tokens, targets
 
 
@@ -112,13 +95,13 @@ def _parse_line(line: bytes) -> tuple[bytes, int]:
         raise ValueError("the line is empty")
     source, *rest = line.split(b"\t")
     if len(rest) != 1:
-        raise ValueError(f"expected one tab between expression and value, found {len(rest)}")
+        raise ValueError(f"expected one tab between expression and value, received {len(rest)}")
     label = rest[0].strip()
     if len(label) != 1 or not label.isdigit():
-        raise ValueError(f"the value must be a digit 0..9, got {_shown(label)}")
+        raise ValueError(f"the value must be a digit 0..9, received {_shown(label)}")
     symbols = _to_symbols(source)
     _check_parentheses(symbols)
-    tokens = symbols.translate(None, bytes([_OPEN_PAREN, _CLOSE_PAREN]))
+    tokens = symbols.translate(None, bytes([_OPEN, _CLOSED]))
     value = evaluate(tokens)
     if value != int(label):
         raise ValueError(f"the value given is {int(label)}, but the expression has {value}")
@@ -126,36 +109,19 @@ def _parse_line(line: bytes) -> tuple[bytes, int]:
 
 
 def _to_symbols(source: bytes) -> bytes:
-    """Map a source to one byte per symbol."""
-    short = source
-    for code, operator in enumerate(OPERATORS, start=1):
-        short = short.replace(operator.encode(), bytes([code]))
-    # As released, single characters alternate with single spaces.
-    irregular = short[1::2] != b" " * (len(short) // 2)
-    ambiguous = source.translate(None, b"\x01\x02\x03\x04") != source
-    if irregular or ambiguous:
-        return _to_symbols_slowly(source)
-    symbols = short[0::2].translate(_SYMBOLS)
-    return symbols if symbols.find(_UNKNOWN) < 0 else _to_symbols_slowly(source)
-
-
-def _to_symbols_slowly(source: bytes) -> bytes:
-    """Map a source of any spacing, naming the first unknown token."""
-    codes = {token.encode(): code for code, token in enumerate(TOKENS) if code}
-    codes |= {b"(": _OPEN_PAREN, b")": _CLOSE_PAREN}
-    words = source.split()
-    for word in words:
-        if word not in codes:
-            raise ValueError(f"unknown token {_shown(word)}")
-    return bytes(codes[word] for word in words)
+    """Map a source to one byte per word."""
+    try:
+        return bytes(map(_CODES.__getitem__, source.split()))
+    except KeyError as error:
+        raise ValueError(f"unknown token {_shown(error.args[0])}") from None
 
 
 def _check_parentheses(symbols: bytes) -> None:
     codes = np.frombuffer(symbols, dtype=np.uint8)
-    step = (codes == _OPEN_PAREN).astype(np.int8) - (codes == _CLOSE_PAREN).astype(np.int8)
+    step = (codes == _OPEN).astype(np.int8) - (codes == _CLOSED).astype(np.int8)
     depth = np.cumsum(step, dtype=np.int64)
     if len(depth) and (depth[-1] != 0 or depth.min() < 0):
-        opened, closed = symbols.count(_OPEN_PAREN), symbols.count(_CLOSE_PAREN)
+        opened, closed = symbols.count(_OPEN), symbols.count(_CLOSED)
         raise ValueError(f"unbalanced parentheses: {opened} opened, {closed} closed")
 
 
@@ -184,7 +150,7 @@ def evaluate(tokens: bytes) -> int:
     if stack:
         raise ValueError(f"unbalanced brackets: the line ends with {len(stack)} of them open")
     if len(arguments) != 1:
-        raise ValueError(f"expected one expression, found {len(arguments)}")
+        raise ValueError(f"expected one expression, received {len(arguments)}")
     return arguments[0]
 
 
@@ -203,29 +169,3 @@ def _apply(operator: int, arguments: list[int]) -> int:
 
 def _shown(text: bytes) -> str:
     return repr(text[:40].decode("utf-8", "backslashreplace"))
-
-
-def to_line(tokens: bytes) -> str:
-    """Return the released form of an expression: the source, without its value."""
-    stack: list[tuple[str, list[str]]] = []
-    arguments: list[str] = []
-    for token in tokens:
-        if token >= FIRST_DIGIT:
-            arguments.append(TOKENS[token])
-        elif token < CLOSE:
-            stack.append((TOKENS[token], arguments))
-            arguments = []
-        else:
-            operator, outer = stack.pop()
-            inner = "".join(f" {argument} )" for argument in arguments)
-            outer.append("( " * (len(arguments) + 1) + operator + inner + " ] )")
-            arguments = outer
-    return arguments[0]
-
-
-def write_split(path: Path, expressions: Iterable[tuple[bytes, int]]) -> None:
-    """Write expressions (token ids, value) as a file of the release."""
-    with path.open("w", newline="") as file:
-        file.write(_HEADER.decode() + "\n")
-        for tokens, value in expressions:
-            file.write(f"{to_line(tokens)}\t{value}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,9 @@ import numpy as np
 
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.order import permutation
+from datamodules.core.processes import num_useful
 from datamodules.core.progress import progress
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
@@ -58,6 +58,9 @@ class Pathfinder(CachedDataModule):
     """
 
     task = "pathfinder"
+    num_classes = 2  # not joined and joined
+    vocab_size: int
+    max_seq_len: int
 
     def __init__(
         self,
@@ -75,12 +78,8 @@ class Pathfinder(CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if difficulty not in release.FOLDERS:
-            raise DataError(
-                f"difficulty must be one of {', '.join(release.FOLDERS)}, got {difficulty!r}"
-            )
-        if resolution not in (32, 128):
-            raise DataError(f"resolution must be 32 or 128, got {resolution}")
+        require_one_of(tuple(release.FOLDERS), difficulty=difficulty)
+        require_one_of((32, 128), resolution=resolution)
         require_at_least(10, num_images=num_images)
         require_at_least(1, num_processes=num_processes)
         require_at_least(0, generator_seed=generator_seed)
@@ -95,39 +94,8 @@ class Pathfinder(CachedDataModule):
         self._num_processes = num_processes
         self.protocol, self.split_seed = split, split_seed
         self.key_mask: KeyMask = key_mask
-        self._vocab_size = vocab_size
-        self._num_empty = 0
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        """Not joined and joined."""
-        return 2
-
-    @property
-    def max_seq_len(self) -> int:
-        """Pixels of a picture."""
-        return self.resolution**2
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the Long Range Arena, less the empty files that were skipped (see `notes`)."""
-        sizes = _cut(_NUM_PUBLISHED - self._num_empty)
-        return {name: Published(rows.stop - rows.start) for name, rows in sizes.items()}
-
-    @property
-    def notes(self) -> list[str]:
-        """Empty files, which the published pipelines skip too."""
-        if not self._num_empty:
-            return []
-        return [
-            f"{self._num_empty} pictures are empty files and were skipped, as published; 160000, "
-            f"20000 and 20000 count them, so the sizes below are those of the rest"
-        ]
+        self.vocab_size, self.max_seq_len = vocab_size, resolution**2
+        self.published = _published(_NUM_PUBLISHED)
 
     def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
         """Return the function that makes a batch of pictures."""
@@ -154,13 +122,12 @@ class Pathfinder(CachedDataModule):
         }
 
     def sources(self) -> list[Path]:
-        """The metadata files of the release, if it is read and present."""
+        """The metadata files of the release and the folder of its pictures, if they are read."""
         if self.source == "generated":
             return []
-        try:
-            return release.list_metadata(self._released_folder())
-        except DataError:
-            return []
+        folder = self._released_folder()
+        pictures = [path for path in (folder / "imgs",) if path.is_dir()]
+        return release.list_metadata(folder) + pictures
 
     def build(self, writer: CacheWriter) -> None:
         """Generate the pictures if asked; read them."""
@@ -179,7 +146,13 @@ class Pathfinder(CachedDataModule):
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits: choices of rows."""
         count = len(cache.array("all_targets"))
-        self._num_empty = int(cache.array("num_listed")[0]) - count
+        num_empty = int(cache.array("num_listed")[0]) - count
+        self.published = _published(_NUM_PUBLISHED - num_empty)
+        if num_empty:
+            self.notes = [
+                f"{num_empty} pictures are empty files and were skipped, as published; 160000, "
+                f"20000 and 20000 count them, so the sizes below are those of the rest"
+            ]
         order = np.arange(count)
         if self.protocol == "shuffled":
             order = permutation(count, self.split_seed)
@@ -198,9 +171,9 @@ class Pathfinder(CachedDataModule):
         # Imported here: reading needs no generator.
         from datamodules.lra import pathfinder_generator as generator
 
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        useful = min(cpus or 1, -(-self.num_images // generator.PICTURES_PER_FILE))
-        processes = self._num_processes or useful
+        processes = num_useful(
+            self._num_processes, -(-self.num_images // generator.PICTURES_PER_FILE)
+        )
         with progress("Pathfinder: generating", self.num_images, "pictures") as advance:
             generator.write_pictures(folder, self.generator, self.num_images, processes, advance)
 
@@ -209,3 +182,7 @@ def _cut(count: int) -> dict[str, range]:
     """Cut `count` places into 80, 10 and 10 %, rounded as in the source."""
     first, second = count * 8 // 10, count * 9 // 10
     return {"train": range(first), "val": range(first, second), "test": range(second, count)}
+
+
+def _published(count: int) -> dict[str, Published]:
+    return {name: Published(len(rows)) for name, rows in _cut(count).items()}

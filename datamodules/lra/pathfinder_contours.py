@@ -11,22 +11,7 @@ import numpy.typing as npt
 from PIL import Image as PilImage
 from PIL import ImageDraw
 
-__all__ = [
-    "CONTOUR_LENGTHS",
-    "GENERATOR_VERSION",
-    "RETRIALS",
-    "Canvas",
-    "Contour",
-    "Draws",
-    "FloatArray",
-    "GeneratorSettings",
-    "Paddle",
-    "disc_offsets",
-    "marker",
-    "paddle",
-    "translate",
-]
-
+__all__ = ["Canvas", "Contour", "Draws", "GeneratorSettings", "marker", "paddle"]
 
 # A change of the pictures that a seed means needs a new number.
 GENERATOR_VERSION = 1
@@ -43,17 +28,13 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What decides the pictures; the defaults are those of Pathfinder32.
+    """What decides the pictures; lengths in pixels, defaults those of Pathfinder32.
 
     Args:
         contour_length: Paddles of a target.
-        side: Pixels of a side.
         padding: Pixels at the edge that stay empty.
         seed_distance: Pixels between the starts of the two targets.
-        marker_radius: Pixels.
-        paddle_length: Pixels.
-        paddle_thickness: Pixels.
-        paddle_margins: Room around paddles in pixels; one value is drawn for each picture.
+        paddle_margins: Room around paddles; one value is drawn for each picture.
         continuity: How straight contours are; 1 is the least.
         distractor_paddles: The number of distractors is this, divided by their length.
         snake_contrast: Brightness of distractors.
@@ -133,7 +114,6 @@ class Contour:
     """A contour that grows.
 
     Args:
-        start: The start of its first paddle.
         pivot: The point from which the last paddle was laid.
         angle: Direction of the last paddle.
         tip: The far end of the last paddle.
@@ -150,13 +130,7 @@ class Contour:
 
 
 class Canvas:
-    """Picture and mask.
-
-    Args:
-        settings: Parameters of the generator.
-        margin: Room around paddles in pixels.
-        draws: Random numbers.
-    """
+    """Picture and mask; `margin` is the room around paddles in pixels."""
 
     def __init__(self, settings: GeneratorSettings, margin: int, draws: Draws) -> None:
         self.settings, self.margin, self.draws = settings, margin, draws
@@ -209,10 +183,7 @@ class Canvas:
         return Contour(start, pivot, angle, end, window, room)
 
     def extend(self, contour: Contour, contrast: float) -> bool:
-        """Lay the next paddle of a contour; its previous one becomes part of the mask.
-
-        Returns False if there is no way on.
-        """
+        """Lay the next paddle, closing the previous one; return False if there is no way on."""
         length = self.settings.paddle_length
         pivot = translate(contour.pivot, contour.angle, length + 2 * self.margin)
         points, angles = _circle(length + self.margin)
@@ -255,10 +226,7 @@ class Canvas:
         return chances
 
     def _free_starts(self, piece: Paddle, edge: int) -> IntArray:
-        """Points, (num_points, 2), at which a whole paddle finds room `edge` pixels from the edge.
-
-        What lies outside the picture is not in the way.
-        """
+        """Points (num_points, 2), `edge` pixels from the edge, with room for a whole paddle."""
         first, last = self._picture.start + edge, self._picture.stop - edge
         side, reach = last - first, piece.half
         part = slice(first - reach, last + reach)
@@ -274,14 +242,8 @@ class Canvas:
         return np.argwhere(~blocked) + first
 
     def _paddle(self, angle: float) -> Paddle:
-        settings = self.settings
-        return paddle(
-            angle,
-            settings.paddle_length,
-            settings.paddle_thickness,
-            self.margin,
-            settings.antialias,
-        )
+        s = self.settings
+        return paddle(angle, s.paddle_length, s.paddle_thickness, self.margin, s.antialias)
 
     def _lay(self, piece: Paddle, start: Point, contrast: float) -> tuple[Window, FloatArray]:
         """Draw a paddle. Returns where it lies, and its mask there."""
@@ -324,14 +286,9 @@ class Paddle:
 
 @lru_cache(maxsize=4096)
 def paddle(angle: float, length: int, thickness: float, margin: int, antialias: int) -> Paddle:
-    """Draw a paddle.
+    """Draw a paddle in the direction `angle`; `margin` pixels wider on each side in the mask.
 
-    Args:
-        angle: Direction from its start to its end.
-        length: Pixels from start to end.
-        thickness: Width in pixels; a whole number on the finer grid.
-        margin: Pixels by which the mask is wider on each side.
-        antialias: How much finer the grid is.
+    `thickness` is a whole number of pixels on the grid that is `antialias` times finer.
     """
     half = length + math.ceil(thickness) + margin
     centre, side = half * antialias, 2 * half * antialias + 1

@@ -10,10 +10,7 @@ import copy
 import dataclasses
 import json
 import math
-import os
-import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +22,8 @@ import numpy.typing as npt
 from PIL import Image as PilImage
 
 from datamodules.core.errors import DataError
+from datamodules.core.files import write_whole
+from datamodules.core.processes import job_of_worker, workers
 from datamodules.lra.pathfinder_contours import (
     GENERATOR_VERSION,
     RETRIALS,
@@ -37,26 +36,16 @@ from datamodules.lra.pathfinder_contours import (
 
 __all__ = ["PICTURES_PER_FILE", "Picture", "draw_picture", "serve", "write_pictures"]
 
-
 _CONTOUR_RETRIALS = 4  # of a distractor
-
 _LEAST_ROOM = 0.01  # part of the picture that must be free for another distractor
-
 _MOST_ATTEMPTS = 100_000  # at the two targets of one picture
 PICTURES_PER_FILE = 1000
 _SETTINGS_FILE = "generator.json"
-_REPORT_EVERY = 10
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture.
-
-    Args:
-        pixels: Grey values, (side, side).
-        label: 1 if the markers are at the two ends of one target.
-        margin: Margin of the paddles that was drawn.
-    """
+    """Grey values (side, side), label, and the margin of the paddles that was drawn."""
 
     pixels: npt.NDArray[np.uint8]
     label: int
@@ -144,12 +133,8 @@ def write_pictures(
 ) -> None:
     """Write pictures 0..num_pictures-1 below `folder`, unless they are there.
 
-    Args:
-        folder: Folder of the difficulty; made if needed.
-        settings: Parameters of the generator.
-        num_pictures: How many pictures.
-        num_processes: How many processes; changes nothing else.
-        advance: Told the number of pictures written, or found.
+    The number of processes changes nothing else. `advance` is told the number of pictures written,
+    or found.
 
     Raises:
         DataError: The folder holds something else or cannot be written, or a worker failed.
@@ -163,24 +148,15 @@ def write_pictures(
     if num_processes == 1:
         _write_files(folder, settings, num_pictures, 0, 1, advance)
         return
-    job = json.dumps([str(folder), dataclasses.asdict(settings), num_pictures, num_processes])
-    workers = [_start(job, rank) for rank in range(num_processes)]
-    try:
-        _follow(workers, advance)
-    finally:
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.communicate()
+    job = str(folder), dataclasses.asdict(settings), num_pictures
+    with workers(__name__, num_processes, *job) as started:
+        _follow(started, advance)
 
 
 def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None:
     """Note in the folder what is written there, or compare with what is noted."""
-    wanted = {
-        "generator_version": GENERATOR_VERSION,
-        "num_pictures": num_pictures,
-        **dataclasses.asdict(settings),
-    }
+    wanted = {"generator_version": GENERATOR_VERSION, "num_pictures": num_pictures}
+    wanted |= dataclasses.asdict(settings)
     text = json.dumps(wanted, indent=1, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / _SETTINGS_FILE
@@ -192,7 +168,7 @@ def _claim(folder: Path, settings: GeneratorSettings, num_pictures: int) -> None
     elif any(folder.iterdir()):
         raise DataError(f"{folder} is not empty and was not generated; set generated_dir")
     else:
-        _write_whole(note, text)
+        write_whole(note, text)
 
 
 def _write_files(
@@ -207,73 +183,40 @@ def _write_files(
     (folder / "metadata").mkdir(exist_ok=True)
     num_files = -(-num_pictures // PICTURES_PER_FILE)
     for number in range(rank, num_files, num_processes):
-        first = number * PICTURES_PER_FILE
-        count = min(PICTURES_PER_FILE, num_pictures - first)
         metadata = folder / "metadata" / f"{number}.npy"
+        first = number * PICTURES_PER_FILE
+        indices = range(first, min(first + PICTURES_PER_FILE, num_pictures))
         if metadata.is_file():
-            advance(count)
-        else:
-            lines = _write_file(folder, settings, number, range(first, first + count), advance)
-            _write_whole(metadata, lines)
+            advance(len(indices))
+            continue
+        place = folder / "imgs" / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for row, index in enumerate(indices):
+            picture = draw_picture(settings, index)
+            PilImage.fromarray(picture.pixels).save(place / f"sample_{row}.png")
+            words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, picture.label]
+            words += [settings.continuity, settings.contour_length, settings.distractor_length]
+            words += [settings.paddle_length, settings.paddle_thickness, picture.margin, 1]
+            lines.append(" ".join(map(str, words)) + "\n")
+            advance(1)
+        write_whole(metadata, "".join(lines))
 
 
-def _write_file(
-    folder: Path,
-    settings: GeneratorSettings,
-    number: int,
-    indices: range,
-    advance: Callable[[int], None],
-) -> str:
-    """Write the pictures of one metadata file. Returns its text."""
-    place = folder / "imgs" / str(number)
-    place.mkdir(parents=True, exist_ok=True)
-    lines, unreported = [], 0
-    for row, index in enumerate(indices):
-        picture = draw_picture(settings, index)
-        PilImage.fromarray(picture.pixels).save(place / f"sample_{row}.png")
-        words: list[Any] = [f"imgs/{number}", f"sample_{row}.png", row, picture.label]
-        words += [settings.continuity, settings.contour_length, settings.distractor_length]
-        words += [settings.paddle_length, settings.paddle_thickness, picture.margin, 1]
-        lines.append(" ".join(map(str, words)) + "\n")
-        unreported += 1
-        if unreported == _REPORT_EVERY:
-            advance(unreported)
-            unreported = 0
-    advance(unreported)
-    return "".join(lines)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
-def _start(job: str, rank: int) -> subprocess.Popen[str]:
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import serve; serve()", job, str(rank)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
-
-def _follow(workers: list[subprocess.Popen[str]], advance: Callable[[int], None]) -> None:
+def _follow(started: list[subprocess.Popen[bytes]], advance: Callable[[int], None]) -> None:
     """Wait for the workers, passing on what they report."""
     lock = threading.Lock()
 
-    def listen(worker: subprocess.Popen[str]) -> None:
+    def listen(worker: subprocess.Popen[bytes]) -> None:
         assert worker.stdout is not None
         for line in worker.stdout:
             with lock:
                 advance(int(line))
 
-    threads = [threading.Thread(target=listen, args=(w,), daemon=True) for w in workers]
+    threads = [threading.Thread(target=listen, args=(w,), daemon=True) for w in started]
     for thread in threads:
         thread.start()
-    for worker, thread in zip(workers, threads, strict=True):
+    for worker, thread in zip(started, threads, strict=True):
         thread.join()
         if worker.wait():
             raise DataError(
@@ -283,19 +226,12 @@ def _follow(workers: list[subprocess.Popen[str]], advance: Callable[[int], None]
 
 def serve() -> None:
     """Be a worker: write the files of one rank, report on the standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when to stop
-    folder, settings, num_pictures, num_processes = json.loads(sys.argv[1])
+    rank, num_processes, folder, settings, num_pictures = job_of_worker()
     settings["paddle_margins"] = tuple(settings["paddle_margins"])
 
     def report(count: int) -> None:
         print(count, flush=True)
 
+    generator = GeneratorSettings(**settings)
     with contextlib.suppress(BrokenPipeError):
-        _write_files(
-            Path(folder),
-            GeneratorSettings(**settings),
-            num_pictures,
-            int(sys.argv[2]),
-            num_processes,
-            report,
-        )
+        _write_files(Path(folder), generator, num_pictures, rank, num_processes, report)

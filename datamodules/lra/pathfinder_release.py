@@ -18,6 +18,8 @@ import numpy.typing as npt
 from PIL import Image as PilImage
 
 from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import not_found
+from datamodules.lra import RELEASE
 
 __all__ = ["FOLDERS", "Entry", "find_release", "list_metadata", "pictures", "read_entries"]
 
@@ -32,13 +34,7 @@ _LEAST_WORDS = 4
 
 
 class Entry(NamedTuple):
-    """One line of the metadata.
-
-    Args:
-        place: File and line, for messages.
-        path: The picture.
-        label: 1 if the two markers are connected, else 0.
-    """
+    """One line of the metadata: its place, for messages; the picture; 1 if its markers join."""
 
     place: str
     path: Path
@@ -58,13 +54,14 @@ def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
     for folder in candidates:
         if (folder / "metadata").is_dir():
             return folder
-    raise MissingDataError(
-        f"Pathfinder: the released folder {name}/{FOLDERS[difficulty]} ({difficulty}) with imgs "
-        f"and metadata is not under {data_dir}; expected at {candidates[0]} or below its "
-        f"{' or '.join(_PARENTS[1:])}. It is part of the Long Range Arena release "
-        f"(github.com/google-research/long-range-arena, lra_release.gz); nothing is downloaded. "
-        f"Then run `python -m datamodules prepare pathfinder --difficulty {difficulty} "
-        f"--resolution {side} --data_dir {data_dir}`, or use --source generated"
+    raise not_found(
+        "Pathfinder",
+        f"the folder {name}/{FOLDERS[difficulty]} ({difficulty}) with imgs and metadata is",
+        f"at {candidates[0]} or below its {' or '.join(_PARENTS[1:])}",
+        f"It is part of {RELEASE}",
+        f"pathfinder --difficulty {difficulty} --resolution {side}",
+        data_dir,
+        ", or use --source generated",
     )
 
 
@@ -76,7 +73,7 @@ def list_metadata(folder: Path) -> list[Path]:
     """
     paths = sorted((folder / "metadata").glob("*.npy"), key=_number)
     if not paths:
-        raise MissingDataError(f"Pathfinder: there is no metadata/*.npy in {folder}")
+        raise MissingDataError(f"Pathfinder: no metadata/*.npy in {folder}")
     return paths
 
 
@@ -99,6 +96,8 @@ def read_entries(folder: Path, paths: list[Path]) -> list[Entry]:
 
 def _read_file(folder: Path, path: Path) -> Iterator[Entry]:
     content = path.read_bytes()
+    if not content:
+        raise DataError(f"{path}: the file is empty; each metadata file lists pictures")
     if content.startswith(b"\x93NUMPY"):
         raise DataError(
             f"{path}: this is an array of NumPy; the release has plain text under this name, one "
@@ -118,25 +117,18 @@ def _parse(line: str) -> tuple[str, int]:
     if len(words) < _LEAST_WORDS:
         raise ValueError(
             f"expected at least {_LEAST_WORDS} words (folder, file name, index, label), "
-            f"got {len(words)}"
+            f"received {len(words)}"
         )
     name = PurePosixPath(words[0], words[1])
     if name.is_absolute() or ".." in name.parts:
         raise ValueError(f"the picture {str(name)!r} lies outside the release; refused")
     if words[3] not in ("0", "1"):
-        raise ValueError(f"the label must be 0 or 1, got {words[3][:40]!r}")
+        raise ValueError(f"the label must be 0 or 1, received {words[3][:40]!r}")
     return str(name), int(words[3])
 
 
 def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
-    """Read a picture.
-
-    Args:
-        entry: The picture's line.
-        side: Expected width and height.
-
-    Returns:
-        Grey values, (side, side); None if the file is empty.
+    """Return the grey values (side, side) of a picture; None if the file is empty.
 
     Raises:
         DataError: It is missing, damaged, or of another size or kind; the message gives the

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.sequences import TokenSample, TokenSplit
+from datamodules.core.sequences import Sample, TokenSplit, batch_of
 
 __all__ = ["KeyMask", "PixelCollate", "pixel_split", "write_pictures"]
 
@@ -22,13 +22,7 @@ KeyMask = Literal["non_zero", "all"]
 def write_pictures(
     writer: CacheWriter, name: str, pictures: Iterable[tuple[npt.NDArray[np.uint8], int]]
 ) -> None:
-    """Add pictures to a cache, one in memory at a time.
-
-    Args:
-        writer: The cache.
-        name: Name of the set.
-        pictures: Grey values of each picture, any shape of the same size, and its class.
-    """
+    """Add grey pictures of one size, and their classes, to a cache, one in memory at a time."""
     targets: list[int] = []
     with writer.stream(f"{name}_pixels", np.uint8) as append:
         for picture, target in pictures:
@@ -40,13 +34,9 @@ def write_pictures(
 def pixel_split(
     cache: Cache, name: str, num_pixels: int, rows: npt.NDArray[np.int64] | None = None
 ) -> TokenSplit:
-    """Open pictures that `write_pictures` wrote.
+    """Open pictures that `write_pictures` wrote; a sequence is row after row of `num_pixels`.
 
-    Args:
-        cache: The cache.
-        name: Name of the set.
-        num_pixels: Pixels of a picture; the sequence is row after row.
-        rows: The pictures that belong to the split. None means all.
+    `rows` are the pictures that belong to the split; None means all.
     """
     targets = np.asarray(cache.array(f"{name}_targets"))
     offsets = np.arange(len(targets) + 1, dtype=np.int64) * num_pixels
@@ -64,13 +54,8 @@ class PixelCollate:
 
     key_mask: KeyMask
 
-    def __call__(self, samples: list[TokenSample]) -> dict[str, Tensor]:
+    def __call__(self, samples: list[Sample]) -> dict[str, Tensor]:
         """Return `inputs` and `key_mask` (B, N), `target` and `sample_ids` (B,)."""
-        inputs = torch.from_numpy(np.stack([sample.tokens for sample in samples]))
+        inputs = torch.from_numpy(np.stack([sample.values for sample in samples]))
         mask = inputs != 0 if self.key_mask == "non_zero" else torch.ones_like(inputs).bool()
-        return {
-            "inputs": inputs,
-            "key_mask": mask,
-            "target": torch.tensor([sample.target for sample in samples]),
-            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
-        }
+        return batch_of(samples, inputs, mask)

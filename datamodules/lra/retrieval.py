@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.progress import progress
-from datamodules.core.sequences import PairCollate, PairSplit, TextTable, next_power_of_two
+from datamodules.core.sequences import PairSplit, next_power_of_two
 from datamodules.lra import aan
 
 __all__ = ["Retrieval"]
@@ -38,6 +38,9 @@ class Retrieval(CachedDataModule):
     """
 
     task = "retrieval"
+    num_classes = 2  # not linked and linked
+    vocab_size: int
+    max_seq_len: int
 
     def __init__(self, max_length_tokens: int = 4000, vocab_size: int = 512, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -46,44 +49,20 @@ class Retrieval(CachedDataModule):
         if max_length_tokens > aan.MAX_TEXT_BYTES:
             raise DataError(
                 f"max_length_tokens must be at most {aan.MAX_TEXT_BYTES}, the part of a text that "
-                f"the published pipelines read, got {max_length_tokens}"
+                f"the published pipelines read, received {max_length_tokens}"
             )
-        self._max_length_tokens, self._vocab_size = max_length_tokens, vocab_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        """Not linked and linked."""
-        return 2
-
-    @property
-    def max_seq_len(self) -> int:
-        """Largest padded length of one text."""
-        return next_power_of_two(self._max_length_tokens)
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the release."""
-        return {"train": Published(147086), "val": Published(18090), "test": Published(17437)}
-
-    def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
-        """Return the function that makes a batch of pairs."""
-        return PairCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
+        self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
+        self.max_seq_len = next_power_of_two(max_length_tokens)
+        sizes = {"train": 147086, "val": 18090, "test": 17437}
+        self.published = {name: Published(size) for name, size in sizes.items()}
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache: the release alone."""
         return {"source": "new_aan_pairs", "tokens": "bytes", "text_bytes": aan.MAX_TEXT_BYTES}
 
     def sources(self) -> list[Path]:
-        """The released files, if present."""
-        try:
-            return list(aan.find_release(self.data_dir).values())
-        except DataError:
-            return []
+        """The released files."""
+        return list(aan.find_release(self.data_dir).values())
 
     def build(self, writer: CacheWriter) -> None:
         """Read the release, one line in memory at a time."""
@@ -94,37 +73,35 @@ class Retrieval(CachedDataModule):
             writer.stream("texts_tokens", np.uint8) as append,
         ):
             texts = _Texts(append)
-            pairs = {name: _read_split(path, texts, advance) for name, path in paths.items()}
+            pairs = {name: list(_rows(path, texts, advance)) for name, path in paths.items()}
         if not texts.offsets[-1]:
             raise DataError(f"{next(iter(paths.values())).parent}: every text is empty")
         writer.add("texts_offsets", np.array(texts.offsets, dtype=np.int64))
-        for name, arrays in pairs.items():
-            for what, array in arrays.items():
-                writer.add(f"{name}_{what}", array)
+        for name, columns in pairs.items():
+            rows, num_bytes, targets = zip(*columns, strict=True)
+            writer.add(f"{name}_rows", np.array(rows, dtype=np.int32))
+            writer.add(f"{name}_bytes", np.array(num_bytes, dtype=np.int32))
+            writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits, over one table of texts."""
-        texts = TextTable(
-            cache.array("texts_tokens"),
-            np.asarray(cache.array("texts_offsets")),
-            self._max_length_tokens,
-            shift=1,
-        )
-        return {
-            name: PairSplit(
-                texts,
-                *(np.asarray(cache.array(f"{name}_{x}")) for x in ("rows", "bytes", "targets")),
+        arrays = cache.array("texts_tokens"), np.asarray(cache.array("texts_offsets"))
+        splits: dict[str, Split] = {}
+        for name in aan.SPLIT_FILES:
+            pairs, lengths, targets = (
+                np.asarray(cache.array(f"{name}_{x}")) for x in ("rows", "bytes", "targets")
             )
-            for name in aan.SPLIT_FILES
-        }
+            splits[name] = PairSplit(
+                *(*arrays, targets, self._max_length_tokens),
+                shift=1,
+                pairs=pairs,
+                text_lengths=lengths,
+            )
+        return splits
 
 
 class _Texts:
-    """Writes each different text once.
-
-    Args:
-        append: Writes bytes at the end.
-    """
+    """Writes each different text once, by `append`."""
 
     def __init__(self, append: Callable[[npt.ArrayLike], None]) -> None:
         self._append = append
@@ -141,17 +118,7 @@ class _Texts:
         return self._rows[digest]
 
 
-def _read_split(
-    path: Path, texts: _Texts, advance: Callable[[int], None]
-) -> dict[str, npt.NDArray[np.integer]]:
-    """Read one file. Returns `rows` and `bytes` (num_pairs, 2) and `targets` (num_pairs,)."""
-    rows, num_bytes, targets = [], [], []
+def _rows(path: Path, texts: _Texts, advance: Callable[[int], None]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of both texts, their sizes in bytes, and the class of each pair."""
     for pair in aan.read_pairs(path, advance):
-        rows.append([texts.row(text) for text in pair.texts])
-        num_bytes.append(pair.num_bytes)
-        targets.append(pair.target)
-    return {
-        "rows": np.array(rows, dtype=np.int32),
-        "bytes": np.array(num_bytes, dtype=np.int32),
-        "targets": np.array(targets, dtype=np.uint16),
-    }
+        yield [texts.row(text) for text in pair.texts], pair.num_bytes, pair.target

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.order import permutation
+from datamodules.core.order import choose_per_class
 from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
 from datamodules.lra import imdb
@@ -43,6 +43,9 @@ class Text(CachedDataModule):
     """
 
     task = "text"
+    num_classes = 2  # negative and positive
+    vocab_size: int
+    max_seq_len: int
 
     def __init__(
         self,
@@ -57,50 +60,27 @@ class Text(CachedDataModule):
         require_at_least(1, max_length_tokens=max_length_tokens)
         require_at_least(257, vocab_size=vocab_size)
         if not 0 < val_fraction < 1:
-            raise DataError(f"val_fraction must be between 0 and 1, got {val_fraction}")
+            raise DataError(f"val_fraction must be between 0 and 1, received {val_fraction}")
         self.protocol = split
-        self.val_fraction, self.split_seed = val_fraction, split_seed
-        self._max_length_tokens, self._vocab_size = max_length_tokens, vocab_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        """Negative and positive."""
-        return 2
-
-    @property
-    def max_seq_len(self) -> int:
-        """Largest padded length."""
-        return next_power_of_two(self._max_length_tokens)
-
-    @property
-    def select_on_test(self) -> bool:
-        """Whether validation, and so selection, is on the test split."""
-        return self.protocol == "test_as_val"
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the release."""
+        self.select_on_test = split == "test_as_val"
         half = Published(_NUM_REVIEWS // 2, per_class=_NUM_REVIEWS // 4)
+        self.published = {"train+val": half, "test": half}
         if self.select_on_test:
-            return {"train": half, "val": half, "test": half}
-        return {"train+val": half, "test": half}
+            self.published = {"train": half, "val": half, "test": half}
+        self.val_fraction, self.split_seed = val_fraction, split_seed
+        self.vocab_size, self._max_length_tokens = vocab_size, max_length_tokens
+        self.max_seq_len = next_power_of_two(max_length_tokens)
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache: the release alone."""
         return {"source": "aclImdb", "tokens": "bytes", "classes": list(imdb.CLASSES)}
 
     def sources(self) -> list[Path]:
-        """The archive, if it is the source and present."""
-        try:
-            release = imdb.find_release(self.data_dir)
-        except DataError:
-            return []
-        return [release] if release.is_file() else []
+        """The archive, or the folders of the classes."""
+        release = imdb.find_release(self.data_dir)
+        if release.is_file():
+            return [release]
+        return [release / split / name for split in imdb.SPLITS for name in imdb.CLASSES]
 
     def build(self, writer: CacheWriter) -> None:
         """Read the release."""
@@ -122,23 +102,22 @@ class Text(CachedDataModule):
         if self.select_on_test:
             return {"train": part("train"), "val": part("test"), "test": part("test")}
         held_out = self._held_out(np.asarray(cache.array("train_targets")))
-        rows = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
         return {
-            "train": part("train", rows["train"]),
-            "val": part("train", rows["val"]),
+            "train": part("train", np.flatnonzero(~held_out)),
+            "val": part("train", np.flatnonzero(held_out)),
             "test": part("test"),
         }
 
     def _held_out(self, targets: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Choose the same fraction of each class; True for validation. Shape of `targets`."""
-        chosen = np.zeros(len(targets), dtype=bool)
-        for target in range(self.num_classes):
-            rows = np.flatnonzero(targets == target)
-            count = round(self.val_fraction * len(rows))
-            if not 0 < count < len(rows):
+
+        def count(target: int, num_rows: int) -> int:
+            held_out = round(self.val_fraction * num_rows)
+            if not 0 < held_out < num_rows:
                 raise DataError(
-                    f"val_fraction={self.val_fraction} of {len(rows)} reviews of class {target} "
+                    f"val_fraction={self.val_fraction} of {num_rows} reviews of class {target} "
                     f"leaves a split empty"
                 )
-            chosen[rows[permutation(len(rows), self.split_seed, target)[:count]]] = True
-        return chosen
+            return held_out
+
+        return choose_per_class(targets, self.num_classes, self.split_seed, count)

@@ -1,4 +1,4 @@
-"""Batches of pictures: mixup and cutmix, requests that name the step, errors of loader processes.
+"""Batches of pictures: mixup and cutmix, requests that name the step.
 
 Mixing. The two pictures that are mixed are neighbours in the global batch, and one draw, a function
 of (seed, step), serves the whole global batch. So a global batch is mixed alike for every number of
@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 import torch
 from timm.data import Mixup
 from torch import Tensor
 
-from datamodules.core.errors import DataError
 from datamodules.core.loaders import Batch
 from datamodules.core.order import TrainingOrder
-from datamodules.pictures.samples import PictureError, Request, Sample, seeded
+from datamodules.core.sequences import batch_of
+from datamodules.pictures.samples import Request, Sample, seeded
 
-__all__ = ["Mixing", "PictureCollate", "PictureLoader", "RequestOrder"]
+__all__ = ["Mixing", "PictureCollate", "RequestOrder"]
 
 _MIX = 0x313  # keeps these draws apart from those of the order and of the transforms
 
@@ -35,8 +34,7 @@ class Mixing:
     distribution.
 
     Args:
-        mixup: Parameter of the Beta distribution of mixup; 0 for none.
-        cutmix: Parameter of the Beta distribution of cutmix; 0 for none.
+        mixup, cutmix: Parameters of the Beta distributions; 0 for none.
         probability: Probability that a batch is mixed.
         switch: Probability of cutmix where both are on.
         seed: Seed of the draws.
@@ -74,11 +72,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class PictureCollate:
-    """Make a batch of pictures.
-
-    Args:
-        mixing: Mixes the pictures of a training batch. None leaves them alone.
-    """
+    """Make a batch of pictures; `mixing` mixes those of a training batch."""
 
     mixing: Mixing | None = None
 
@@ -90,26 +84,17 @@ class PictureCollate:
             and `sample_ids` (B,); if pictures are mixed also `mix_target` (B,), the class of the
             partner, and `mix_weight` (B,) float32, its share.
         """
-        target = torch.tensor([sample.target for sample in samples])
-        batch = {
-            "inputs": torch.stack([sample.picture for sample in samples]),
-            "key_mask": torch.ones(len(samples), 1, dtype=torch.bool),
-            "target": target,
-            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
-        }
+        pictures = torch.stack([sample.picture for sample in samples])
+        batch = batch_of(samples, pictures, torch.ones(len(samples), 1, dtype=torch.bool))
         if self.mixing is not None:
             batch["inputs"], own = self.mixing(batch["inputs"], samples[0].step)
-            batch["mix_target"] = target.view(-1, 2).flip(1).flatten()
+            batch["mix_target"] = batch["target"].view(-1, 2).flip(1).flatten()
             batch["mix_weight"] = torch.full((len(samples),), 1.0 - own)
         return batch
 
 
 class RequestOrder:
-    """The micro-batches of a training order, as requests that know epoch and step.
-
-    Args:
-        order: The order.
-    """
+    """The micro-batches of a training order, as requests that know epoch and step."""
 
     def __init__(self, order: TrainingOrder) -> None:
         self.order = order
@@ -120,38 +105,3 @@ class RequestOrder:
             step = micro_step // self.order.accumulation
             epoch = step // self.order.steps_per_epoch
             yield [Request(sample, epoch, step) for sample in samples]
-
-
-class PictureLoader:
-    """A DataLoader whose damaged pictures are one-line errors, also from loader processes.
-
-    Args:
-        loader: The DataLoader.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Batch]:
-        try:
-            yield from self.loader
-        except PictureError as error:
-            if self._iterator is not None:
-                self._iterator._shutdown_workers()  # left to itself, it waits five seconds
-                self._iterator = None
-            # A loader process sends its traceback along; the last line is the message.
-            text = str(error).strip().splitlines()[-1]
-            text = text.removeprefix(f"{PictureError.__module__}.{PictureError.__name__}: ")
-            raise DataError(text) from None
-
-    # Lightning shuts the workers down through this attribute.
-    @property
-    def _iterator(self) -> Any:
-        return self.loader._iterator
-
-    @_iterator.setter
-    def _iterator(self, iterator: Any) -> None:
-        self.loader._iterator = iterator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["loader"], name)

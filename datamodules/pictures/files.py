@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from datamodules.core.errors import DataError, MissingDataError
 
-__all__ = ["PictureFiles", "find_root", "read_ground_truth", "read_train", "read_val"]
-
+__all__ = ["PictureFiles", "find_root", "read_train", "read_val"]
 
 _SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
 
@@ -43,7 +42,6 @@ class PictureFiles:
     """The pictures of one split; names are kept as bytes, so that a million of them stay small.
 
     Args:
-        folder: Folder of the split.
         classes: Folder name of each class, in the order of the class numbers.
         names: File names, shape (num_pictures,).
         targets: Class numbers, shape (num_pictures,).
@@ -80,8 +78,8 @@ def find_root(data_dir: Path) -> Path:
         root = data_dir / name
         if (root / "train").is_dir() and (root / "val").is_dir():
             return root
-    found = [str(data_dir / r / s) for r in _ROOTS for s in ("train", "val")]
-    present = [path for path in found if Path(path).is_dir()]
+    folders = (data_dir / root / split for root in _ROOTS for split in ("train", "val"))
+    present = [folder for folder in folders if folder.is_dir()]
     raise MissingDataError(
         f"ImageNet: no folder with train/ and val/; expected {data_dir / 'imagenet' / 'train'} and "
         f"{data_dir / 'imagenet' / 'val'} (or directly in {data_dir})"
@@ -101,7 +99,7 @@ def read_train(root: Path) -> PictureFiles:
     folder = root / "train"
     classes = _folders(folder)
     if not classes:
-        archives = [entry for entry in _files(folder, (".tar",))]
+        archives = _files(folder, (".tar",))
         raise DataError(
             f"{folder} has no class folders"
             + (f"; unpack each archive, {archives[0]} into its own folder" if archives else "")
@@ -118,7 +116,7 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
         ground_truth: File with the classes of a flat folder. None means the usual places.
 
     Raises:
-        DataError: The classes are not those of the training split, or a folder is empty, or a
+        DataError: The classes differ from those of the training split, a folder is empty, or a
             picture has no class.
     """
     folder = root / "val"
@@ -129,7 +127,7 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
     names = _files(folder, _SUFFIXES)
     if not names:
         raise DataError(f"{folder} has neither class folders nor pictures")
-    labels = read_ground_truth(root, names, ground_truth)
+    labels = _read_ground_truth(root, names, ground_truth)
     _check_classes(folder, classes, sorted(set(labels)))
     numbers = {name: number for number, name in enumerate(classes)}
     targets = np.array([numbers[label] for label in labels], dtype=np.int64)
@@ -182,18 +180,8 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
     return sorted(name for name in found if not name.startswith("."))
 
 
-def read_ground_truth(root: Path, names: Sequence[str], given: Path | None = None) -> list[str]:
-    """Return the class (folder name) of each picture.
-
-    Args:
-        root: Folder that holds `val`.
-        names: File names of the pictures, sorted.
-        given: The file. None means one of the usual names in the usual places.
-
-    Raises:
-        MissingDataError: There is no such file, or `meta.mat` is missing.
-        DataError: The file does not fit the pictures.
-    """
+def _read_ground_truth(root: Path, names: Sequence[str], given: Path | None = None) -> list[str]:
+    """Return the class (folder name) of each of the pictures with these sorted names."""
     path = _find(root) if given is None else given
     if not path.is_file():
         raise MissingDataError(f"ground-truth file not found: {path}")
@@ -211,18 +199,14 @@ def read_ground_truth(root: Path, names: Sequence[str], given: Path | None = Non
         if unknown:
             raise DataError(f"{path}: class number {unknown[0]} is not in meta.mat")
         lines = [classes[int(line)] for line in lines]
-    return [lines[_position(name, index)] for index, name in enumerate(names)]
-
-
-def _position(name: str, index: int) -> int:
-    """Return the line of a picture: its number in the name, which must be its place in the list."""
-    number = re.search(r"_(\d+)\.\w+$", name)
-    if number is None or int(number[1]) != index + 1:
-        raise DataError(
-            f"picture {name} stands at place {index + 1} of the sorted names: expected "
-            f"ILSVRC2012_val_{index + 1:08d}; the ground-truth file goes by these numbers"
-        )
-    return index
+    for place, name in enumerate(names, start=1):
+        number = re.search(r"_(\d+)\.\w+$", name)
+        if number is None or int(number[1]) != place:
+            raise DataError(
+                f"picture {name} stands at place {place} of the sorted names: expected "
+                f"ILSVRC2012_val_{place:08d}; the ground-truth file goes by these numbers"
+            )
+    return lines
 
 
 def _find(root: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +13,11 @@ import numpy.typing as npt
 from timm.data import create_transform
 
 from datamodules.core.base import DataModule, Published, Split
-from datamodules.core.errors import DataError, require_at_least
-from datamodules.core.order import EvaluationOrder, TrainingOrder, permutation
-from datamodules.pictures.batches import Mixing, PictureCollate, PictureLoader, RequestOrder
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.files import write_whole
+from datamodules.core.order import EvaluationOrder, TrainingOrder, choose_per_class
+from datamodules.core.report import compare_size
+from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
 from datamodules.pictures.samples import PictureError, PictureSplit, keep_no_bits, open_picture
 
@@ -61,6 +62,8 @@ class ImageNet(DataModule):
     """
 
     task = "imagenet"
+    num_features = 3  # red, green and blue
+    max_seq_len: int
 
     def __init__(
         self,
@@ -86,13 +89,16 @@ class ImageNet(DataModule):
         shares = {"erase": erase, "flip": flip, "mix_probability": mix_probability}
         for name, value in {**shares, "mix_switch": mix_switch}.items():
             if not 0 <= value <= 1:
-                raise DataError(f"{name} is a probability, got {value}")
+                raise DataError(f"{name} is a probability, received {value}")
         if min(mixup, cutmix) < 0:
-            raise DataError(f"mixup and cutmix must not be negative, got {mixup} and {cutmix}")
-        if augmentation not in ("recipe", "none"):
-            raise DataError(f"augmentation must be recipe or none, got {augmentation!r}")
+            raise DataError(f"mixup and cutmix must not be negative, received {mixup} and {cutmix}")
+        require_one_of(("recipe", "none"), augmentation=augmentation)
         self.image_size, self.verify = image_size, verify
+        self.max_seq_len = image_size**2
         self.held_out_per_class = held_out_per_class
+        self.select_on_test = held_out_per_class == 0
+        train = "train" if self.select_on_test else "train+val"
+        self.published = {train: Published(1281167), "test": Published(50000, per_class=50)}
         self.ground_truth = None if ground_truth is None else Path(ground_truth).expanduser()
         self.mixing: Mixing | None = None
         if (mixup or cutmix) and mix_probability:
@@ -112,16 +118,6 @@ class ImageNet(DataModule):
     # ---- sizes, which depend on the folders ----------------------------------------------------
 
     @property
-    def vocab_size(self) -> None:
-        """No tokens."""
-        return None
-
-    @property
-    def num_features(self) -> int:
-        """Red, green and blue."""
-        return 3
-
-    @property
     def classes(self) -> list[str]:
         """Folder name of each class number."""
         return list(self._folders["train"].classes)
@@ -130,22 +126,6 @@ class ImageNet(DataModule):
     def num_classes(self) -> int:
         """Class folders of the training split."""
         return len(self._folders["train"].classes)
-
-    @property
-    def max_seq_len(self) -> int:
-        """Pixels of a picture."""
-        return self.image_size**2
-
-    @property
-    def select_on_test(self) -> bool:
-        """Whether validation is on the pictures that results are reported for."""
-        return self.held_out_per_class == 0
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of ILSVRC 2012."""
-        train = "train" if self.select_on_test else "train+val"
-        return {train: Published(1281167), "test": Published(50000, per_class=50)}
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -168,8 +148,7 @@ class ImageNet(DataModule):
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield the number of classes, and damaged pictures if they are looked for."""
-        equal = self.num_classes == 1000
-        yield f"published classes: 1000; here {self.num_classes}: {_verdict(equal)}", equal
+        yield compare_size("classes", 1000, self.num_classes, self.num_classes == 1000)
         for name, files in self._folders.items() if self.verify else ():
             damaged = 0
             for index in range(len(files)):
@@ -177,7 +156,7 @@ class ImageNet(DataModule):
                     open_picture(files.path(index))
                 except PictureError as error:
                     damaged += 1
-                    yield str(error).split(". Put a sound copy")[0], False
+                    yield str(error).split(". Replace it with")[0], False
             yield f"{name}: {len(files)} pictures read, {damaged} damaged", damaged == 0
 
     # ---- splits --------------------------------------------------------------------------------
@@ -190,9 +169,7 @@ class ImageNet(DataModule):
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+            write_whole(path, text)
         except OSError as error:
             raise DataError(
                 f"cannot write the class map {path}: {error.strerror}; set cache_dir (or "
@@ -209,9 +186,9 @@ class ImageNet(DataModule):
                 self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
             )
             augment = keep_no_bits(augment)
-        held_out = self._held_out(train)
         test = PictureSplit(val, evaluate, self.image_size)
-        if held_out.any():
+        if self.held_out_per_class:
+            held_out = self._held_out(train)
             val = train.part(np.flatnonzero(held_out))
             train = train.part(np.flatnonzero(~held_out))
         return {
@@ -233,11 +210,7 @@ class ImageNet(DataModule):
         return {"classes": self.classes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Compare the class map of a checkpoint with the folders.
-
-        Raises:
-            DataError: They differ.
-        """
+        """Raise a DataError if a checkpoint's class map differs from that of the folders."""
         before, now = list(state_dict["classes"]), self.classes
         if before == now:
             return
@@ -261,17 +234,16 @@ class ImageNet(DataModule):
 
     def _held_out(self, files: PictureFiles) -> npt.NDArray[np.bool_]:
         """Choose pictures of each class, a function of their number alone; True for validation."""
-        chosen = np.zeros(len(files), dtype=bool)
-        count = self.held_out_per_class
-        for target, name in enumerate(files.classes if count else ()):
-            rows = np.flatnonzero(files.targets == target)
-            if len(rows) <= count:
+
+        def count(target: int, num_rows: int) -> int:
+            if num_rows <= self.held_out_per_class:
                 raise DataError(
-                    f"held_out_per_class={count} leaves class {name} no training picture of "
-                    f"{len(rows)}"
+                    f"held_out_per_class={self.held_out_per_class} leaves class "
+                    f"{files.classes[target]}, which has {num_rows} pictures, none for training"
                 )
-            chosen[rows[permutation(len(rows), 0, target)[:count]]] = True
-        return chosen
+            return self.held_out_per_class
+
+        return choose_per_class(files.targets, len(files.classes), 0, count)
 
     def _digest(self) -> str:
         return hashlib.sha256("\n".join(self.classes).encode()).hexdigest()
@@ -283,7 +255,7 @@ class ImageNet(DataModule):
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Any:
         if not isinstance(order, TrainingOrder):
-            return PictureLoader(super()._loader(split, order, collate))
+            return super()._loader(split, order, collate)
         if self.mixing is not None and order.micro_batch_size % 2:
             raise DataError(
                 f"mixup and cutmix mix pairs, so a micro-batch must be even: batch_size="
@@ -291,8 +263,4 @@ class ImageNet(DataModule):
                 f"accumulate_grad_batches={order.accumulation} gives {order.micro_batch_size}"
             )
         requests: Any = RequestOrder(order)
-        return PictureLoader(super()._loader(split, requests, collate))
-
-
-def _verdict(equal: bool) -> str:
-    return "equal" if equal else "DIFFERENT"
+        return super()._loader(split, requests, collate)

@@ -23,15 +23,7 @@ from datamodules.core.errors import DataError
 from datamodules.core.order import FILL, hashes
 from datamodules.pictures.files import PictureFiles
 
-__all__ = [
-    "PictureError",
-    "PictureSplit",
-    "Request",
-    "Sample",
-    "keep_no_bits",
-    "open_picture",
-    "seeded",
-]
+__all__ = ["PictureError", "PictureSplit", "Request", "Sample", "open_picture", "seeded"]
 
 # Pillow goes by content: without a list, an EPS named .JPEG would start Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP")
@@ -44,13 +36,7 @@ class PictureError(DataError):
 
 
 class Request(NamedTuple):
-    """A training sample as the order asks for it.
-
-    Args:
-        sample: Index of the sample in its split.
-        epoch: Pass over the data.
-        step: Optimiser step.
-    """
+    """A training sample as the order asks for it: sample, pass over the data, optimiser step."""
 
     sample: int
     epoch: int
@@ -58,14 +44,7 @@ class Request(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One picture.
-
-    Args:
-        picture: Normalised, (3, S, S).
-        target: Class.
-        sample_id: Index in the split, or FILL.
-        step: Optimiser step; 0 in evaluation.
-    """
+    """One picture, normalised, (3, S, S); `step` is 0 in evaluation."""
 
     picture: Tensor
     target: int
@@ -121,7 +100,7 @@ def open_picture(path: Path) -> Image.Image:
 
 def _damaged(path: Path, reason: str) -> str:
     return (
-        f"{path}: the picture cannot be read: {reason}. Put a sound copy in its place, or remove "
+        f"{path}: the picture cannot be read: {reason}. Replace it with an intact copy, or remove "
         "the file; `python -m datamodules check imagenet --verify true` lists all such files"
     )
 
@@ -133,15 +112,11 @@ def keep_no_bits(transform: Any) -> Any:
     picture of it up to version 12; since then it is an error.
     """
     for step in getattr(transform, "transforms", ()):
-        operations = getattr(step, "ops", None) or [o for p in _policy(step) for o in p]
-        for operation in operations:
+        policy = (op for part in getattr(step, "policy", ()) for op in part)
+        for operation in getattr(step, "ops", None) or policy:
             if operation.name.startswith("Posterize"):
                 operation.aug_fn = _Posterize(operation.aug_fn)
     return transform
-
-
-def _policy(step: Any) -> list[Any]:
-    return list(getattr(step, "policy", ()))
 
 
 class _Posterize:
@@ -161,8 +136,7 @@ class PictureSplit:
 
     Args:
         files: Where they are.
-        transform: From a picture to a tensor (3, S, S).
-        image_size: S.
+        transform: From a picture to a tensor (3, image_size, image_size).
         seed: Seed of the draws of `transform`.
     """
 
@@ -180,11 +154,7 @@ class PictureSplit:
         return len(self.files)
 
     def __getitem__(self, index: int | Request) -> Sample:
-        """Return a sample; FILL gives an empty picture under the id FILL.
-
-        Raises:
-            PictureError: The file is damaged.
-        """
+        """Return a sample; FILL gives an empty picture under the id FILL."""
         request = index if isinstance(index, Request) else Request(int(index), 0, 0)
         if request.sample == FILL:
             blank = torch.zeros(3, self.image_size, self.image_size)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.errors import DataError, MissingDataError, nearest
+from datamodules.core.files import find_set
 
 __all__ = ["ARCHIVES", "BUNDLED", "ArchiveFiles", "ArchiveSize", "check_name", "find_archive"]
 
@@ -24,14 +24,7 @@ _PARENTS = ("", "UEA", "uea", "Multivariate_ts", "UEA/Multivariate_ts", "uea/Mul
 
 @dataclass(frozen=True)
 class ArchiveSize:
-    """Published size of an archive.
-
-    Args:
-        num_train, num_test: series of both files.
-        num_features: dimensions of a series.
-        max_length: longest series of both files.
-        num_classes: classes.
-    """
+    """Published size of an archive; lengths are the longest of both files."""
 
     num_train: int
     num_test: int
@@ -78,12 +71,7 @@ ARCHIVES: dict[str, ArchiveSize | None] = {
 
 @dataclass(frozen=True)
 class ArchiveFiles:
-    """The two files of an archive.
-
-    Args:
-        train, test: their paths.
-        version: what is known of the release beside the files' hashes.
-    """
+    """The two files of an archive, and what is known of their release beside their hashes."""
 
     train: Path
     test: Path
@@ -91,48 +79,40 @@ class ArchiveFiles:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is no archive, naming the nearest one.
+    """Raise a DataError that names the nearest archive for an unknown one."""
+    if name not in ARCHIVES:
+        raise DataError(_unknown(name))
 
-    Raises:
-        DataError: unknown name.
-    """
-    if name in ARCHIVES:
-        return
-    by_lower = {known.lower(): known for known in ARCHIVES}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
-    starts = [known for lower, known in by_lower.items() if name and lower.startswith(name.lower())]
-    nearest = starts[:1] or [by_lower[lower] for lower in close]
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    raise DataError(
-        f"{name!r} is no archive of the UEA multivariate collection{hint} "
-        f"Valid are {', '.join(ARCHIVES)}"
+
+def _unknown(name: str) -> str:
+    return (
+        f"unknown archive {name!r}{nearest(name, ARCHIVES) or '.'} The UEA multivariate collection "
+        f"has {', '.join(ARCHIVES)}"
     )
 
 
 def find_archive(name: str, data_dir: Path, source: ArchiveSource) -> ArchiveFiles:
-    """Return the files of an archive.
+    """Return the files of an archive in `data_dir`, or those that aeon carries (`bundled`).
 
-    Args:
-        name: name of the archive.
-        data_dir: folder of the releases; read if `source` is `released`.
-        source: `bundled` takes the files that aeon carries.
+    A name outside the collection stands for files of the user's own.
 
     Raises:
-        DataError: unknown name.
-        MissingDataError: one of the files is not there; the message says where it is expected and
-            where it comes from.
+        MissingDataError: A file is not there; the message says where it is expected and where it
+            comes from.
     """
-    check_name(name)
     if source == "bundled":
         return _bundled(name)
-    for parent in _PARENTS:
-        for folder in (data_dir / parent / name, data_dir / parent):
-            train, test = (folder / f"{name}_{part}.ts" for part in ("TRAIN", "TEST"))
-            if train.is_file() and test.is_file():
-                return ArchiveFiles(train, test, _declared_version(folder))
-            if train.is_file() or test.is_file():
-                missing = test if train.is_file() else train
-                raise MissingDataError(f"{missing} is missing; its other half is in {folder}")
+    if Path(name).name != name:
+        raise DataError(f"name must be a plain name, without folders, received {name!r}")
+    folders = [data_dir / parent / own for parent in _PARENTS for own in (name, "")]
+    found = find_set(name, folders, _files(name))
+    if found is not None:
+        return ArchiveFiles(**found, version=_declared_version(found["train"].parent))
+    if name not in ARCHIVES:
+        raise MissingDataError(
+            f"{_unknown(name)}. Files of your own are read from "
+            f"{data_dir / name}, as {name}_TRAIN.ts and {name}_TEST.ts"
+        )
     hint = ""
     if name in BUNDLED:
         hint = ", or set source to bundled (--data.init_args.source bundled) for aeon's copy"
@@ -163,8 +143,11 @@ def _bundled(name: str) -> ArchiveFiles:
             f'pip install "lit-probattn[uea]", or use source released'
         )
     folder = Path(places[0]) / "datasets" / "data" / name
-    train, test = (folder / f"{name}_{part}.ts" for part in ("TRAIN", "TEST"))
-    for path in (train, test):
-        if not path.is_file():
-            raise MissingDataError(f"{path} is missing from the installed package aeon")
-    return ArchiveFiles(train, test, f"aeon {importlib.metadata.version('aeon')}")
+    found = find_set(name, [folder], _files(name))
+    if found is None:
+        raise MissingDataError(f"{folder} is missing from the installed package aeon")
+    return ArchiveFiles(**found, version=f"aeon {importlib.metadata.version('aeon')}")
+
+
+def _files(name: str) -> dict[str, str]:
+    return {"train": f"{name}_TRAIN.ts", "test": f"{name}_TEST.ts"}

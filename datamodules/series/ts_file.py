@@ -13,20 +13,9 @@ import numpy.typing as npt
 
 from datamodules.core.errors import DataError
 
-__all__ = [
-    "Place",
-    "TsFile",
-    "TsHeader",
-    "check_ts",
-    "numbered",
-    "read_header",
-    "read_ts",
-    "shortened",
-]
-
+__all__ = ["TsFile", "TsHeader", "check_ts", "read_ts"]
 
 _BOM = "\ufeff"
-
 _TAGS = (
     *("problemname", "timestamps", "missing", "univariate", "dimensions", "dimension"),
     *("equallength", "serieslength", "classlabel", "targetlabel", "data"),
@@ -40,12 +29,12 @@ class TsHeader:
     """What the lines before `@data` say; None where they do not.
 
     Args:
-        classes: class labels, in the order of the header.
-        num_features: dimensions.
-        length: length of every series.
-        missing: whether values may be missing.
-        equal_length: whether all series have one length. A file that does not say so has.
-        num_lines: lines before the data.
+        classes: Class labels, in the order of the header.
+        num_features: Dimensions.
+        length: Length of every series.
+        missing: Whether values may be missing.
+        equal_length: Whether all series have one length; they have unless the file denies it.
+        num_lines: Lines before the data.
     """
 
     classes: list[str] = field(default_factory=list)
@@ -56,7 +45,7 @@ class TsHeader:
     num_lines: int = 0
 
 
-class Place:
+class _Place:
     """A file and the line that is being read, for messages."""
 
     def __init__(self, path: Path) -> None:
@@ -68,21 +57,17 @@ class Place:
         return DataError(f"{place}: {message}")
 
 
-def numbered(file: TextIO, place: Place) -> Iterator[str]:
+def _numbered(file: TextIO, place: _Place) -> Iterator[str]:
     """Yield lines without their ends, and keep the place up to date."""
     for line in file:
         place.line += 1
         yield line.rstrip("\n")
 
 
-def read_header(file: TextIO, place: Place) -> TsHeader:
-    """Read up to and including `@data`.
-
-    Raises:
-        DataError: a tag is wrong, or there is no `@data`.
-    """
+def _read_header(file: TextIO, place: _Place) -> TsHeader:
+    """Read up to and including `@data`."""
     header, seen = TsHeader(), set()
-    for line in numbered(file, place):
+    for line in _numbered(file, place):
         if place.line == 1 and line.startswith(_BOM):
             raise place.error(
                 "begins with a byte-order mark, which hides the first tag; save the file as UTF-8 "
@@ -92,7 +77,7 @@ def read_header(file: TextIO, place: Place) -> TsHeader:
         if not text or text.startswith("#"):
             continue
         if not text.startswith("@"):
-            raise place.error(f"expected a tag or @data, received {shortened(text)}")
+            raise place.error(f"expected a tag or @data, received {_shortened(text)}")
         tag, *values = text[1:].split() or [""]
         if not tag:
             raise place.error("expected the name of a tag after @")
@@ -102,7 +87,7 @@ def read_header(file: TextIO, place: Place) -> TsHeader:
         seen.add(key)
         if key == "data":
             if values:
-                raise place.error(f"@data must stand alone, received {shortened(text)}")
+                raise place.error(f"@data must stand alone, received {_shortened(text)}")
             header.num_lines = place.line
             _check_header(header, place)
             return header
@@ -112,7 +97,7 @@ def read_header(file: TextIO, place: Place) -> TsHeader:
     raise place.error("the file ends without @data")
 
 
-def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, place: Place) -> None:
+def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, place: _Place) -> None:
     if key in ("timestamps", "missing", "univariate", "equallength", "targetlabel"):
         flag = _boolean(tag, values, place)
         if key in ("timestamps", "targetlabel") and flag:
@@ -136,7 +121,7 @@ def _read_tag(key: str, tag: str, values: list[str], header: TsHeader, place: Pl
             raise place.error(f"unknown tag @{tag}; did you mean @{close[0]}?")
 
 
-def _read_classes(tag: str, values: list[str], header: TsHeader, place: Place) -> None:
+def _read_classes(tag: str, values: list[str], header: TsHeader, place: _Place) -> None:
     if not values or values[0].lower() != "true" or len(values) < 2:
         raise place.error(f"@{tag} must be `true` and a list of class labels")
     header.classes = values[1:]
@@ -147,28 +132,28 @@ def _read_classes(tag: str, values: list[str], header: TsHeader, place: Place) -
         raise place.error(f"@{tag} lists a label twice: {', '.join(sorted(doubles))}")
 
 
-def _check_header(header: TsHeader, place: Place) -> None:
+def _check_header(header: TsHeader, place: _Place) -> None:
     if not header.classes:
         raise place.error("@data without @classLabel: the classes are not declared")
     if not header.equal_length:
         header.length = None
 
 
-def _boolean(tag: str, values: list[str], place: Place) -> bool:
+def _boolean(tag: str, values: list[str], place: _Place) -> bool:
     if len(values) != 1 or values[0].lower() not in ("true", "false"):
-        raise place.error(f"@{tag} must be true or false, received {shortened(' '.join(values))}")
+        raise place.error(f"@{tag} must be true or false, received {_shortened(' '.join(values))}")
     return values[0].lower() == "true"
 
 
-def _positive(tag: str, values: list[str], place: Place) -> int:
+def _positive(tag: str, values: list[str], place: _Place) -> int:
     if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
         raise place.error(
-            f"@{tag} must be a positive number, received {shortened(' '.join(values))}"
+            f"@{tag} must be a positive number, received {_shortened(' '.join(values))}"
         )
     return int(values[0])
 
 
-def shortened(text: str) -> str:
+def _shortened(text: str) -> str:
     """Quote a text from the file, cut to 40 characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
@@ -178,10 +163,10 @@ class TsFile:
     """A file that passed.
 
     Args:
-        header: its header.
-        series: one array (length, num_features) float32 per series; NaN where a value is missing.
-        labels: class label of each series.
-        lines: line number of each series.
+        header: Its header.
+        series: One array (length, num_features) float32 per series; NaN where a value is missing.
+        labels: Class label of each series.
+        lines: Line number of each series.
     """
 
     header: TsHeader
@@ -194,7 +179,7 @@ def read_ts(path: Path) -> TsFile:
     """Check a file and read it by aeon.
 
     Raises:
-        DataError: the file is malformed, or aeon is not installed.
+        DataError: The file is malformed, or aeon is not installed.
     """
     header, shapes, labels, lines = check_ts(path)
     try:
@@ -224,17 +209,17 @@ def check_ts(path: Path) -> tuple[TsHeader, list[tuple[int, int]], list[str], li
         The header; and for every series its shape (length, num_features), label and line number.
 
     Raises:
-        DataError: the file is malformed; the message names file and line.
+        DataError: The file is malformed; the message names file and line.
     """
-    place = Place(path)
+    place = _Place(path)
     shapes: list[tuple[int, int]] = []
     labels: list[str] = []
     lines: list[int] = []
     try:
         # Lines may end in LF or CR LF; both are read alike, here and by aeon.
         with path.open(encoding="utf-8") as file:
-            header = read_header(file, place)
-            for line in numbered(file, place):
+            header = _read_header(file, place)
+            for line in _numbered(file, place):
                 label, shape = _check_case(line, header, place)
                 shapes.append(shape)
                 labels.append(label)
@@ -261,7 +246,7 @@ def _line_of_wrong_byte(path: Path) -> int:
 # ---- one series ---------------------------------------------------------------------------------
 
 
-def _check_case(line: str, header: TsHeader, place: Place) -> tuple[str, tuple[int, int]]:
+def _check_case(line: str, header: TsHeader, place: _Place) -> tuple[str, tuple[int, int]]:
     """Return label and shape (length, num_features); learns what the header leaves open."""
     if not line.strip():
         raise place.error("empty line among the series")
@@ -278,7 +263,7 @@ def _check_case(line: str, header: TsHeader, place: Place) -> tuple[str, tuple[i
     known = {name.lower() for name in header.classes}
     if label.lower() not in known:
         raise place.error(
-            f"label {shortened(label)} is none of the classes {', '.join(header.classes)}"
+            f"label {_shortened(label)} is none of the classes {', '.join(header.classes)}"
         )
     lengths = [
         _check_values(text, number + 1, header, place) for number, text in enumerate(dimensions)
@@ -300,7 +285,7 @@ def _check_case(line: str, header: TsHeader, place: Place) -> tuple[str, tuple[i
     return label, (lengths[0], header.num_features)
 
 
-def _check_values(text: str, dimension: int, header: TsHeader, place: Place) -> int:
+def _check_values(text: str, dimension: int, header: TsHeader, place: _Place) -> int:
     """Return the number of values of one dimension."""
     values = text.split(",")
     if _all_numbers(text, values):
@@ -318,7 +303,7 @@ def _check_values(text: str, dimension: int, header: TsHeader, place: Place) -> 
         elif not _all_numbers(word, [word]):
             raise place.error(
                 f"dimension {dimension}, value {position + 1} is not a finite number in float32: "
-                f"{shortened(word)}"
+                f"{_shortened(word)}"
             )
     if num_missing == len(values):
         raise place.error(f"dimension {dimension} has no value at all: all {len(values)} missing")

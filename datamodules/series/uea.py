@@ -1,21 +1,22 @@
-"""Multivariate time series of the UEA archive, chosen by name."""
+"""Time series of the UEA archive, chosen by name, or of the user's own `.ts` files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, MissingDataError, require_at_least
-from datamodules.core.order import permutation
-from datamodules.series.archive import ARCHIVES, ArchiveSource, check_name, find_archive
-from datamodules.series.samples import Normalization, Normalizer, SeriesCollate, SeriesSplit
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.order import choose_per_class
+from datamodules.core.sequences import write_sequences
+from datamodules.series.archive import ARCHIVES, ArchiveSource, find_archive
+from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
 from datamodules.series.ts_file import TsFile, read_ts
 
 __all__ = ["UEA"]
@@ -24,7 +25,7 @@ _READER_VERSION = 1  # part of the cache's name: what is stored, and how
 
 
 class UEA(CachedDataModule):
-    """Multivariate series and their class; `inputs` are float32 (B, N, num_features).
+    """Series and their class; `inputs` are float32 (B, N, num_features).
 
     The archive's own training and test files stay what they are. Series may differ in length; they
     are padded with 0, and `key_mask` says where they are real. Missing values are interpolated
@@ -35,12 +36,13 @@ class UEA(CachedDataModule):
     `Multivariate_ts`, or directly in data_dir. Reading them needs the optional package aeon, once:
     the values are kept in a cache.
 
-    Source: the loaders of mvts and Flowformer (FiSH, NeurIPS 2022, section c.5 of its
-    specification). Departs from the source: validation is a part of the training file by default;
-    `select_on=test` gives the papers' protocol, which selects on test data.
+    Source: the loaders of mvts and Flowformer, as in FiSH (NeurIPS 2022). Departs from the source:
+    validation is a part of the training file by default; `select_on=test` gives the papers'
+    protocol, which selects on test data.
 
     Args:
-        name: Name of the archive.
+        name: Name of the archive; any other name stands for `.ts` files of your own, univariate
+            or multivariate, whose sizes are found from the files.
         source: `released` reads the files in data_dir; `bundled` the copies of BasicMotions and
             JapaneseVowels that aeon carries.
         select_on: `val` keeps val_fraction of each class of the training file for validation, a
@@ -70,34 +72,32 @@ class UEA(CachedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_name(name)
         require_at_least(1, max_length=max_length)
         if not 0 < val_fraction < 1:
-            raise DataError(f"val_fraction must be between 0 and 1, got {val_fraction}")
-        for what, value, valid in (
-            ("source", source, ("released", "bundled")),
-            ("select_on", select_on, ("val", "test")),
-        ):
-            if value not in valid:
-                raise DataError(f"{what} must be one of {', '.join(valid)}, got {value!r}")
-        Normalizer.fit(normalization, lambda: [np.zeros((1, 1), dtype=np.float32)])
+            raise DataError(f"val_fraction must be between 0 and 1, received {val_fraction}")
+        require_one_of(("released", "bundled"), source=source)
+        require_one_of(("val", "test"), select_on=select_on)
+        require_one_of(get_args(Normalization), normalization=normalization)
         self.archive, self.source, self.select_on = name, source, select_on
         self.val_fraction, self.split_seed = val_fraction, split_seed
         self.normalization: Normalization = normalization
         self._max_length = max_length
-        self._opened: Cache | None = None
+        if name not in ARCHIVES and not (self.cache_dir / self.cache_spec.name).is_dir():
+            self.sources()  # tells an unknown name from files of the user's own
+        self.select_on_test = select_on == "test"
+        size = ARCHIVES.get(name)
+        if size is not None:  # the collection's table has it, and it is not in doubt
+            train, test = Published(size.num_train), Published(size.num_test)
+            self.published = {"train+val": train, "test": test}
+            if self.select_on_test:
+                self.published = {"train": train, "val": test, "test": test}
 
     # ---- sizes, which depend on the files ------------------------------------------------------
 
     @property
-    def vocab_size(self) -> None:
-        """No tokens."""
-        return None
-
-    @property
     def num_features(self) -> int:
         """Dimensions of a series."""
-        return int(self._cache.array("train_values").shape[1])
+        return int(self.cache.array("train_values").shape[1])
 
     @property
     def classes(self) -> list[str]:
@@ -114,43 +114,12 @@ class UEA(CachedDataModule):
         """Longest series of the training file, or `max_length`."""
         if self._max_length is not None:
             return self._max_length
-        return int(np.diff(self._cache.array("train_offsets")).max())
-
-    @property
-    def select_on_test(self) -> bool:
-        """Whether validation, and so selection, is on the test split."""
-        return self.select_on == "test"
-
-    @property
-    def published(self) -> dict[str, Published]:
-        """Sizes of the collection's table, where it is not in doubt."""
-        size = ARCHIVES[self.archive]
-        if size is None:
-            return {}
-        train, test = Published(size.num_train), Published(size.num_test)
-        if self.select_on_test:
-            return {"train": train, "val": test, "test": test}
-        return {"train+val": train, "test": test}
-
-    @property
-    def notes(self) -> list[str]:
-        """Dimensions, version and classes."""
-        facts = self._facts
-        notes = [
-            f"archive {self.archive}, {self.source}, version {facts['version']}; "
-            f"{self.num_features} dimensions; {facts['num_missing']} missing values, interpolated",
-            f"classes: {', '.join(f'{i} = {label}' for i, label in enumerate(self.classes))}",
-        ]
-        if facts["absent"]:
-            notes.append(f"in the header but in no series: {', '.join(facts['absent'])}")
-        if self.select_on_test:
-            notes.append("train is the whole training file")
-        return notes
+        return int(np.diff(self.cache.array("train_offsets")).max())
 
     @property
     def provenance(self) -> dict[str, Any]:
         """Release and protocol behind a result; plain JSON values."""
-        hashes = {name: facts["sha256"] for name, facts in self._cache.meta["sources"].items()}
+        hashes = {name: facts["sha256"] for name, facts in self.cache.meta["sources"].items()}
         return {
             "archive": self.archive,
             "archive_source": self.source,
@@ -174,32 +143,25 @@ class UEA(CachedDataModule):
         return {"archive": self.archive, "source": self.source, "reader_version": _READER_VERSION}
 
     def sources(self) -> list[Path]:
-        """Both files, if they are present."""
-        try:
-            files = find_archive(self.archive, self.data_dir, self.source)
-        except MissingDataError:
-            return []
+        """Both files."""
+        files = find_archive(self.archive, self.data_dir, self.source)
         return [files.train, files.test]
 
     def build(self, writer: CacheWriter) -> None:
         """Read both files.
 
         Raises:
-            DataError: a file is malformed, or they do not fit together.
+            DataError: A file is malformed, or they do not fit together.
         """
         files = find_archive(self.archive, self.data_dir, self.source)
         train, test = read_ts(files.train), read_ts(files.test)
         classes = _common_classes(train, test, files.train, files.test)
+        numbers = {label.lower(): number for number, label in enumerate(classes)}
         num_missing = 0
         for name, part in (("train", train), ("test", test)):
-            numbers = {label.lower(): number for number, label in enumerate(classes)}
-            targets = [numbers[label.lower()] for label in part.labels]
-            ends = np.cumsum([len(case) for case in part.series], dtype=np.int64)
-            values = np.concatenate(part.series)
-            num_missing += int(np.isnan(values).sum())
-            writer.add(f"{name}_values", values)
-            writer.add(f"{name}_offsets", np.concatenate([np.zeros(1, dtype=np.int64), ends]))
-            writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
+            targets = (numbers[label.lower()] for label in part.labels)
+            write_sequences(writer, name, part.series, map(len, part.series), targets, "values")
+            num_missing += sum(int(np.isnan(case).sum()) for case in part.series)
         facts = {
             "classes": classes,
             "absent": [label for label in train.header.classes if label not in classes],
@@ -209,58 +171,45 @@ class UEA(CachedDataModule):
         writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
 
     @property
-    def _cache(self) -> Cache:
-        """The cache, built if needed: sizes of the model are asked for before `setup`."""
-        if self._opened is None:
-            self.prepare_data()
-            self._opened = self.open()
-        return self._opened
-
-    @property
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(np.asarray(self._cache.array("facts")).tobytes())
+        facts: dict[str, Any] = json.loads(np.asarray(self.cache.array("facts")).tobytes())
         return facts
 
     # ---- splits --------------------------------------------------------------------------------
 
-    def collate(self) -> Callable[[list[Any]], dict[str, Any]]:
-        """Return the function that makes a batch of series."""
-        return SeriesCollate(self.pad_to, self.pad_multiple, self.max_seq_len)
-
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits; held-out validation is a choice of rows of the training file."""
-        self._opened = cache
-        held_out = self._held_out(np.asarray(cache.array("train_targets")))
-        rows = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
-        train = self._part(cache, "train", rows["train"])
-
-        def series() -> Iterator[npt.NDArray[np.float32]]:
-            return (train.series(index) for index in range(len(train)))
-
-        normalizer = Normalizer.fit(self.normalization, series)
-        test = self._part(cache, "test", None)
-        val = test if self.select_on_test else self._part(cache, "train", rows["val"])
-        for split in (train, val, test):
-            split.normalizer = normalizer
+        facts, rows = self._facts, {}
+        self.notes = [
+            f"archive {self.archive}, {self.source}, version {facts['version']}; "
+            f"{self.num_features} dimensions; {facts['num_missing']} missing values, interpolated",
+            f"classes: {', '.join(f'{i} = {label}' for i, label in enumerate(self.classes))}",
+        ]
+        if facts["absent"]:
+            self.notes.append(f"in the header but in no series: {', '.join(facts['absent'])}")
+        if self.select_on_test:
+            self.notes.append("train is the whole training file")
+        if not self.select_on_test:
+            held_out = self._held_out(np.asarray(cache.array("train_targets")))
+            rows = {"train": np.flatnonzero(~held_out), "val": np.flatnonzero(held_out)}
+        open_part = partial(SeriesSplit.from_cache, cache)
+        train = open_part("train", self.max_seq_len, rows.get("train"))
+        test = open_part("test", self.max_seq_len)
+        val = open_part("train", self.max_seq_len, rows["val"]) if rows else test
+        train.normalizer = val.normalizer = test.normalizer = Normalizer.fit(
+            self.normalization, lambda: map(train.series, range(len(train)))
+        )
         return {"train": train, "val": val, "test": test}
-
-    def _part(self, cache: Cache, name: str, rows: npt.NDArray[np.int64] | None) -> SeriesSplit:
-        offsets = np.asarray(cache.array(f"{name}_offsets"))
-        targets = np.asarray(cache.array(f"{name}_targets"))
-        rows = np.arange(len(targets)) if rows is None else rows
-        return SeriesSplit(cache.array(f"{name}_values"), offsets, targets, self.max_seq_len, rows)
 
     def _held_out(self, targets: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Choose the same fraction of each class; True for validation. Shape of `targets`."""
-        chosen = np.zeros(len(targets), dtype=bool)
-        if self.select_on_test:
-            return chosen
-        for target in range(self.num_classes):
-            rows = np.flatnonzero(targets == target)
-            if len(rows) < 2:
-                continue
-            count = min(max(round(self.val_fraction * len(rows)), 1), len(rows) - 1)
-            chosen[rows[permutation(len(rows), self.split_seed, target)[:count]]] = True
+
+        def count(target: int, num_rows: int) -> int:
+            if num_rows < 2:
+                return 0
+            return min(max(round(self.val_fraction * num_rows), 1), num_rows - 1)
+
+        chosen = choose_per_class(targets, self.num_classes, self.split_seed, count)
         if not chosen.any():
             raise DataError(
                 f"{self.archive}: no class has two training series, so none can be held out for "
@@ -273,7 +222,7 @@ def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Pa
     """Return the classes of the training series, in the order of the header.
 
     Raises:
-        DataError: the files disagree on dimensions, or a test series has a class without training
+        DataError: The files disagree on dimensions, or a test series has a class without training
             series.
     """
     sizes = train.header.num_features, test.header.num_features

@@ -13,24 +13,21 @@ from datamodules.core.cache import Cache
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import FILL
-from datamodules.text.segments import IGNORE, StreamCollate, StreamSample
-from datamodules.text.segments import WindowSplit as _Windows
+from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, WindowSplit
 from datamodules.text.wikitext103 import WikiText103
-from datamodules.text.wikitext_release import Corpus
 
 __all__ = ["MaskedSplit", "MaskedText"]
 
 _SPECIAL = 3  # begin, end, mask: the last ids
 
 
-class MaskedSplit(_Windows):
+class MaskedSplit(WindowSplit):
     """Sequences of a stream: begin, its next segment_len − 2 tokens, end.
 
     A sample has `inputs` (n,), nothing hidden yet, and `target` (n,), the same with IGNORE at
     begin and end. What is left of the stream is a last, shorter sequence, unless it is dropped.
 
     Args:
-        tokens: The stream. Shape (num_tokens,).
         segment_len: Tokens of a sequence, begin and end included; at least 3.
         vocab_size: Ids; the last three are begin, end and mask.
         drop_short: Leave out the shorter last sequence.
@@ -79,33 +76,18 @@ class MaskedText(WikiText103):
     instead of sub-words, unless `subwords` or `tokenizer_file` is set.
 
     Args:
-        corpus: As in `WikiText103`; `other` is any text in `data_dir`.
         segment_len: L, tokens of a sequence; the model's max_seq_len.
-        vocab_file: Vocabulary with one word per line.
-        subwords: Train so many byte-level sub-words; needs the package `tokenizers`.
-        tokenizer_file: Use the sub-words of this tokenizer.json.
         vocab_size: Rows of the model's embedding table, at least the vocabulary and three more.
             None means just that.
-        **kwargs: Arguments of DataModule; pad_to and pad_multiple have no effect.
+        **kwargs: Arguments of WikiText103; pad_to and pad_multiple have no effect.
     """
 
     def __init__(
-        self,
-        corpus: Corpus = "wikitext-103",
-        segment_len: int = 512,
-        vocab_file: str | None = None,
-        subwords: int | None = None,
-        tokenizer_file: str | None = None,
-        vocab_size: int | None = None,
-        **kwargs: Any,
+        self, segment_len: int = 512, vocab_size: int | None = None, **kwargs: Any
     ) -> None:
         super().__init__(
-            corpus=corpus,
             segment_len=segment_len,
             batching="segments",
-            vocab_file=vocab_file,
-            subwords=subwords,
-            tokenizer_file=tokenizer_file,
             vocab_size=vocab_size,
             test_stride=None,
             **kwargs,
@@ -131,7 +113,6 @@ class MaskedText(WikiText103):
         Raises:
             DataError: The vocabulary does not fit vocab_size, or the training text is too short.
         """
-        self._opened = cache
         needed = len(self.vocabulary) + _SPECIAL
         if needed > self.vocab_size:
             raise DataError(

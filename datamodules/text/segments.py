@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from datamodules.core.cache import Mapped
 from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
 
@@ -30,22 +31,11 @@ class StreamSample(NamedTuple):
     sample_id: int
 
 
-class _Stream:
-    """Tokens, maybe memory-mapped: a copy in another process opens the file anew."""
+class _Stream(Mapped):
+    """A split of one stream of tokens."""
 
     def __init__(self, tokens: npt.NDArray[np.integer]) -> None:
         self.tokens = tokens
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if isinstance(self.tokens, np.memmap):
-            state["tokens"] = str(self.tokens.filename)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(state["tokens"], str):
-            state["tokens"] = np.load(state["tokens"], mmap_mode="r")
-        self.__dict__.update(state)
 
     def _sample(self, first: int, length: int, sample_id: int) -> StreamSample:
         piece = self.tokens[first : first + length + 1].astype(np.int64)
@@ -55,14 +45,9 @@ class _Stream:
 class ColumnSplit(_Stream):
     """The stream cut into equal columns, read downwards side by side.
 
-    Source: MGK's language modelling code (specification e.3). Sample s · columns + c is segment s
-    of column c; a batch is one segment of every column. What is left of the stream after the last
-    column is dropped; the last segment of all columns is shorter.
-
-    Args:
-        tokens: The stream. Shape (num_tokens,).
-        num_columns: Columns.
-        segment_len: Tokens of a segment.
+    Source: MGK's language modelling code. Sample s · columns + c is segment s of column c; a batch
+    is one segment of every column. What is left of the stream after the last column is dropped; the
+    last segment of all columns is shorter.
 
     Raises:
         DataError: A column would have no prediction.
@@ -96,11 +81,7 @@ class WindowSplit(_Stream):
     least window_len - stride tokens before them. With stride = window_len these are independent
     segments; with stride 1 it is the sliding window of the papers.
 
-    Args:
-        tokens: The stream. Shape (num_tokens,).
-        window_len: Tokens of a window.
-        stride: Tokens from one window to the next.
-        drop_short: Leave out a last window that is shorter.
+    `drop_short` leaves out a last window that is shorter.
 
     Raises:
         DataError: There is no window; or the stride is not from 1 to window_len.
@@ -117,7 +98,7 @@ class WindowSplit(_Stream):
         if not 1 <= stride <= window_len:
             raise DataError(
                 f"a stride must be from 1 to segment_len={window_len}, so that no token is left "
-                f"out; got {stride}"
+                f"out; received {stride}"
             )
         self.window_len, self.stride = window_len, stride
         beyond = max(0, len(tokens) - 1 - window_len)
@@ -143,11 +124,7 @@ class WindowSplit(_Stream):
 
 
 class PromptSplit:
-    """Prompts to continue.
-
-    Args:
-        prompts: Token ids of each, at least one.
-    """
+    """Prompts to continue: token ids of each."""
 
     def __init__(self, prompts: list[npt.NDArray[np.int64]]) -> None:
         self.prompts = prompts

@@ -22,8 +22,8 @@ __all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
 
 _BLOCK_BYTES = 4 << 20
 _BLOCK_ROWS = 16384
-# What the zip module raises for an archive with wrong bytes: some say it is encrypted, or packed in
-# a way that nobody knows.
+# What the zip module raises for damaged archives; wrong bytes can look like encryption or like an
+# unknown compression.
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
     *(NotImplementedError, RuntimeError),
@@ -32,12 +32,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Block(NamedTuple):
-    """A piece of text.
-
-    Args:
-        text: Whole lines, each ended by a newline; an empty piece has none.
-        position: Where the next piece begins.
-    """
+    """Whole lines of text, each ended by a newline, and where the next piece begins."""
 
     text: str
     position: int
@@ -95,13 +90,8 @@ class PlainText(TextSource):
         """Bytes of text."""
         if self.member is None:
             return self.paths[0].stat().st_size
-        try:
-            with zipfile.ZipFile(self.paths[0]) as archive:
-                return archive.getinfo(self.member).file_size
-        except _DAMAGED as error:
-            if self.member is None:
-                raise
-            raise DataError(f"{self.name} is damaged: {error}") from None
+        with self._archive() as archive:
+            return archive.getinfo(self.member).file_size
 
     def identity(self) -> list[Any]:
         """The file, and the name in the archive."""
@@ -113,16 +103,19 @@ class PlainText(TextSource):
         Raises:
             DataError: A byte is not UTF-8, or the archive is damaged.
         """
+        with self._open() as file:
+            file.seek(start)
+            position = start
+            while raw := file.read(_BLOCK_BYTES) + file.readline():
+                yield Block(self._decode(raw, position), position + len(raw))
+                position += len(raw)
+
+    @contextmanager
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
         try:
-            with self._open() as file:
-                file.seek(start)
-                position = start
-                while raw := file.read(_BLOCK_BYTES) + file.readline():
-                    yield Block(self._decode(raw, position), position + len(raw))
-                    position += len(raw)
+            with zipfile.ZipFile(self.paths[0]) as archive:
+                yield archive
         except _DAMAGED as error:
-            if self.member is None:
-                raise
             raise DataError(f"{self.name} is damaged: {error}") from None
 
     @contextmanager
@@ -131,7 +124,7 @@ class PlainText(TextSource):
             with self.paths[0].open("rb") as file:
                 yield file
             return
-        with zipfile.ZipFile(self.paths[0]) as archive, archive.open(self.member) as packed:
+        with self._archive() as archive, archive.open(self.member) as packed:
             yield cast(BinaryIO, io.BufferedReader(cast(Any, packed), _BLOCK_BYTES))
 
     def _decode(self, raw: bytes, position: int) -> str:
@@ -194,30 +187,21 @@ class ParquetText(TextSource):
 
     def _batches(self, path: Path) -> Iterator[list[str | None]]:
         """Yield the rows of a shard in pieces."""
-        import pyarrow as pa
-
-        try:
+        with _readable(path):
             for batch in self._shard(path).iter_batches(_BLOCK_ROWS, columns=["text"]):
                 yield batch.column(0).to_pylist()
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            text = " ".join(str(error).split())
-            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
 
     def _shard(self, path: Path) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
+        with _readable(path):
             shard = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
-            text = " ".join(str(error).split())
-            raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None
-        schema = shard.schema_arrow
-        kinds = {field.name: field.type for field in schema}
+        kinds = {field.name: field.type for field in shard.schema_arrow}
         kind = kinds.get("text")
         if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
-            raise DataError(f"{path}: expected a column `text` of strings, found {found}")
+            columns = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+            raise DataError(f"{path}: expected a column `text` of strings, received {columns}")
         return shard
 
     def _join(self, rows: list[str | None], path: Path, first: int) -> str:
@@ -225,3 +209,14 @@ class ParquetText(TextSource):
             raise DataError(f"{path}: row {first + rows.index(None)} of the split has no text")
         lines = (str(row).replace("\r\n", "\n").replace("\r", "\n") for row in rows)
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{path} is not a Parquet file, or damaged: {text}") from None

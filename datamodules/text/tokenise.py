@@ -14,40 +14,22 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.errors import DataError
+from datamodules.core.files import sync, write_whole
 from datamodules.text.source import TextSource
+from datamodules.text.vocabulary import Tokens
 
-__all__ = ["TokenisationJob", "Tokens"]
+__all__ = ["TokenisationJob"]
 
 _STATE = "state.json"
 # Pieces of text between two saved states: about 64 MiB.
 _BLOCKS_PER_STATE = 16
 _COPY_TOKENS = 4 << 20
-
-
-class Tokens(Protocol):
-    """A vocabulary."""
-
-    @property
-    def text(self) -> str:
-        """What a vocabulary can be made of again."""
-
-    @property
-    def digest(self) -> str:
-        """Hash of `text`."""
-
-    def __len__(self) -> int: ...
-
-    def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
-        """Turn whole lines into ids; also return how many stand for unknown words."""
-
-    def decode(self, ids: Any) -> str:
-        """Turn ids into text."""
 
 
 class TokenisationJob:
@@ -87,17 +69,12 @@ class TokenisationJob:
         if "vocabulary" not in self._state:
             path.write_text(make(), encoding="utf-8", newline="")
             self._state["vocabulary"] = path.stat().st_size
-            self._save()
+            write_whole(self.folder / _STATE, json.dumps(self._state))
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()
 
     def tokenise(self, name: str, vocabulary: Tokens, advance: Callable[[int], None]) -> None:
-        """Tokenise one split, or the rest of it.
-
-        Args:
-            name: The split.
-            vocabulary: Gives the ids.
-            advance: Told how much of the source was read.
+        """Tokenise one split, or the rest of it; `advance` is told how much of it was read.
 
         Raises:
             DataError: The text is empty, or `vocabulary` refuses it.
@@ -121,17 +98,12 @@ class TokenisationJob:
                 done["unknown"] += unknown
                 done["position"] = block.position
                 if number % _BLOCKS_PER_STATE == 0:
-                    _flush(file)
-                    self._save()
-            _flush(file)
-        self._save()
+                    sync(file)
+                    write_whole(self.folder / _STATE, json.dumps(self._state))
+            sync(file)
+        write_whole(self.folder / _STATE, json.dumps(self._state))
         if done["tokens"] == 0:
             raise DataError(f"{source.name} is empty: the {name} split needs text")
-
-    def num_tokens(self, name: str) -> int:
-        """Tokens of a split so far."""
-        count: int = self._state["splits"][name]["tokens"]
-        return count
 
     def num_unknown(self, name: str) -> int:
         """Tokens of a split so far whose words are not in the vocabulary."""
@@ -150,15 +122,3 @@ class TokenisationJob:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.int32"
-
-    def _save(self) -> None:
-        temporary = self.folder / f"{_STATE}.new"
-        with temporary.open("w") as file:
-            json.dump(self._state, file)
-            _flush(file)
-        temporary.replace(self.folder / _STATE)
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())

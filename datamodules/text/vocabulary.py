@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +17,69 @@ import numpy.typing as npt
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.progress import progress
 from datamodules.text.source import TextSource
-from datamodules.text.tokenise import Tokens
 
-__all__ = [
-    "END_OF_LINE",
-    "UNKNOWN",
-    "SubwordVocabulary",
-    "Vocabulary",
-    "VocabularyChoice",
-    "WordCounter",
-]
-
+__all__ = ["SubwordVocabulary", "Tokens", "Vocabulary", "VocabularyChoice", "count_words"]
 
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
 
 
-class Vocabulary:
+class Tokens(ABC):
+    """Words or sub-words, and their ids."""
+
+    what: str
+    end_of_line: int  # id of `<eos>`
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            DataError: It is missing, not UTF-8, or not usable.
+        """
+        try:
+            return cls.from_text(path.read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            raise MissingDataError(f"{cls.what} file {path}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{cls.what} file {path} is not UTF-8: {error}") from None
+        except DataError as error:
+            raise DataError(f"{cls.what} file {path}: {error}") from None
+
+    @classmethod
+    @abstractmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what `text` gives."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """What is stored, and what `from_text` reads."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of `text`."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
+        """Turn whole lines, each ended by a newline, into ids; each line gets an `<eos>`.
+
+        Returns:
+            The ids, shape (num_tokens,), and how many of them stand for unknown words.
+
+        Raises:
+            DataError: A word is unknown and there is no `<unk>` to stand for it.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn ids into text; `<eos>` becomes a newline."""
+
+
+class Vocabulary(Tokens):
     """Distinct words; a word's id is its place.
 
     Source: the word-level vocabulary of the Transformer-XL code, which MGK's language models use:
@@ -44,6 +92,8 @@ class Vocabulary:
     Raises:
         DataError: A word occurs twice, is empty or has blanks in it; or `<eos>` is missing.
     """
+
+    what = "vocabulary"
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -59,28 +109,11 @@ class Vocabulary:
                 )
         if END_OF_LINE not in self._ids:
             raise DataError(f"{END_OF_LINE!r}, which ends every line of text, is missing; add it")
+        self.end_of_line = self._ids[END_OF_LINE]
 
     @classmethod
-    def from_file(cls, path: Path) -> Vocabulary:
-        """Read a file with one word per line, in the order of the ids.
-
-        Raises:
-            DataError: The file is missing, not UTF-8, or not a vocabulary.
-        """
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise MissingDataError(f"vocabulary file {path}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"vocabulary file {path} is not UTF-8: {error}") from None
-        try:
-            return cls.from_text(text)
-        except DataError as error:
-            raise DataError(f"vocabulary file {path}: {error}") from None
-
-    @classmethod
-    def from_text(cls, text: str) -> Vocabulary:
-        """Read what `text` gives."""
+    def from_text(cls, text: str) -> Self:
+        """Read one word per line, in the order of the ids."""
         return cls(text.removesuffix("\n").split("\n"))
 
     @property
@@ -88,31 +121,11 @@ class Vocabulary:
         """One word per line, in the order of the ids."""
         return "".join(f"{word}\n" for word in self.words)
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of `text`; the same for the same words in the same order."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
     def __len__(self) -> int:
         return len(self.words)
 
-    @property
-    def end_of_line(self) -> int:
-        """Id of `<eos>`."""
-        return self._ids[END_OF_LINE]
-
     def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
-        """Turn whole lines, each ended by a newline, into ids.
-
-        Words are what `str.split` gives, case kept; each line gets an `<eos>`.
-
-        Returns:
-            The ids, shape (num_tokens,), and how many of them stand for words that the vocabulary
-            has not and that became `<unk>`.
-
-        Raises:
-            DataError: There is such a word and the vocabulary has no `<unk>`.
-        """
+        """Turn lines into ids; words are what `str.split` gives, case kept."""
         words = text.replace("\n", f" {END_OF_LINE} ").split()
         found = map(self._ids.get, words, repeat(-1))
         ids = np.fromiter(found, dtype=np.int32, count=len(words))
@@ -134,24 +147,16 @@ class Vocabulary:
         return " ".join(words).replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n")
 
 
-class WordCounter:
-    """Counts words, and makes the vocabulary of them."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def add(self, text: str) -> None:
-        """Count the words of a piece of text that ends between words."""
-        self._counts.update(text.split())
-
-    def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary of everything counted."""
-        # The sort behind most_common is stable and the counter remembers first occurrences.
-        words = (word for word, _ in self._counts.most_common() if word != END_OF_LINE)
-        return Vocabulary([END_OF_LINE, *words])
+def count_words(texts: Iterable[str]) -> Vocabulary:
+    """Return the vocabulary of pieces of text that end between words."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split())
+    # The sort behind most_common is stable and the counter remembers first occurrences.
+    return Vocabulary([END_OF_LINE, *(w for w, _ in counts.most_common() if w != END_OF_LINE)])
 
 
-class SubwordVocabulary:
+class SubwordVocabulary(Tokens):
     """A trained tokeniser; the counterpart of `Vocabulary`.
 
     Args:
@@ -160,6 +165,8 @@ class SubwordVocabulary:
     Raises:
         DataError: `tokenizers` is not installed, the text is not a tokeniser, or it has no `<eos>`.
     """
+
+    what = "tokenizer"
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -174,34 +181,24 @@ class SubwordVocabulary:
             raise DataError(
                 f"the tokeniser has no token {END_OF_LINE!r}, which ends every line of text; add it"
             )
-        self.end_of_line: int = end
-        self._unknown: int | None = self._tokenizer.token_to_id(UNKNOWN)
+        self.end_of_line = end
 
     @classmethod
-    def from_file(cls, path: Path) -> SubwordVocabulary:
-        """Read a tokenizer.json.
-
-        Raises:
-            DataError: It is missing or not usable.
-        """
-        try:
-            return cls(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise MissingDataError(f"tokenizer file {path}: {error.strerror}") from None
-        except (UnicodeDecodeError, DataError) as error:
-            raise DataError(f"tokenizer file {path}: {error}") from None
+    def from_text(cls, text: str) -> Self:
+        """Read the content of a tokenizer.json."""
+        return cls(text)
 
     @classmethod
-    def train(cls, texts: Iterable[str], size: int) -> SubwordVocabulary:
+    def train(cls, texts: Iterable[str], size: int) -> Self:
         """Train byte-level pair encoding of `size` tokens; `<eos>` is id 0, `<unk>` is id 1.
 
-        Args:
-            texts: Pieces of text that end at line ends.
-            size: Number of tokens, at least 258.
+        `texts` are pieces of text that end at line ends.
         """
         package = _package()
         if size < 258:
-            raise DataError(f"subwords must be at least 258 (the bytes and two more), got {size}")
+            raise DataError(
+                f"subwords must be at least 258 (the bytes and two more), received {size}"
+            )
         tokenizer = package.Tokenizer(package.models.BPE())
         tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = package.decoders.ByteLevel()
@@ -211,7 +208,8 @@ class SubwordVocabulary:
             initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_lines(texts), trainer)
+        lines = (line for text in texts for line in text.split("\n"))
+        tokenizer.train_from_iterator(lines, trainer)
         return cls(tokenizer.to_str())
 
     @property
@@ -219,21 +217,12 @@ class SubwordVocabulary:
         """The stored tokeniser."""
         return self._text
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the stored tokeniser."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
     def __len__(self) -> int:
         size: int = self._tokenizer.get_vocab_size()
         return size
 
     def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
-        """Turn whole lines, each ended by a newline, into ids; each line gets an `<eos>`.
-
-        Returns:
-            The ids, shape (num_tokens,), and 0: no sub-word is unknown.
-        """
+        """Turn lines into ids; no sub-word is unknown."""
         lines = text.removesuffix("\n").split("\n")
         encoded = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         ids = [i for line in encoded for i in (*line.ids, self.end_of_line)]
@@ -248,11 +237,6 @@ class SubwordVocabulary:
             else:
                 lines[-1].append(token)
         return "\n".join(self._tokenizer.decode(line, False) for line in lines)
-
-
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from text.split("\n")
 
 
 def _package() -> Any:
@@ -272,16 +256,7 @@ def _package() -> Any:
 
 @dataclass(frozen=True)
 class VocabularyChoice:
-    """At most one of three settings; without any, the words of the training text.
-
-    Args:
-        vocab_file: A file with one word per line.
-        subwords: Number of sub-words to train on the training text.
-        tokenizer_file: A tokenizer.json.
-
-    Raises:
-        DataError: More than one is set.
-    """
+    """At most one of three settings (or a DataError); without any, the training text's words."""
 
     vocab_file: str | None = None
     subwords: int | None = None
@@ -322,14 +297,11 @@ class VocabularyChoice:
         with progress("WikiText: counting words", train.size, train.unit) as advance:
             if self.subwords is not None:
                 return SubwordVocabulary.train(_texts(train, advance), self.subwords)
-            counter = WordCounter()
-            for text in _texts(train, advance):
-                counter.add(text)
-        return counter.vocabulary()
+            return count_words(_texts(train, advance))
 
     def read(self, text: str) -> Tokens:
         """Return the vocabulary of which `text` was stored."""
-        return SubwordVocabulary(text) if self.by_subwords else Vocabulary.from_text(text)
+        return (SubwordVocabulary if self.by_subwords else Vocabulary).from_text(text)
 
 
 def _texts(source: TextSource, advance: Callable[[int], None]) -> Iterator[str]:

@@ -16,13 +16,13 @@ from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import EvaluationOrder
 from datamodules.core.progress import progress
+from datamodules.core.report import compare_size
 from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
-from datamodules.text.tokenise import TokenisationJob, Tokens
-from datamodules.text.vocabulary import VocabularyChoice
+from datamodules.text.tokenise import TokenisationJob
+from datamodules.text.vocabulary import Tokens, VocabularyChoice
 from datamodules.text.wikitext_release import PUBLISHED, Corpus, find_release
 
 __all__ = ["TextCounts", "WikiText103"]
-
 
 _WHAT = {
     "words": "words of the vocabulary",
@@ -36,11 +36,11 @@ _log = logging.getLogger("datamodules")
 
 @dataclass(frozen=True)
 class TextCounts:
-    """Counts by `words`, and by split.
+    """Counts of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
 
     Args:
-        found: Words of the vocabulary and tokens of each split, `<eos>` included.
-        unknown: Tokens of each split that became `<unk>` because the vocabulary has not their word.
+        found: What we have.
+        unknown: Tokens of each split that became `<unk>`, their word being unknown.
         published: Published counts, as far as there are any.
     """
 
@@ -63,9 +63,8 @@ class TextCounts:
     def compare(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number, and whether ours is equal."""
         for name, expected in self.published.items():
-            equal = self.found[name] == expected
-            verdict = "equal" if equal else "DIFFERENT"
-            yield f"published {_WHAT[name]}: {expected}; here {self.found[name]}: {verdict}", equal
+            found = self.found[name]
+            yield compare_size(_WHAT[name], expected, found, found == expected)
 
 
 class WikiText103(CachedDataModule):
@@ -90,8 +89,8 @@ class WikiText103(CachedDataModule):
             side, in the same order in every epoch; `segments` shuffles its segments of segment_len
             tokens (a shorter last one is left out).
         vocab_file: Use this vocabulary, one word per line in the order of the ids, `<eos>` among
-            them. Words that it has not become `<unk>`. None makes it of the training text.
-        subwords: Use so many byte-level sub-words, trained on the training text, instead of words.
+            them. Other words become `<unk>`. None makes it of the training text.
+        subwords: Number of byte-level sub-words to train on the training text, in place of words.
             Needs the package `tokenizers`.
         tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
         vocab_size: Rows of the model's embedding table, at least the size of the vocabulary. None
@@ -106,6 +105,7 @@ class WikiText103(CachedDataModule):
     """
 
     task = "wikitext103"
+    max_seq_len: int
 
     def __init__(
         self,
@@ -129,10 +129,10 @@ class WikiText103(CachedDataModule):
         require_at_least(1, num_prompts=num_prompts, prompt_len=prompt_len)
         self.corpus, self.segment_len, self.batching = corpus, segment_len, batching
         self._choice = VocabularyChoice(vocab_file, subwords, tokenizer_file)
+        self.max_seq_len, self.shuffles = segment_len, batching == "segments"
         self._vocab_size = vocab_size
         self._strides = {"val": val_stride or segment_len, "test": test_stride or segment_len}
         self._prompts, self._num_prompts, self._prompt_len = prompts, num_prompts, prompt_len
-        self._opened: Cache | None = None
         self._vocabulary: Tokens | None = None
 
     # ---- sizes -------------------------------------------------------------------------------
@@ -148,20 +148,10 @@ class WikiText103(CachedDataModule):
         return self.vocab_size
 
     @property
-    def max_seq_len(self) -> int:
-        """Tokens of a segment."""
-        return self.segment_len
-
-    @property
-    def shuffles(self) -> bool:
-        """Columns are read in order."""
-        return self.batching == "segments"
-
-    @property
     def vocabulary(self) -> Tokens:
         """Words and ids; the text is tokenised if it has not been."""
         if self._vocabulary is None:
-            text = self._cache().array("vocabulary").tobytes().decode()
+            text = self.cache.array("vocabulary").tobytes().decode()
             self._vocabulary = self._choice.read(text)
         return self._vocabulary
 
@@ -188,12 +178,9 @@ class WikiText103(CachedDataModule):
         return {k: v for k, v in given.items() if v is not None and v != "wikitext-103"}
 
     def sources(self) -> list[Path]:
-        """The files of the release, if they are there; of those with one name, the last."""
-        try:
-            found = find_release(self.data_dir, self.corpus)
-        except DataError:
-            return []
-        return list({path.name: path for part in found.values() for path in part.paths}.values())
+        """The files of the release."""
+        found = find_release(self.data_dir, self.corpus)
+        return list(dict.fromkeys(path for source in found.values() for path in source.paths))
 
     def build(self, writer: CacheWriter) -> None:
         """Tokenise the release."""
@@ -201,7 +188,7 @@ class WikiText103(CachedDataModule):
         spec = self.cache_spec
         job = TokenisationJob(self.cache_dir / f".{spec.name}.partial", found, spec.settings)
         if job.is_resumed:
-            _log.warning("going on with an interrupted tokenisation in %s", job.folder)
+            _log.warning("resuming an interrupted tokenisation in %s", job.folder)
         text = job.vocabulary_text(lambda: self._choice.make(found["train"]).text)
         vocabulary = self._choice.read(text)
         writer.add("vocabulary", np.frombuffer(text.encode(), dtype=np.uint8))
@@ -215,19 +202,11 @@ class WikiText103(CachedDataModule):
         writer.add("num_unknown", np.array([job.num_unknown(name) for name in _SPLITS]))
         job.remove()
 
-    def _cache(self) -> Cache:
-        """The cache, opened and verified once."""
-        if self._opened is None:
-            if self.trainer is None:
-                self.prepare_data()
-            self._opened = self.open()
-        return self._opened
-
     # ---- splits ------------------------------------------------------------------------------
 
     def load_splits(self) -> dict[str, Split]:
-        """Open the cache; without a trainer, build it first if needed."""
-        splits = self.splits_of(self._cache())
+        """Open the splits, and warn of counts that are not the published ones."""
+        splits = super().load_splits()
         if self.trainer is None or self.trainer.is_global_zero:
             for problem in self.counts.problems():
                 _log.warning("%s: %s", self.corpus, problem)
@@ -239,7 +218,6 @@ class WikiText103(CachedDataModule):
         Raises:
             DataError: The vocabulary is larger than vocab_size, or a split is too short.
         """
-        self._opened = cache
         words = len(self.vocabulary)
         if words > self.vocab_size:
             raise DataError(
@@ -260,7 +238,7 @@ class WikiText103(CachedDataModule):
     @property
     def counts(self) -> TextCounts:
         """Words and tokens, beside the published numbers."""
-        cache = self._cache()
+        cache = self.cache
         sizes = {name: len(cache.array(f"{name}_tokens")) for name in _SPLITS}
         unknown = dict(zip(_SPLITS, cache.array("num_unknown").tolist(), strict=True))
         published = {} if self._choice.by_subwords else dict(PUBLISHED.get(self.corpus, {}))
@@ -307,7 +285,7 @@ class WikiText103(CachedDataModule):
             if not found or not all(map(len, found)):
                 raise DataError("prompts must hold at least one text, and none may be empty")
             return found
-        tokens = self._cache().array(f"{self.predict_split}_tokens")
+        tokens = self.cache.array(f"{self.predict_split}_tokens")
         starts = np.linspace(0, max(0, len(tokens) - self._prompt_len), self._num_prompts)
         pieces = (tokens[int(first) :][: self._prompt_len] for first in starts)
         return [np.asarray(piece, dtype=np.int64) for piece in pieces]

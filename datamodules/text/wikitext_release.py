@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -40,8 +40,7 @@ def find_release(data_dir: Path, corpus: Corpus) -> dict[str, TextSource]:
     """
     incomplete: list[str] = []
     for folder in _folders(data_dir, corpus):
-        for form in (_tokens, _texts, _archive(corpus), _shards):
-            found = form(folder)
+        for found in _forms(folder, corpus):
             if len(found) == len(_NAMES):
                 return {name: found[name] for name in _NAMES}
             if found:
@@ -58,12 +57,12 @@ def _folders(data_dir: Path, corpus: Corpus) -> list[Path]:
     return [data_dir / name for name in names]
 
 
-def _tokens(folder: Path) -> dict[str, TextSource]:
-    return _plain(folder, "wiki.{}.tokens")
-
-
-def _texts(folder: Path) -> dict[str, TextSource]:
-    return _plain(folder, "{}.txt")
+def _forms(folder: Path, corpus: Corpus) -> Iterator[dict[str, TextSource]]:
+    """Yield what there is of the splits, form by form."""
+    yield _plain(folder, "wiki.{}.tokens")
+    yield _plain(folder, "{}.txt")
+    yield _archived(folder / f"{corpus}-v1.zip")
+    yield _shards(folder)
 
 
 def _plain(folder: Path, pattern: str) -> dict[str, TextSource]:
@@ -71,30 +70,26 @@ def _plain(folder: Path, pattern: str) -> dict[str, TextSource]:
     return {name: PlainText((path,)) for name, path in paths.items() if path.is_file()}
 
 
-def _archive(corpus: Corpus) -> Callable[[Path], dict[str, TextSource]]:
-    def form(folder: Path) -> dict[str, TextSource]:
-        path = folder / f"{corpus}-v1.zip"
-        if not path.is_file():
-            return {}
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = archive.namelist()
-        except (zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{path} is not a zip archive, or damaged: {error}") from None
-        found: dict[str, TextSource] = {}
-        for name, names in _NAMES.items():
-            wanted = f"wiki.{names[0]}.tokens"
-            member = next((m for m in members if m.rpartition("/")[2] == wanted), None)
-            if member is None:
-                shown = ", ".join(map(repr, members[:8]))
-                raise DataError(
-                    f"{path} has no {wanted}; it has {shown}. Expected the word-level archive "
-                    f"{corpus}-v1.zip, not the raw one"
-                )
-            found[name] = PlainText((path,), member)
-        return found
-
-    return form
+def _archived(path: Path) -> dict[str, TextSource]:
+    if not path.is_file():
+        return {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path} is not a zip archive, or damaged: {error}") from None
+    found: dict[str, TextSource] = {}
+    for name, names in _NAMES.items():
+        wanted = f"wiki.{names[0]}.tokens"
+        member = next((m for m in members if m.rpartition("/")[2] == wanted), None)
+        if member is None:
+            shown = ", ".join(map(repr, members[:8]))
+            raise DataError(
+                f"{path} has no {wanted}; it has {shown}. Expected the word-level archive "
+                f"{path.name}, not the raw one"
+            )
+        found[name] = PlainText((path,), member)
+    return found
 
 
 def _shards(folder: Path) -> dict[str, TextSource]:

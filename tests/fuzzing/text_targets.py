@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from datamodules.core.errors import DataError
 from datamodules.lra.aan import MAX_TEXT_BYTES, read_pairs
 from datamodules.lra.listops_generator import TOKENS
-from datamodules.lra.listops_release import read_split, to_line
+from datamodules.lra.listops_release import read_split
 from datamodules.lra.pathfinder_release import read_entries
 from datamodules.series.ts_file import read_ts
 from datamodules.text.source import PlainText
-from datamodules.text.vocabulary import Vocabulary, WordCounter
+from datamodules.text.vocabulary import Vocabulary, count_words
 from tests.datamodules.lra.files import pair_lines
 from tests.datamodules.lra.test_listops_release import GOOD, HEADER, NESTED
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS
 from tests.fuzzing.mutations import Edit, apply, edits
 from tests.fuzzing.targets import Target, one_line
+from tests.support.listops import to_line
 
 
 def _silent(_: int) -> None:
@@ -149,9 +150,7 @@ def check_tokens(changes: list[Edit], folder: Path) -> str:
     source = PlainText((path,))
     try:
         text = "".join(block.text for block in source.blocks())
-        counter = WordCounter()
-        counter.add(text)
-        words = counter.vocabulary()
+        words = count_words([text])
         ids, unknown = words.encode(text)
     except DataError as error:
         return one_line(error, path)

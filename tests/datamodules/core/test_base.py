@@ -16,7 +16,7 @@ from torch import Tensor
 
 from datamodules import ListOps, Synthetic
 from datamodules.core.errors import DataError
-from datamodules.core.sequences import PadCollate, TokenSample
+from datamodules.core.sequences import PadCollate, Sample
 
 
 def synthetic(**options) -> Synthetic:
@@ -42,8 +42,8 @@ def as_rank(data: Synthetic, rank: int, world_size: int, accumulation: int = 1) 
 
 def test_collate_pads_at_the_end() -> None:
     samples = [
-        TokenSample(np.arange(1, 4), 7, 20),
-        TokenSample(np.arange(1, 6), 2, -1),
+        Sample(np.arange(1, 4), 7, 20),
+        Sample(np.arange(1, 6), 2, -1),
     ]
     batch = PadCollate("longest", 4, 11)(samples)
     assert batch["inputs"].tolist() == [[1, 2, 3, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0, 0, 0]]
@@ -116,7 +116,7 @@ def test_a_split_reopens_its_file_in_another_process(tmp_path: Path) -> None:
     split = data.split("train")
     pickled = pickle.dumps(split)
     assert str(tmp_path).encode() in pickled
-    np.testing.assert_array_equal(pickle.loads(pickled)[8].tokens, split[8].tokens)
+    np.testing.assert_array_equal(pickle.loads(pickled)[8].values, split[8].values)
 
 
 def test_synthetic_labels_follow_their_rule() -> None:
@@ -130,7 +130,7 @@ def test_synthetic_labels_follow_their_rule() -> None:
         assert len(markers) == 1 + len(tokens) // 16
         assert tokens.max() < 13
     again = synthetic(num_classes=5, vocab_size=13).split("train")
-    np.testing.assert_array_equal(again[52].tokens, data.split("train")[52].tokens)
+    np.testing.assert_array_equal(again[52].values, data.split("train")[52].values)
     assert set(data.split("train").targets) == set(range(5))
 
 
@@ -150,7 +150,7 @@ def test_folders_come_from_argument_then_environment(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, received 0"),
         ({"eval_batch_size": 0}, "eval_batch_size must be at least 1"),
         ({"num_workers": -1}, "num_workers must be at least 0"),
         ({"vocab_size": 5}, r"num_classes \+ 2 = 6"),

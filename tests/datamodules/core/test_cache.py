@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -134,6 +135,43 @@ def test_a_changed_source_makes_the_cache_stale(tmp_path: Path) -> None:
         open_cache(tmp_path, spec)
     source.unlink()  # a cache outlives its source
     open_cache(tmp_path, spec)
+
+
+def test_a_changed_folder_makes_the_cache_stale(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    file = folder / "deep" / "one.txt"
+    file.write_text("one")
+    spec = CacheSpec("numbers", {}, lambda: [folder])
+    ensure_cache(tmp_path / "cache", spec, build)
+    os.utime(file, (1, 1))  # another time, the same content
+    ensure_cache(tmp_path / "cache", spec, no_build)
+    for change in (lambda: file.write_text("two"), lambda: (folder / "more.txt").touch()):
+        change()
+        with pytest.raises(DataError, match="texts has changed"):
+            open_cache(tmp_path / "cache", spec)
+        ensure_cache(tmp_path / "cache", spec, build)
+
+
+def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / split / "0000.parquet" for split in ("train", "test")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(path.parent.name)
+    spec = CacheSpec("numbers", {}, lambda: paths)
+    cache = ensure_cache(tmp_path / "cache", spec, build)
+    assert sorted(cache.meta["sources"]) == ["test/0000.parquet", "train/0000.parquet"]
+    paths[0].write_text("other")
+    with pytest.raises(DataError, match=r"train/0000\.parquet has changed"):
+        open_cache(tmp_path / "cache", spec)
+
+
+def test_a_cache_of_before_folders_were_watched_is_found(tmp_path: Path) -> None:
+    ensure_cache(tmp_path / "cache", CacheSpec("numbers", {}), build)
+    (tmp_path / "texts").mkdir()
+    ensure_cache(
+        tmp_path / "cache", CacheSpec("numbers", {}, lambda: [tmp_path / "texts"]), no_build
+    )
 
 
 def test_a_failing_build_leaves_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from itertools import chain, islice
 import pytest
 
 from datamodules.core.errors import DataError
-from datamodules.core.order import FILL, EvaluationOrder, TrainingOrder, global_batch, permutation
+from datamodules.core.order import FILL, EvaluationOrder, TrainingOrder, permutation
+from tests.support.orders import global_batch
 
 NUM_SAMPLES, BATCH_SIZE, SEED = 53, 8, 11
 GOLDEN_ORDER = [0, 7, 8, 2, 5, 9, 4, 10, 6, 3, 1]

@@ -143,7 +143,7 @@ def digest(data: ListOps) -> str:
         split = data.split(name)
         for index in range(len(split)):
             sample = split[index]
-            text.update(sample.tokens.astype(np.uint8).tobytes() + bytes([sample.target]))
+            text.update(sample.values.astype(np.uint8).tobytes() + bytes([sample.target]))
     return text.hexdigest()
 
 
@@ -167,9 +167,9 @@ def test_data_is_fixed_for_ever(tmp_path) -> None:
 def test_no_expression_occurs_twice(tmp_path) -> None:
     data = small(tmp_path)
     data.setup()
-    seen = [data.split(name)[i].tokens.tobytes() for name in data.splits for i in range(100)]
+    seen = [data.split(name)[i].values.tobytes() for name in data.splits for i in range(100)]
     everything = [
-        split[index].tokens.tobytes()
+        split[index].values.tobytes()
         for split in data.splits.values()
         for index in range(len(split))
     ]
@@ -194,9 +194,9 @@ def test_workers_end_with_the_reader() -> None:
     ("changes", "message"),
     [
         ({"max_length": 5}, "max_length must be at least min_length"),
-        ({"max_args": 1}, "max_args must be at least 2, got 1"),
-        ({"num_val": 0}, "num_val must be at least 1, got 0"),
-        ({"vocab_size": 16}, "vocab_size must be at least 17, got 16"),
+        ({"max_args": 1}, "max_args must be at least 2, received 1"),
+        ({"num_val": 0}, "num_val must be at least 1, received 0"),
+        ({"vocab_size": 16}, "vocab_size must be at least 17, received 16"),
         ({"max_length_tokens": 20}, "max_length_tokens=20 would cut them off"),
         ({"generator_seed": -1}, "generator_seed must be at least 0"),
     ],

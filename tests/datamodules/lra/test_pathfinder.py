@@ -22,7 +22,7 @@ def pathfinder(folder: Path, **options) -> Pathfinder:
 def contents(data: Pathfinder) -> dict[str, list[tuple[bytes, int]]]:
     data.setup()
     return {
-        name: [(bytes(split[i].tokens.tolist()), split[i].target) for i in range(len(split))]
+        name: [(bytes(split[i].values.tolist()), split[i].target) for i in range(len(split))]
         for name, split in data.splits.items()
     }
 
@@ -77,7 +77,7 @@ def test_difficulty_has_no_default(tmp_path: Path, capsys) -> None:
     error = capsys.readouterr().err
     assert "difficulty" in error
     assert error.count("\n") == 1
-    with pytest.raises(DataError, match="one of easy, intermediate, hard, got 'medium'"):
+    with pytest.raises(DataError, match="one of easy, intermediate, hard, received 'medium'"):
         pathfinder(tmp_path, difficulty="medium")
 
 
@@ -141,10 +141,10 @@ def test_black_pixels_are_masked_as_published_or_kept(tmp_path: Path) -> None:
     [
         ("imgs/0 sample_99.png 2 1 1.8\n", r"picture .*imgs/0/sample_99\.png is missing"),
         ("imgs/7 sample_2.png 2 1 1.8\n", r"picture .*imgs/7/sample_2\.png is missing"),
-        ("imgs/0 sample_2.png 2\n", r"at least 4 words .* got 3"),
-        ("\n", r"at least 4 words .* got 0"),
-        ("imgs/0 sample_2.png 2 yes 1.8\n", "label must be 0 or 1, got 'yes'"),
-        ("imgs/0 sample_2.png 2 2 1.8\n", "label must be 0 or 1, got '2'"),
+        ("imgs/0 sample_2.png 2\n", r"at least 4 words .* received 3"),
+        ("\n", r"at least 4 words .* received 0"),
+        ("imgs/0 sample_2.png 2 yes 1.8\n", "label must be 0 or 1, received 'yes'"),
+        ("imgs/0 sample_2.png 2 2 1.8\n", "label must be 0 or 1, received '2'"),
         ("../../secret sample_2.png 2 1 1.8\n", "lies outside the release"),
         ("/etc passwd 2 1 1.8\n", "lies outside the release"),
     ],
@@ -195,4 +195,21 @@ def test_metadata_of_numpy_is_explained(tmp_path: Path) -> None:
     place = write_pathfinder(tmp_path)
     np.save(place / "metadata" / "1.npy", np.array([["imgs/1", "sample_0.png", "0", "1"]]))
     with pytest.raises(DataError, match=r"metadata/1\.npy: this is an array of NumPy"):
+        pathfinder(tmp_path).prepare_data()
+
+
+def test_changed_pictures_are_read_anew(tmp_path: Path) -> None:
+    place = write_pathfinder(tmp_path, count=20)
+    before = contents(pathfinder(tmp_path))
+    for path in place.glob("imgs/*/*.png"):
+        PilImage.fromarray(np.full((32, 32), 7, dtype=np.uint8)).save(path)
+    after = contents(pathfinder(tmp_path))
+    assert before != after
+    assert {pixels for pixels, _ in after["test"]} == {bytes([7]) * 1024}
+
+
+def test_an_empty_list_of_pictures_is_refused(tmp_path: Path) -> None:
+    place = write_pathfinder(tmp_path)
+    (place / "metadata" / "1.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1\.npy: the file is empty"):
         pathfinder(tmp_path).prepare_data()

@@ -31,7 +31,7 @@ def texts(data: Retrieval, split: str) -> list[tuple[bytes, bytes, int]]:
     data.setup()
     found = data.split(split)
     samples = [found[index] for index in range(len(found))]
-    return [(*(bytes((t - 1).tolist()) for t in s.tokens), s.target) for s in samples]
+    return [(*(bytes((t - 1).tolist()) for t in s.values), s.target) for s in samples]
 
 
 @pytest.mark.parametrize("place", [".", "tsv_data", "lra_release/lra_release/tsv_data"])
@@ -56,17 +56,17 @@ def test_ids_lengths_and_cuts(tmp_path: Path) -> None:
     data = retrieval(with_train(tmp_path, [b"1.0\tA\tB\tab\t" + long + b"\n"]), batch_size=1)
     data.setup()
     (sample,) = [data.split("train")[0]]
-    assert sample.tokens[0].tolist() == [ord("a") + 1, ord("b") + 1]
-    assert len(sample.tokens[1]) == 4000
-    assert sample.tokens[1][-1] == ord("y") + 1
+    assert sample.values[0].tolist() == [ord("a") + 1, ord("b") + 1]
+    assert len(sample.values[1]) == 4000
+    assert sample.values[1][-1] == ord("y") + 1
     assert data.split("train").lengths.tolist() == [len(long)]
     assert data.split("train").num_cut == 1
     whole = retrieval(tmp_path, max_length_tokens=10000)
     whole.setup()
-    assert len(whole.split("train")[0].tokens[1]) == 10000
+    assert len(whole.split("train")[0].values[1]) == 10000
     assert whole.max_seq_len == 16384
     assert len(list((tmp_path / ".cache").glob("retrieval-*"))) == 1, "lengths share a cache"
-    with pytest.raises(DataError, match=r"at most 10000, .* got 10001"):
+    with pytest.raises(DataError, match=r"at most 10000, .* received 10001"):
         retrieval(tmp_path, max_length_tokens=10001)
 
 
@@ -102,26 +102,28 @@ def test_each_text_is_stored_once(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"".join(lines))
     data = retrieval(tmp_path)
     data.setup()
-    assert len(data.split("train").texts) == 3
+    assert len(data.open().array("texts_offsets")) == 3 + 1
     assert bytes(data.open().array("texts_tokens")) == b"onetwothree"
     again = pickle.loads(pickle.dumps(data.split("test")))
     for index in range(9):
-        for mine, other in zip(again[index].tokens, data.split("test")[index].tokens, strict=True):
+        for mine, other in zip(again[index].values, data.split("test")[index].values, strict=True):
             np.testing.assert_array_equal(mine, other)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"1.0\tA\tB\tonly one text\n", "expected 4 tabs .* found 3"),
-        (b"1.0\tA\tB\tone\ttwo\tthree\n", "expected 4 tabs .* found 5"),
-        (b"\n", "expected 4 tabs .* found 0"),
-        (b'"1.0"\tA\tB\tone\ttwo\n', r"the label must be 0.0 or 1.0, got '\"1.0\"'"),
-        (b"2.0\tA\tB\tone\ttwo\n", "the label must be 0.0 or 1.0, got '2.0'"),
-        (b"0.5\tA\tB\tone\ttwo\n", "got '0.5'"),
-        (b"nan\tA\tB\tone\ttwo\n", "got 'nan'"),
-        (b"\tA\tB\tone\ttwo\n", "got ''"),
-        (b"label\tid1\tid2\ttext1\ttext2\n", "got 'label'"),
+        (b"1.0\tA\tB\tonly one text\n", "expected 4 tabs .* received 3"),
+        (b"1.0\tA\tB\tone\ttwo\tthree\n", "expected 4 tabs .* received 5"),
+        (b"\n", "expected 4 tabs .* received 0"),
+        (b'"1.0"\tA\tB\tone\ttwo\n', r"the label must be 0.0 or 1.0, received '\"1.0\"'"),
+        (b"2.0\tA\tB\tone\ttwo\n", "the label must be 0.0 or 1.0, received '2.0'"),
+        (b"0_1\tA\tB\tone\ttwo\n", "received '0_1'"),
+        (b"1e0\tA\tB\tone\ttwo\n", "received '1e0'"),
+        (b"0.5\tA\tB\tone\ttwo\n", "received '0.5'"),
+        (b"nan\tA\tB\tone\ttwo\n", "received 'nan'"),
+        (b"\tA\tB\tone\ttwo\n", "received ''"),
+        (b"label\tid1\tid2\ttext1\ttext2\n", "received 'label'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
@@ -159,3 +161,10 @@ def test_check_prints_the_published_sizes(tmp_path: Path, capsys) -> None:
         "published test: 17437; here 11: DIFFERENT",
     ):
         assert line in printed
+
+
+def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:
+    lines = pair_lines(5, 0)
+    data = retrieval(with_train(tmp_path, [*lines[:-1], lines[-1][:-4]]))
+    with pytest.raises(DataError, match=r"train\.tsv:5: .* newline; the file is cut off"):
+        data.prepare_data()

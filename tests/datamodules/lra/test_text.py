@@ -60,7 +60,7 @@ def contents(data: Text) -> dict[str, list[tuple[bytes, int]]]:
     data.setup()
     return {
         name: [
-            (bytes((sample.tokens - 1).tolist()), sample.target)
+            (bytes((sample.values - 1).tolist()), sample.target)
             for sample in islice((split[i] for i in range(len(split))), 1000)
         ]
         for name, split in data.splits.items()
@@ -195,7 +195,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
 def test_a_missing_class_is_named(tmp_path: Path) -> None:
     reviews = {name: data for name, data in REVIEWS.items() if "test/pos" not in name}
     write_archive(tmp_path / "aclImdb_v1.tar.gz", reviews=reviews)
-    with pytest.raises(DataError, match="there is no review in test/pos"):
+    with pytest.raises(DataError, match="no reviews in test/pos"):
         text(tmp_path).prepare_data()
 
 
@@ -246,3 +246,14 @@ def test_real_archive_in_full(tmp_path: Path) -> None:
     data.setup()
     for name in ("train", "test"):
         assert np.bincount(data.split(name).targets).tolist() == [12500, 12500]
+
+
+def test_another_folder_of_reviews_is_another_source(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    first = contents(text(write_folder(tmp_path / "a"), cache_dir=cache))
+    other = write_folder(tmp_path / "b")
+    for path in (other / "aclImdb").glob("*/*/*.txt"):
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    second = contents(text(other, cache_dir=cache))
+    assert first["test"] != second["test"]
+    assert {review[:1] for review, _ in second["test"]} == {b"x"}

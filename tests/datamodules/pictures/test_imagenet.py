@@ -13,9 +13,10 @@ from PIL import Image
 
 from datamodules.__main__ import main
 from datamodules.core.errors import DataError, MissingDataError
-from datamodules.core.order import FILL, global_batch
+from datamodules.core.order import FILL
 from datamodules.pictures.samples import PictureError, open_picture
 from tests.datamodules.pictures.made import CLASSES, imagenet, picture, write_pictures
+from tests.support.orders import global_batch
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def test_settings_out_of_range(root: Path):
     for options, message in (
         ({"erase": 1.5}, "erase is a probability"),
         ({"mixup": -1.0}, "must not be negative"),
-        ({"augmentation": "some"}, "augmentation must be recipe or none"),
+        ({"augmentation": "some"}, "augmentation must be one of recipe, none"),
         ({"image_size": 4}, "image_size must be at least 8"),
     ):
         with pytest.raises(DataError, match=message):
@@ -218,7 +219,7 @@ def test_held_out_pictures_are_not_trained_on(root: Path):
     assert len(trained) == 9
     assert len(trained | held) == 12
     assert len(data.split("test")) == 6
-    with pytest.raises(DataError, match="leaves class n01 no training picture of 4"):
+    with pytest.raises(DataError, match="leaves class n01, which has 4 pictures, none"):
         imagenet(root, held_out_per_class=4)
 
 

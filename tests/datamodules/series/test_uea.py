@@ -66,8 +66,35 @@ def test_collection_has_thirty_names_of_which_aeon_knows_all():
     [("JapanesVowels", "JapaneseVowels"), ("heartbeat", "Heartbeat"), ("PEMS", "PEMS-SF")],
 )
 def test_unknown_name_is_told_the_nearest(name, nearest):
-    with pytest.raises(DataError, match=f"{name!r} is no archive.*did you mean {nearest}"):
+    with pytest.raises(DataError, match=f"unknown archive {name!r}.*did you mean {nearest}"):
         UEA(name)
+
+
+@pytest.mark.parametrize("num_features", [1, 2])
+def test_files_of_ones_own_are_read_under_their_name(tmp_path, num_features):
+    kind = "@univariate true" if num_features == 1 else "@univariate false\n@dimensions 2"
+    head = f"@missing false\n{kind}\n@equalLength true\n@seriesLength 3\n@classLabel true a b\n"
+    for part, count in (("TRAIN", 6), ("TEST", 4)):
+        rows = [
+            ":".join([*[f"{row},{row + d},2" for d in range(num_features)], "ab"[row % 2]])
+            for row in range(count)
+        ]
+        (tmp_path / f"Mine_{part}.ts").write_text(head + "@data\n" + "\n".join(rows) + "\n")
+    data = UEA("Mine", data_dir=str(tmp_path), normalization="none", batch_size=2)
+    assert (data.num_features, data.num_classes, data.max_seq_len) == (num_features, 2, 3)
+    data.setup()
+    assert data.published == {}
+    expected = np.array([[3] * num_features, [3 + d for d in range(num_features)]])
+    np.testing.assert_array_equal(data.split("test")[3].values[:2], expected)
+    for part in ("TRAIN", "TEST"):
+        (tmp_path / f"Mine_{part}.ts").unlink()
+    again = UEA("Mine", data_dir=str(tmp_path), normalization="none", batch_size=2)
+    assert again.num_classes == 2  # from the cache
+
+
+def test_a_name_with_folders_is_refused(tmp_path):
+    with pytest.raises(DataError, match="plain name"):
+        UEA("../Mine", data_dir=str(tmp_path))
 
 
 def test_missing_files_are_named_with_their_source(tmp_path):
@@ -76,7 +103,7 @@ def test_missing_files_are_named_with_their_source(tmp_path):
         data.setup()
     (tmp_path / "Heartbeat").mkdir()
     (tmp_path / "Heartbeat" / "Heartbeat_TRAIN.ts").write_text("x")
-    with pytest.raises(MissingDataError, match=r"Heartbeat_TEST\.ts is missing"):
+    with pytest.raises(MissingDataError, match=r"but not .*Heartbeat_TEST\.ts"):
         data.setup()
 
 

@@ -284,7 +284,7 @@ def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog)
     module = made_text.data(folder)
     with caplog.at_level(logging.WARNING, "datamodules"):
         module.prepare_data()
-    assert "going on with an interrupted tokenisation" in caplog.text
+    assert "resuming an interrupted tokenisation" in caplog.text
     text = (folder / "wiki.train.tokens").read_text()
     skipped = state["splits"]["train"]["position"]
     assert "".join(read).startswith(text[skipped : skipped + 50]), "what was done is not repeated"

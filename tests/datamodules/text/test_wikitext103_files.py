@@ -89,7 +89,7 @@ def test_parquet_of_something_else(tmp_path, texts):
         made_text.data(tmp_path).prepare_data()
     for name in made_text.NAMES:
         pq.write_table(pa.table({"line": ["a"]}), tmp_path / f"{name}-0.parquet")
-    with pytest.raises(DataError, match="expected a column `text` of strings, found line: string"):
+    with pytest.raises(DataError, match="column `text` of strings, received line: string"):
         made_text.data(tmp_path).prepare_data()
 
 
