@@ -60,10 +60,9 @@ class LayerCall:
                 f"{name}: a call with a cache does not say what it attends to: run whole sequences"
             )
         given = dict(zip(_POSITIONAL, args, strict=False)) | dict(kwargs)
-        kept = {k: given[k] for k in (*_POSITIONAL, *_MASKS) if k in given}
-        return cls(
-            name, layer, **{k: v.detach() if isinstance(v, Tensor) else v for k, v in kept.items()}
-        )
+        kept: dict[str, Any] = {k: given[k] for k in (*_POSITIONAL, *_MASKS) if k in given}
+        kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kept.items()}
+        return cls(name, layer, **kept)
 
     @property
     def num_sequences(self) -> int:

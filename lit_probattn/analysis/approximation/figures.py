@@ -82,9 +82,10 @@ def _lines(axis: Axes, part: pd.DataFrame) -> None:
         solid = points[~open_marks]
         axis.plot(solid["num_kept"], solid["mean"], "o", ms=4, color=colour)
         if open_marks.any():
-            rest, style = points[open_marks], {"ms": 5, "mfc": "white", "color": colour}
+            rest = points[open_marks]
+            hollow: Any = {"ms": 5, "mfc": "white", "color": colour}
             named = f"{name}: upper estimate" if method == "ova" else None
-            axis.plot(rest["num_kept"], rest["mean"], "o", label=named, **style)
+            axis.plot(rest["num_kept"], rest["mean"], "o", label=named, **hollow)
 
 
 def draw_local(table: pd.DataFrame) -> Figure:

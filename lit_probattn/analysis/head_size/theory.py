@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -126,7 +127,7 @@ def draw_divergence(table: pd.DataFrame) -> Figure:
             part = table[(table["n"] == length) & (table["is_causal"] == is_causal)]
             limit, sizes = int(part["limit"].iloc[0]), part["head_size"]
             floor = part[["truncated_kl", "fitted_kl"]].clip(lower=1e-13)
-            style = {"color": f"C{number}"}
+            style: Any = {"color": f"C{number}"}
             fitted = f"n = {length}, fitted"
             axis.plot(sizes, floor["fitted_kl"], "o-", ms=4, label=fitted, **style)
             axis.plot(sizes, floor["truncated_kl"], ":", label="truncated", **style)

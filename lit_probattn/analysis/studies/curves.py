@@ -8,6 +8,7 @@ the training loss; --log draws losses and perplexities on a logarithmic scale.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -120,6 +121,6 @@ def draw(long: pd.DataFrame, metrics: list[str], smooth: int, log: bool) -> Figu
             axis.yaxis.set_minor_formatter(ScalarFormatter())
             axis.tick_params(axis="y", which="minor", labelsize=8)
     handles, labels = axes[0].get_legend_handles_labels()
-    place = {"loc": "outside lower center", "ncols": min(4, len(labels))}
+    place: Any = {"loc": "outside lower center", "ncols": min(4, len(labels))}
     figure.legend(handles, labels, fontsize=8, frameon=False, **place)
     return figure

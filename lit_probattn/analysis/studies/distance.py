@@ -10,6 +10,7 @@ of the distance of their rows, --maps logits compares scores before the softmax 
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -136,7 +137,7 @@ def draw(pairs: pd.DataFrame) -> Figure:
             for i, j in combinations(range(heads), 2):
                 value = matrix[i, j]
                 colour = "black" if value > 0.6 * top else "white"
-                style = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}
+                style: Any = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}
                 for x, y in ((i, j), (j, i)):
                     axis.text(x, y, f"{value:.2f}", **style)
     figure.colorbar(image, ax=axes, label="mean distance", shrink=0.8)
