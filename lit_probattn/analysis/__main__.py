@@ -10,12 +10,10 @@ Data and model come from the run's config.yaml, which lies beside the checkpoint
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lit_probattn.analysis.registry import STUDIES, Study
+from lit_probattn.analysis.registry import STUDIES, Entry
 from lit_probattn.cli.errors import explain
 from lit_probattn.configs import nearest
 
@@ -38,26 +36,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """Help of the whole command."""
+    """Return the help of the whole command."""
     width = max((len(study.name) for study in STUDIES), default=0)
     lines = [f"  {study.name:{width}}  {study.summary}" for study in STUDIES]
     return "\n".join([f"usage: {PROGRAM} STUDY [flags]", "", str(__doc__).strip(), "", *lines])
 
 
-def run_study(study: Study, arguments: list[str]) -> int:
+def run_study(entry: Entry, arguments: list[str]) -> int:
     """Parse the flags of a study and run it."""
-    module = study.load()
+    from lit_probattn.analysis.results import (
+        shown_command,
+    )  # the list of studies needs no Matplotlib
+
+    study = entry.load()
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} {study.name}",
-        description=module.__doc__,
+        description=sys.modules[study.__module__].__doc__,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    module.add_arguments(parser)
+    study.add_arguments(parser)
     options = parser.parse_args(arguments)
-    options.command = command_line([study.name, *arguments])
+    options.command = f"{PROGRAM} {shown_command([study.name, *arguments])}"
     try:
-        module.run(options)
+        study.run(options)
     except Exception as error:
         explained = explain(error)
         if explained is None:
@@ -65,15 +67,6 @@ def run_study(study: Study, arguments: list[str]) -> int:
         print(f"error: {explained[0]}", file=sys.stderr)
         return explained[1]
     return 0
-
-
-def command_line(arguments: Sequence[str]) -> str:
-    """The command as one would type it; absolute paths are cut to their last part."""
-    parts = [argument.rpartition("=") for argument in arguments]  # also LABEL=/absolute/path
-    shown = [
-        "".join(p[:2]) + (Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts
-    ]
-    return f"{PROGRAM} {shlex.join(shown)}"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,32 +14,55 @@ from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.functional import compute_dtype
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.masks import Masks, slice_block
+
+_POSITIONAL = ("query", "key", "value")
+_MASKS = ("key_mask", "attn_mask", "is_causal", "bias")
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of an attention layer.
+    """One call of an attention layer; its arguments are those of `Attention.forward`.
 
     Args:
         name: the layer's name in the model.
         layer: the layer.
         query: (S, N, C); S sequences: samples, texts of pairs, or windows of pictures.
         key: (S, L, C_k), or None for self-attention.
+        value: (S, L, C_k), or None for `key`.
         key_mask: real keys, (S, L) bool. None means all.
-        attn_mask: allowed pairs, as in `Attention.forward`.
+        attn_mask: allowed pairs.
         is_causal: causal mask.
-        bias: additive scores, as in `Attention.forward`.
+        bias: additive scores.
     """
 
     name: str
     layer: Attention
     query: Tensor
     key: Tensor | None = None
+    value: Tensor | None = None
     key_mask: Tensor | None = None
     attn_mask: Tensor | None = None
     is_causal: bool = False
     bias: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, layer: Attention, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> LayerCall:
+        """Read the arguments of a call.
+
+        Raises:
+            ValueError: it has a cache (decoding), whose keys are not in the call.
+        """
+        if kwargs.get("cache") is not None:
+            raise ValueError(
+                f"{name}: a call with a cache does not say what it attends to: run whole sequences"
+            )
+        given = dict(zip(_POSITIONAL, args, strict=False)) | dict(kwargs)
+        kept: dict[str, Any] = {k: given[k] for k in (*_POSITIONAL, *_MASKS) if k in given}
+        kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kept.items()}
+        return cls(name, layer, **kept)
 
     @property
     def num_sequences(self) -> int:
@@ -46,9 +70,11 @@ class LayerCall:
         return self.query.shape[0]
 
     @property
-    def num_keys(self) -> int:
-        """L."""
-        return self.query.shape[1] if self.key is None else self.key.shape[1]
+    def real(self) -> Tensor:
+        """Queries that are real tokens, (S, N) bool."""
+        if self.key is None and self.key_mask is not None:
+            return self.key_mask
+        return torch.ones(self.query.shape[:2], dtype=torch.bool, device=self.query.device)
 
     def one(self, index: int, *, padded: bool = False) -> LayerCall:
         """Return the call for one sequence alone.
@@ -58,22 +84,13 @@ class LayerCall:
             padded: keep padding at the end. Otherwise self-attention ends with the last real token;
                 weights among the tokens that stay do not change.
         """
+
+        names = ("query", "key", "value", "key_mask", "attn_mask", "bias")
+        given = {name: x for name in names if (x := getattr(self, name)) is not None}
+        of_pairs = ("attn_mask", "bias")  # all sequences may share one
+        shared = [n for n in of_pairs if n in given and (given[n].dim() < 4 or len(given[n]) == 1)]
         here = slice(index, index + 1)
-
-        def pick(value: Tensor | None, shared: bool = False) -> Tensor | None:
-            return value if value is None or shared else value[here]
-
-        def pick_pairs(value: Tensor | None) -> Tensor | None:
-            return pick(value, shared=value is not None and (value.dim() < 4 or len(value) == 1))
-
-        call = replace(
-            self,
-            query=self.query[here],
-            key=pick(self.key),
-            key_mask=pick(self.key_mask),
-            attn_mask=pick_pairs(self.attn_mask),
-            bias=pick_pairs(self.bias),
-        )
+        call = replace(self, **{n: x[here] for n, x in given.items() if n not in shared})
         if padded or call.key is not None or call.key_mask is None:
             return call
         real = call.key_mask[0].nonzero()
@@ -83,10 +100,7 @@ class LayerCall:
         """Return the self-attention of the first `length` positions among themselves."""
 
         def pairs(value: Tensor | None) -> Tensor | None:
-            if value is None:
-                return None
-            rows = value[..., :length, :] if value.shape[-2] > 1 else value
-            return rows[..., :length] if value.shape[-1] > 1 else rows
+            return None if value is None else slice_block(value, range(length), range(length))
 
         return replace(
             self,
@@ -97,69 +111,57 @@ class LayerCall:
         )
 
     def double(self, layer: Attention) -> LayerCall:
-        """Return the call in float64.
-
-        Args:
-            layer: the layer in float64, from `in_double`.
-        """
-        return replace(
-            self,
-            layer=layer,
-            query=self.query.double(),
-            key=None if self.key is None else self.key.double(),
-            bias=None if self.bias is None else self.bias.double(),
-        )
-
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "key_mask": self.key_mask,
-            "attn_mask": self.attn_mask,
-            "is_causal": self.is_causal,
-            "bias": self.bias,
-        }
+        """Return the call in float64, of a layer from `in_double`."""
+        names = ("query", "key", "value", "bias")
+        given = {name: getattr(self, name) for name in names}
+        changed = {name: x.double() for name, x in given.items() if x is not None}
+        return replace(self, layer=layer, **changed)
 
     @torch.no_grad()
     def weights(self) -> Tensor:
-        """Attention maps by the equation, (S, H, N, L), without dropout and noise."""
-        found = self.layer.weights(self.query, self.key, **self._arguments)
-        return found.to(self.query.dtype)
+        """Return the maps by the equation, (S, H, N, L), without dropout and noise."""
+        masks = {name: getattr(self, name) for name in _MASKS}
+        return self.layer.weights(self.query, self.key, **masks).to(self.query.dtype)
 
     @torch.no_grad()
     def project(self) -> tuple[Tensor, Tensor, Masks]:
-        """Queries (S, H_q, N, E), keys that scores see, and masks."""
+        """Return queries (S, H_q, N, E), the keys that scores see, and masks."""
         call = self.call()
         dtype = compute_dtype(call.query)
         key = self.layer.core.components(call.key)
         return call.query.to(dtype), key.to(dtype), call.masks
 
     def call(self) -> HeadCall:
-        """The call of the layer's core."""
-        return self.layer.call(self.query, self.key, **self._arguments)
+        """Return the call of the layer's core."""
+        masks = {name: getattr(self, name) for name in _MASKS}
+        return self.layer.call(self.query, self.key, self.value, **masks)
 
     @torch.no_grad()
     def scores(self) -> Tensor:
-        """Scores before the softmax, (S, H, N, L), bias included; zero where a pair is masked."""
+        """Return scores before the softmax, (S, H, N, L), with the bias; zero where masked."""
         call = self.call()
         found, masks = self.layer.core.scores(call), call.masks
-        rows, cols = masks.all_rows, range(masks.num_keys)
-        bias = masks.bias_block(rows, cols)
+        bias = masks.bias_block(masks.all_rows, range(masks.num_keys))
         found = found if bias is None else found + bias
-        allowed = masks.allowed(rows, cols, found.device)
-        return found if allowed is None else found.masked_fill(~allowed, 0.0)
+        seen = visible(call)
+        return found if seen is None else found.masked_fill(~seen, 0.0)
 
     @torch.no_grad()
     def allowed(self) -> Tensor:
-        """Pairs that are not masked, with real queries only, (S, 1 or H, N, L) bool."""
-        masks = self.call().masks
-        device = self.query.device
-        pairs = masks.allowed(masks.all_rows, range(masks.num_keys), device)
+        """Return pairs that are not masked and whose query is real, (S, 1 or H, N, L) bool."""
+        call = self.call()
+        pairs = visible(call)
         if pairs is None:
-            pairs = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+            pairs = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.query.device)
+        masks = call.masks
         pairs = pairs.expand(self.num_sequences, -1, masks.num_queries, masks.num_keys)
-        if self.key is None and self.key_mask is not None:
-            pairs = pairs & self.key_mask[:, None, :, None]
-        return pairs
+        return pairs & self.real[:, None, :, None]
+
+
+def visible(call: HeadCall) -> Tensor | None:
+    """Return the pairs that masks allow, bool broadcastable to (S, H, N, L); None means all."""
+    masks = call.masks
+    return masks.allowed(masks.all_rows, range(masks.num_keys), call.query.device)
 
 
 def in_double(layer: Attention) -> Attention:
@@ -174,25 +176,15 @@ def record(model: nn.Module) -> Iterator[list[LayerCall]]:
     The layers compute what they always do; only references to their inputs are kept.
 
     Raises:
-        ValueError: a layer is called with a cache (decoding), whose keys are not in the call.
+        ValueError: a layer is called with a cache (decoding).
     """
     calls: list[LayerCall] = []
 
-    def watch(name: str) -> Any:
-        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if kwargs.get("cache") is not None:
-                raise ValueError("attention with a cache cannot be recorded: run whole sequences")
-            given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-            kept = ("query", "key", "key_mask", "attn_mask", "is_causal", "bias")
-            found: dict[str, Any] = {k: given[k] for k in kept if k in given}
-            found = {k: v.detach() if isinstance(v, Tensor) else v for k, v in found.items()}
-            assert isinstance(layer, Attention)
-            calls.append(LayerCall(name, layer, **found))
-
-        return hook
+    def keep(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append(LayerCall.of(name, layer, args, kwargs))
 
     hooks = [
-        module.register_forward_pre_hook(watch(name), with_kwargs=True)
+        module.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
         for name, module in model.named_modules()
         if isinstance(module, Attention)
     ]

@@ -2,71 +2,53 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING
 
-_HERE = "lit_probattn.analysis.studies"
+if TYPE_CHECKING:
+    from lit_probattn.analysis.study import Study
 
-
-class StudyModule(Protocol):
-    """What the module of a study has.
-
-    Its docstring is the study's `--help`. `run` raises ValueError (AnalysisError, for example) for
-    what a user got wrong; `options.command` is the command line, for reports.
-    """
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the study's flags."""
-
-    @staticmethod
-    def run(options: argparse.Namespace) -> None:
-        """Compute, and write the files."""
+_HERE = "lit_probattn.analysis"
 
 
 @dataclass(frozen=True)
-class Study:
-    """One subcommand.
+class Entry:
+    """One study of the command.
 
     Args:
         name: what a user types.
         module: full name of its module, imported when it is chosen.
+        study: name of its class there.
         summary: one line for the list of studies.
     """
 
     name: str
     module: str
+    study: str
     summary: str
 
-    def load(self) -> StudyModule:
-        """Import the module."""
-        return cast(StudyModule, importlib.import_module(self.module))
+    def load(self) -> type[Study]:
+        """Import the study."""
+        found: type[Study] = getattr(importlib.import_module(self.module), self.study)
+        return found
 
 
-STUDIES: tuple[Study, ...] = (
-    Study("attention_maps", f"{_HERE}.maps", "maps of sequences, a picture per layer and head"),
-    Study("rank", f"{_HERE}.rank", "rank distribution of maps"),
-    Study("head_distance", f"{_HERE}.distance", "distances between the heads of a layer"),
-    Study("spectrum", f"{_HERE}.spectrum", "spectrum of vectorised maps, components for 95 %"),
-    Study("query_likelihood", f"{_HERE}.likelihood", "likelihood of queries under their keys"),
-    Study("priors", f"{_HERE}.priors", "learned priors, variances, mixing weights, noise scales"),
-    Study("keys", f"{_HERE}.keys", "pictures of key weights and keys"),
-    Study("responsibilities", f"{_HERE}.responsibilities", "responsibilities per token, usage"),
-    Study("learning_curves", f"{_HERE}.curves", "learning curves of several runs"),
-    Study("report", f"{_HERE}.collect", "one report of a folder of studies"),
-    Study(
-        "approximate",
-        "lit_probattn.analysis.approximation.study",
-        "sparse and random approximations",
-    ),
-    Study(
-        "approximate_compare",
-        "lit_probattn.analysis.approximation.compare",
-        "them, for several models",
-    ),
-    Study(
-        "logit_ranks", "lit_probattn.analysis.head_size.rank_study", "ranks of logits, demand curve"
-    ),
+STUDIES = tuple(
+    Entry(name, f"{_HERE}.{module}", study, summary)
+    for name, module, study, summary in (
+        ("attention_maps", "studies.maps", "Maps", "maps of sequences, per layer and head"),
+        ("rank", "studies.rank", "Rank", "rank distribution of maps"),
+        ("head_distance", "studies.distance", "Distance", "distances between heads of a layer"),
+        ("spectrum", "studies.spectrum", "Spectrum", "spectrum of vectorised maps"),
+        ("query_likelihood", "studies.likelihood", "Likelihood", "likelihood of queries"),
+        ("priors", "studies.priors", "Priors", "learned priors, variances, mixing weights, noise"),
+        ("keys", "studies.keys", "Keys", "pictures of key weights and keys"),
+        ("responsibilities", "studies.responsibilities", "Responsibilities", "usage of components"),
+        ("learning_curves", "studies.curves", "Curves", "learning curves of several runs"),
+        ("report", "studies.collect", "Report", "one report of a folder of studies"),
+        ("approximate", "approximation.study", "Approximate", "sparse and random approximations"),
+        ("approximate_compare", "approximation.compare", "Compare", "the same for several models"),
+        ("logit_ranks", "head_size.rank_study", "LogitRanks", "ranks of logits, demand curve"),
+    )
 )

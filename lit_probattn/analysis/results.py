@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -18,19 +19,14 @@ matplotlib.use("Agg")
 
 
 class AnalysisError(ValueError):
-    """A study cannot be made as asked; the message is one line and says what to do."""
+    """A study cannot run as asked; the message is one line and says what to do."""
 
 
 class Results:
-    """Writes `<study>.csv`, `<study>.png` and `<study>.md` in one folder, each whole.
-
-    Args:
-        out: the folder; made if it is not there.
-        study: name of the study, and of its files.
-        command: the command line.
+    """Writes `<study>.csv`, `<study>.png` and `<study>.md` in one folder, which is made.
 
     Raises:
-        AnalysisError: the folder cannot be made.
+        AnalysisError: the folder cannot be created.
     """
 
     def __init__(self, out: Path, study: str, command: str) -> None:
@@ -39,10 +35,10 @@ class Results:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise AnalysisError(f"--out {out} cannot be made: {error.strerror}") from error
+            raise AnalysisError(f"cannot create --out {out}: {error.strerror}") from error
 
     def path(self, ending: str, part: str = "") -> Path:
-        """Path of one of the files."""
+        """Return the path of one of the files."""
         return self.out / f"{self.study}{'_' + part if part else ''}.{ending}"
 
     def table(self, frame: pd.DataFrame, part: str = "", digits: int = 6) -> None:
@@ -65,8 +61,15 @@ class Results:
         print(f"{body}\n\nresults: {self.path('md')}")
 
 
+def shown_command(words: Iterable[str]) -> str:
+    """Return a command as one would type it; absolute paths are cut to their last part."""
+    parts = [word.rpartition("=") for word in words]  # also LABEL=/absolute/path
+    cut = [(*p[:2], Path(p[2]).name if Path(p[2]).is_absolute() else p[2]) for p in parts]
+    return shlex.join("".join(p) for p in cut)
+
+
 def describe(trained: Trained) -> list[str]:
-    """Sentences about model, checkpoint and data."""
+    """Return a sentence about model, checkpoint and data."""
     attention = trained.config["model"]["init_args"].get("attention", {})
     options = ", ".join(f"{k}={v}" for k, v in (attention.get("init_args") or {}).items() if v)
     variant = str(attention.get("class_path", "")).rpartition(".")[2]

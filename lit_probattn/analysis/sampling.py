@@ -18,19 +18,12 @@ from lit_probattn.training.trained import Trained
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence as one layer saw it.
+    """One sequence as one layer saw it."""
 
-    Args:
-        sample_id: number of its sample in the split.
-        part: its number within the sample: text of a pair, window of a picture; else 0.
-        call: the layer's call for this sequence alone.
-        tokens: ids at its positions, if the model reads tokens.
-    """
-
-    sample_id: int
-    part: int
-    call: LayerCall
-    tokens: list[int] | None = None
+    sample_id: int  # number of its sample in the split
+    part: int  # its number within the sample: text of a pair, window of a picture; else 0
+    call: LayerCall  # for this sequence alone
+    tokens: list[int] | None = None  # ids at its positions, if the model reads tokens
 
     @property
     def layer(self) -> str:
@@ -51,16 +44,16 @@ def sequences(
 
     Args:
         trained: model and data.
-        options: flags of `add_data_arguments`.
+        options: the flags `options.samples`.
         parts: at most this many sequences of each sample and layer, drawn at random.
         padded: keep padding.
         min_len: shorter sequences are left out.
 
     Raises:
-        AnalysisError: the options make no sense, the model has no attention layer of ours, or no
-            sequence is long enough.
+        AnalysisError: the model has no attention layer of ours, or no sequence is long enough.
     """
-    check_sampling(trained, options)
+    if not trained.layers:
+        raise AnalysisError("the model has no attention layers of lit_probattn")
     if padded and hasattr(trained.data, "pad_to"):
         trained.data.pad_to = "max"
     batches = trained.batches(
@@ -84,21 +77,6 @@ def sequences(
         )
 
 
-def check_sampling(trained: Trained, options: argparse.Namespace) -> None:
-    """Check the flags of `add_data_arguments`.
-
-    Raises:
-        AnalysisError: a number is too small, or there is nothing to look at.
-    """
-    for name, least in (("num_samples", 1), ("max_len", 0)):
-        if getattr(options, name) < least:
-            raise AnalysisError(f"--{name} must be at least {least}, got {getattr(options, name)}")
-    if options.batch_size is not None and options.batch_size < 1:
-        raise AnalysisError(f"--batch_size must be at least 1, got {options.batch_size}")
-    if not trained.layers:
-        raise AnalysisError("the model has no attention layers of lit_probattn")
-
-
 def _pick(
     call: LayerCall, batch: dict[str, Any], parts: int, seed: int, padded: bool
 ) -> Iterator[Sequence]:
@@ -120,11 +98,7 @@ def _pick(
 
 
 def longest(found: list[Sequence]) -> list[Sequence]:
-    """Return the sequences, one per layer, of the sample with the most positions; ties: the first.
-
-    Args:
-        found: sequences of one part per sample and layer.
-    """
+    """Return those, one per layer, of the sample with the most positions; ties: the first."""
     if not found:
         return []
     best = max(found, key=lambda one: one.call.query.shape[1]).sample_id
@@ -132,7 +106,7 @@ def longest(found: list[Sequence]) -> list[Sequence]:
 
 
 def generator(seed: int, *words: Any) -> np.random.Generator:
-    """Random numbers that depend on the seed and the words only."""
+    """Return a generator that depends on the seed and the words only."""
     text = "/".join(str(word) for word in words)
     return np.random.default_rng([seed, zlib.crc32(text.encode())])
 

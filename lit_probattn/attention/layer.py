@@ -315,6 +315,10 @@ class Attention(nn.Module):
         )
 
 
+# Names of the projections in a layer's state dict.
+PROJECTIONS = ("query_proj", "key_proj", "value_proj", "out_proj")
+
+
 class AttentionFactory(Protocol):
     """Makes one attention layer: a variant whose other arguments are fixed.
 

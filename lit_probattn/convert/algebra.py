@@ -15,19 +15,12 @@ EXACT_HEADS = 12
 
 @dataclass(frozen=True)
 class Factors:
-    """One query map and K key maps whose products approximate K bilinear forms.
+    """One query map and K key maps whose products approximate K bilinear forms."""
 
-    Args:
-        query: (E, d).
-        keys: (K, E, d).
-        kept: squared weight of the forms that is kept.
-        total: squared weight of the forms.
-    """
-
-    query: Tensor
-    keys: Tensor
-    kept: float
-    total: float
+    query: Tensor  # (E, d)
+    keys: Tensor  # (K, E, d)
+    kept: float  # squared weight of the forms that is kept
+    total: float  # squared weight of the forms
 
 
 def second_moment(x: Tensor) -> Tensor:
@@ -59,7 +52,6 @@ def shared_query_factors(forms: Tensor, rank: int, moment: Tensor | None = None)
     """
     count, size, _ = forms.shape
     weighted = forms
-    inverse = None
     if moment is not None:
         root, inverse = symmetric_roots(moment)
         weighted = root @ forms @ root
@@ -70,13 +62,11 @@ def shared_query_factors(forms: Tensor, rank: int, moment: Tensor | None = None)
     half = s[:rank].sqrt()
     query = (u[:, :rank] * half).mT
     keys = (half[:, None] * vt[:rank]).unflatten(1, (count, size)).transpose(0, 1)
-    if inverse is not None:
+    if moment is not None:
         query, keys = query @ inverse, keys @ inverse
-    if query.shape[0] < rank:  # fewer directions than the head has room for
-        missing = rank - query.shape[0]
-        query = torch.nn.functional.pad(query, (0, 0, 0, missing))
-        keys = torch.nn.functional.pad(keys, (0, 0, 0, missing))
-    return Factors(query, keys, kept, total)
+    room = (0, 0, 0, rank - query.shape[0])  # fewer directions than the head has room for
+    pad = torch.nn.functional.pad
+    return Factors(pad(query, room), pad(keys, room), kept, total)
 
 
 def low_rank_regression(gram: Tensor, cross: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -99,9 +89,8 @@ def low_rank_regression(gram: Tensor, cross: Tensor, rank: int) -> tuple[Tensor,
     out = vectors[:, order]  # (C, E_v)
     into = (full @ out).mT
     missing = rank - out.shape[1]
-    if missing > 0:
-        into = torch.nn.functional.pad(into, (0, 0, 0, missing))
-        out = torch.nn.functional.pad(out, (0, missing))
+    into = torch.nn.functional.pad(into, (0, 0, 0, missing))
+    out = torch.nn.functional.pad(out, (0, missing))
     norms = into.norm(dim=1) + 1e-300
     balance = (out.norm(dim=0) / norms).sqrt()
     balance = torch.where((norms > 1e-200) & (balance > 0), balance, 1.0)
@@ -115,13 +104,9 @@ def cosine_distances(vectors: Tensor) -> Tensor:
 
 
 def jensen_shannon_distances(maps: Tensor) -> Tensor:
-    """Return the mean Jensen-Shannon divergence of the rows of all pairs of maps.
+    """Return the mean Jensen-Shannon divergence of the rows of all pairs of maps, in nats.
 
-    Args:
-        maps: (H, n, L), rows that sum to 1 or are zero.
-
-    Returns:
-        (H, H), in nats.
+    Rows sum to 1 or are zero: (H, n, L) -> (H, H).
     """
     heads = maps.shape[0]
     negative_entropy = torch.xlogy(maps, maps).sum(-1)  # (H, n)
@@ -138,10 +123,7 @@ def best_groups(distances: Tensor, size: int) -> list[list[int]]:
     """Divide heads into groups whose distances inside sum to the least.
 
     Exact up to `EXACT_HEADS` heads; above, groups are filled one by one with the nearest heads.
-
-    Args:
-        distances: (H, H), symmetric.
-        size: heads per group, a divisor of H.
+    `distances` are (H, H) and symmetric, `size` heads per group a divisor of H.
     """
     table = distances.tolist()
     heads = len(table)

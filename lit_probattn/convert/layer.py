@@ -14,7 +14,9 @@ The result is where fine-tuning starts, not an equal model: the errors are part 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,13 +38,7 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer saw: its inputs, with what was real.
-
-    Args:
-        x: (S, N, C).
-        key_mask: (S, N) bool. None means all.
-        is_causal: whether the layer is used with a causal mask.
-    """
+    """What a layer saw: inputs (S, N, C), and which are real, (S, N) bool; None means all."""
 
     x: Tensor
     key_mask: Tensor | None = None
@@ -52,6 +48,11 @@ class LayerInputs:
         """Return some of the samples."""
         mask = None if self.key_mask is None else self.key_mask[samples]
         return LayerInputs(self.x[samples], mask, self.is_causal)
+
+    def each(self) -> Iterator[LayerInputs]:
+        """Yield the samples one by one."""
+        for sample in range(len(self.x)):
+            yield self.part(slice(sample, sample + 1))
 
     @property
     def real(self) -> Tensor:
@@ -63,23 +64,15 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """How well one layer was converted; errors are relative root mean squares.
+    """How well one layer was converted; errors are relative root mean squares."""
 
-    Args:
-        groups: old heads of every new head.
-        logit_error: of the bilinear forms, from the discarded singular values.
-        output_error: of the layer's output without its bias, on inputs that were not fitted where
-            there were enough. None without inputs.
-        held_out: whether `output_error` is on inputs that were not fitted.
-    """
-
-    groups: list[list[int]]
-    logit_error: float
-    output_error: float | None
-    held_out: bool
+    groups: list[list[int]]  # old heads of every new head
+    logit_error: float  # of the bilinear forms, from the discarded singular values
+    output_error: float | None  # of the layer's output without its bias; None without inputs
+    held_out: bool  # whether that is on inputs that were not fitted, as where there are enough
 
     def line(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         pairs = " ".join("+".join(map(str, group)) for group in self.groups)
         output = "not measured (no inputs)"
         if self.output_error is not None:
@@ -100,9 +93,6 @@ def convert_layer(
 ) -> tuple[MGKAttention, LayerErrors]:
     """Convert a softmax layer of H heads into one of H/K heads with K key components.
 
-    Source: derivation in the package's extension notes, item 6; reduced-rank regression by
-    projection of the fitted outputs.
-
     Args:
         old: the trained layer, dot-product scores, as many key/value heads as query heads.
         num_components: K, a divisor of H.
@@ -121,7 +111,7 @@ def convert_layer(
     """
     _check_layer(old, num_components)
     dtype = old.query_proj.weight.dtype
-    old = _copy(old)
+    old = copy.deepcopy(old).to(torch.float64).eval()
     fit, test, held_out = _split(inputs)
     moment = None if fit is None else second_moment(augment(fit.x[fit.real], old))
     forms = _bilinear_forms(old)
@@ -177,28 +167,12 @@ def _check_layer(old: SoftmaxAttention, num_components: int) -> None:
         )
 
 
-def _copy(old: SoftmaxAttention) -> SoftmaxAttention:
-    """Return the layer in float64 and evaluation mode, through the reference."""
-    copy = SoftmaxAttention(
-        old.embed_dim,
-        old.num_heads,
-        head_dim=old.head_dim,
-        value_head_dim=old.value_head_dim,
-        bias=old.use_bias,
-        dropout=old.dropout,
-        backend=old.backend,
-    )
-    copy.load_state_dict(old.state_dict())
-    return copy.to(old.query_proj.weight.device, torch.float64).eval()
-
-
 def _split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs | None, bool]:
     """Return the inputs to fit, the inputs to test, and whether they are different."""
     if inputs is None:
         return None, None, False
-    mask = inputs.key_mask
-    inputs = LayerInputs(inputs.x.to(torch.float64), mask, inputs.is_causal)
-    count = inputs.x.shape[0]
+    inputs = replace(inputs, x=inputs.x.to(torch.float64))
+    count = len(inputs.x)
     if count < 4:
         return inputs, inputs, False
     cut = count - count // 4
@@ -250,11 +224,9 @@ def set_values(
     statistics = None if fit is None else _regression_statistics(old, new, maps, groups, fit)
     columns = []
     for index, group in enumerate(groups):
-        if statistics is None:
-            gram = torch.eye(maps.shape[1]).to(maps)
-            cross = maps[group].sum(0)
-        else:
-            gram, cross = statistics[0][index], statistics[1][index]
+        gram, cross = torch.eye(maps.shape[1]).to(maps), maps[group].sum(0)
+        if statistics is not None:
+            gram, cross = (moment[index] for moment in statistics)
         into, out = low_rank_regression(gram, cross, new.value_head_dim)
         set_head_rows(new.value_proj, index, into)
         columns.append(out)
@@ -274,8 +246,7 @@ def _regression_statistics(
     width, out = maps.shape[1], maps.shape[2]
     gram = torch.zeros(len(groups), width, width).to(maps)
     cross = torch.zeros(len(groups), width, out).to(maps)
-    for sample in range(fit.x.shape[0]):
-        one = fit.part(slice(sample, sample + 1))
+    for one in fit.each():
         real, x = one.real[0], augment(one.x, old)[0]
         before = sample_maps(old, one) @ x  # (H, N, C [+ 1])
         gathered = (sample_maps(new, one) @ x)[:, real]
@@ -296,8 +267,7 @@ def _distances(old: SoftmaxAttention, forms: Tensor, fit: LayerInputs | None) ->
     if fit is None:
         return cosine_distances(forms.flatten(1))
     total = torch.zeros(old.num_heads, old.num_heads, dtype=torch.float64)
-    for sample in range(fit.x.shape[0]):
-        one = fit.part(slice(sample, sample + 1))
+    for one in fit.each():
         total += jensen_shannon_distances(sample_maps(old, one)[:, query_rows(one)]).cpu()
     return total / fit.x.shape[0]
 
@@ -308,8 +278,7 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
     new.core.prior.value.zero_()
     total = torch.zeros(new.num_heads, new.num_components, dtype=torch.float64)
     count = 0
-    for sample in range(fit.x.shape[0]):
-        one = fit.part(slice(sample, sample + 1))
+    for one in fit.each():
         rows = query_rows(one)
         scores = scores_of_components(new, one.x, rows)  # (H', K, n, N)
         hidden = ~one.real[0].expand(len(rows), -1)

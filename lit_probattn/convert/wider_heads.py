@@ -11,15 +11,18 @@ import argparse
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert.to_mgk import ConversionError, find_layers, restore_layer
-from lit_probattn.training.checkpoints import load_checkpoint, save_checkpoint
-
-# What belongs to the run that wrote the checkpoint and not to the new weights.
-_DROPPED = ("loops", "callbacks", "MixedPrecision", "training", "optimizer_states", "lr_schedulers")
+from lit_probattn.convert.files import (
+    ConversionError,
+    check_output,
+    find_layers,
+    put_layers,
+    restore_layer,
+    write,
+)
+from lit_probattn.training.checkpoints import load_checkpoint
 
 
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
@@ -42,7 +45,7 @@ def embed_into_head_size(
 ) -> SoftmaxAttention:
     """Return a layer with heads of `head_dim` that computes the same function.
 
-    Source: low-rank bottleneck paper, theorem 2 (the inclusion); specification d.2.
+    Source: low-rank bottleneck paper, theorem 2 (the inclusion).
     Departs from the source: biases are padded like the weights; grouped heads are kept.
 
     With all padding zero, training cannot leave it: the gradient of a padded row of queries needs
@@ -78,41 +81,28 @@ def embed_into_head_size(
         backend=layer.backend,
     ).to(layer.query_proj.weight)
     factor = (head_dim / layer.head_dim) ** 0.25
-    sides = {
-        "query_proj": (layer.num_heads, factor),
-        "key_proj": (layer.num_kv_heads, factor),
-        "value_proj": (layer.num_kv_heads, 1.0),
+    sides = {  # heads, factor, standard deviation of the padding
+        "query_proj": (layer.num_heads, factor, 0.0),
+        "key_proj": (layer.num_kv_heads, factor, padding_std),
+        "value_proj": (layer.num_kv_heads, 1.0, padding_std),
     }
     state = {}
+    generator = torch.Generator().manual_seed(seed)
     for name, value in layer.state_dict().items():
         part, _, kind = name.partition(".")
         if part in sides:
-            heads, scale = sides[part]
+            heads, scale, std = sides[part]
             state[name] = scale * pad_heads(value, heads, head_dim)
+            if std and kind == "weight":
+                padding = state[name].unflatten(0, (heads, head_dim))[:, len(value) // heads :]
+                noise = torch.randn(padding.shape, generator=generator, dtype=torch.float64)
+                padding.copy_(std * noise)
         elif kind == "weight":
             state[name] = pad_heads(value, layer.num_heads, head_dim, axis=1)
         else:
             state[name] = value
-    if padding_std:
-        _fill_padding(state, layer, head_dim, padding_std, seed)
     wide.load_state_dict(state)
     return wide.train(layer.training)
-
-
-def _fill_padding(
-    state: dict[str, Tensor], layer: SoftmaxAttention, head_dim: int, std: float, seed: int
-) -> None:
-    """Put normal numbers into the padded rows of keys and values."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, size in (
-        ("key_proj.weight", layer.head_dim),
-        ("value_proj.weight", layer.value_head_dim),
-    ):
-        weight = state[name].unflatten(0, (layer.num_kv_heads, head_dim)).clone()
-        shape = weight[:, size:].shape
-        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        weight[:, size:] = (std * noise).to(weight)
-        state[name] = weight.flatten(0, 1)
 
 
 # ---- enlarging heads ---------------------------------------------------------------------------
@@ -134,41 +124,26 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConversionError: the checkpoint or the sizes do not fit.
     """
-    config_file = options.output.with_suffix(".yaml")
-    for path in (options.output, config_file):
-        if path.exists():
-            raise ConversionError(f"{path} exists: choose another name or remove it")
+    check_output(options.output)
     checkpoint = load_checkpoint(options.checkpoint)
     parameters = dict(checkpoint.get("hyper_parameters", {}))
     head_dim = options.from_head_dim or parameters.get("head_dim")
     if head_dim is None:
         raise ConversionError("the head size is not known: give --from_head_dim")
-    state = dict(checkpoint.get("state_dict", {}))
+    state, size, std = checkpoint.get("state_dict", {}), options.head_dim, options.padding_std
     try:
-        names = find_layers(state)
-        for number, name in enumerate(names):
-            layer = restore_layer(state, name, head_dim)
-            wide = embed_into_head_size(
-                layer, options.head_dim, padding_std=options.padding_std, seed=number
+        layers = {
+            name: embed_into_head_size(
+                restore_layer(state, name, head_dim), size, padding_std=std, seed=number
             )
-            prefix = f"{name}." if name else ""
-            state.update({f"{prefix}{k}": v.clone() for k, v in wide.state_dict().items()})
+            for number, name in enumerate(find_layers(state))
+        }
     except ValueError as error:
         raise ConversionError(str(error)) from error
-    kept = {k: v for k, v in checkpoint.items() if k not in _DROPPED}
-    parameters["head_dim"] = options.head_dim
-    new = {**kept, "state_dict": state, "hyper_parameters": parameters, "global_step": 0}
-    save_checkpoint(
-        {**new, "epoch": 0, "optimizer_states": [], "lr_schedulers": []}, options.output
-    )
-    config = {"model": {"init_args": {"head_dim": options.head_dim}}}
-    config_file.write_text(yaml.safe_dump(config))
-    print(f"{len(names)} layers: head size {head_dim} -> {options.head_dim}")
-    print(f"wrote {options.output} and {config_file}")
-
-
-def same_function(layer: SoftmaxAttention, wide: SoftmaxAttention, x: torch.Tensor) -> float:
-    """Return the relative difference of two layers' outputs on inputs (B, N, C)."""
-    with torch.no_grad():
-        exact = layer(x)
-        return float((wide(x) - exact).norm() / exact.norm())
+    changed = {
+        "state_dict": put_layers(state, layers),
+        "hyper_parameters": parameters | {"head_dim": size},
+    }
+    config = {"model": {"init_args": {"head_dim": size}}}
+    done = write(options.output, checkpoint, config, **changed)
+    print(f"{len(layers)} layers: head size {head_dim} -> {size}\n{done}")

@@ -111,7 +111,7 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     """Rebuild the model and the data of a checkpoint.
 
     Args:
-        options: flags of `add_model_arguments`.
+        options: `checkpoint`, `config`, `data` and `device`, as a study takes them.
         with_data: whether the data are opened too. Without, `data` is None.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 from pathlib import Path
@@ -13,7 +14,9 @@ import yaml
 from matplotlib import pyplot as plt
 
 from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.analysis.results import AnalysisError, shown_command
 from lit_probattn.analysis.studies import curves
 from lit_probattn.records.tables import MAX_BYTES, png_bytes
 from tests.analysis.made import checkpoint
@@ -160,7 +163,9 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
     assert "linear FiSH mixes states" in error(capsys, ["rank", *given])
     assert "expected MGKAttention" in error(capsys, ["responsibilities", *given])
     assert "needs MGKAttention" in error(capsys, ["query_likelihood", *given])
-    assert "at least 1, got 0" in error(capsys, ["rank", *given, "--num_samples", "0"])
+    assert "--num_samples must be at least 1, received 0" in error(
+        capsys, ["rank", *given, "--num_samples", "0"]
+    )
     assert "KEY=VALUE" in error(capsys, ["rank", *given, "--data", "seed"])
     assert "num_trian" in error(capsys, ["rank", *given, "--data", "num_trian=3"])
     assert "unknown device" in error(capsys, ["rank", *given, "--device", "tpus"])
@@ -209,6 +214,45 @@ def test_help_suffices(study, capsys):
         main([study.name, "--help"])
     assert stop.value.code == 0
     assert ("--folder" if study.name == "report" else "--out") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("entry", STUDIES, ids=lambda entry: entry.name)
+def test_list_and_studies_agree(entry):
+    assert entry.load().name == entry.name
+
+
+def test_flags_have_the_type_of_their_default_and_check_their_numbers():
+    flags = (
+        Flag("rate", "of it", 0.5),
+        Flag("sizes", "of it", [1, 2], least=1),
+        Flag("count", "of it", type=int, least=2),
+        Flag("all", "of it", False),
+        Flag("words", "of it", []),
+    )
+    parser = argparse.ArgumentParser()
+    for flag in flags:
+        parser.add_argument(f"--{flag.name}", **flag.arguments)
+    options = parser.parse_args([])
+    assert vars(options) == {
+        **{"rate": 0.5, "sizes": [1, 2], "count": None, "all": False, "words": []},
+    }
+    for flag in flags:
+        flag.check(options)
+    given = ["--rate", "2", "--sizes", "3", "0", "--count", "1", "--all", "--words", "a", "b"]
+    options = parser.parse_args(given)
+    assert (options.rate, options.all, options.words) == (2.0, True, ["a", "b"])
+    with pytest.raises(AnalysisError, match="--sizes must be at least 1, received 0"):
+        flags[1].check(options)
+    with pytest.raises(AnalysisError, match="--count must be at least 2, received 1"):
+        flags[2].check(options)
+    shown = parser.format_help()
+    assert "of it; default: 0.5" in shown
+    assert "of it; default: 1 2" in shown
+
+
+def test_commands_are_shown_without_absolute_paths():
+    words = ["rank", "--out", "/a/b/c", "x=/d/e", "--data", "k=v w"]
+    assert shown_command(words) == "rank --out c x=e --data 'k=v w'"
 
 
 def test_large_pictures_are_reduced():

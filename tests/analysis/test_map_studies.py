@@ -32,8 +32,8 @@ def test_rank_counts_singular_values_from_the_threshold_on(true_rank):
     torch.manual_seed(1)
     left, right = (torch.linalg.qr(torch.randn(7, 7, dtype=torch.float64))[0] for _ in range(2))
     values = torch.tensor([10.0 ** -(i % 4) for i in range(true_rank)] + [9e-7] * (7 - true_rank))
-    assert rank.numerical_rank(left @ torch.diag(values.double()) @ right) == true_rank
-    assert rank.numerical_rank(torch.diag(values.double()), threshold=1e-7) == 7
+    assert rank.map_rank(left @ torch.diag(values.double()) @ right) == true_rank
+    assert rank.map_rank(torch.diag(values.double()), threshold=1e-7) == 7
 
 
 def test_uniform_maps_have_rank_one_and_causal_uniform_maps_full_rank(tmp_path):
@@ -62,7 +62,7 @@ def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     path = checkpoint(tmp_path, "sequence", "MGKAttention")
     whole = study("rank", path, tmp_path / "whole", "--num_samples", "4")
     calls = []
-    true = rank.numerical_rank
+    true = rank.map_rank
 
     def stops_at_fourth(*arguments):
         calls.append(1)
@@ -70,7 +70,7 @@ def test_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return true(*arguments)
 
-    monkeypatch.setattr(rank, "numerical_rank", stops_at_fourth)
+    monkeypatch.setattr(rank, "map_rank", stops_at_fourth)
     with pytest.raises(KeyboardInterrupt):
         study("rank", path, tmp_path / "parts", "--num_samples", "4")
     partial = tmp_path / "parts" / "rank.partial.jsonl"

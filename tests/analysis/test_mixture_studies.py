@@ -268,7 +268,15 @@ def test_shifted_keys_have_one_weight_and_their_shifts():
     assert rows[1]["distance_from_first"] == pytest.approx(float(gap[0].norm()))
 
 
-def test_effective_rank():
-    assert keys.effective_rank(torch.eye(5)) == pytest.approx(5.0)
-    assert keys.effective_rank(torch.ones(4, 7)) == pytest.approx(1.0)
-    assert keys.effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0]))) == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("matrix", "expected"),
+    [
+        (torch.eye(5), 5.0),
+        (torch.ones(4, 7), 1.0),
+        (torch.diag(torch.tensor([2.0, 2.0, 0.0])), 2.0),
+        (torch.diag(torch.tensor([2.0, 1.0])), 5.0 / 4.0**0.8),  # energies 4 and 1 of 5
+    ],
+)
+def test_effective_rank_of_key_weights(matrix, expected):
+    (row,) = keys.statistics(matrix[None, None], torch.zeros(1, 1, 2, matrix.shape[0]))
+    assert row["weight_effective_rank"] == pytest.approx(expected)

@@ -14,7 +14,7 @@ from lit_probattn.analysis.head_size.strictness import (
     theorem_target,
 )
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads, same_function
+from lit_probattn.convert.wider_heads import embed_into_head_size, pad_heads
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.reproduce.head_size.__main__ import main
 from lit_probattn.reproduce.head_size.parameters import (
@@ -42,6 +42,13 @@ def layer(**options):
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return made
+
+
+def same_function(narrow, wide, x):
+    """Relative difference of two layers' outputs."""
+    with torch.no_grad():
+        exact = narrow(x)
+        return float((wide(x) - exact).norm() / exact.norm())
 
 
 # ---- inclusion ---------------------------------------------------------------------------------

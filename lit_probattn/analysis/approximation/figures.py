@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.approximation.methods import ESTIMATE
+from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
 from lit_probattn.records.tables import panels
 
 # Okabe and Ito's colours, which most people can tell apart.
@@ -38,7 +39,7 @@ def labels(table: pd.DataFrame) -> pd.Series:
 
 
 def draw_metric(table: pd.DataFrame) -> Figure:
-    """Draw the metric beside the exact model's against the number of keys (VAA-F1).
+    """Draw the metric beside the exact model's against the number of keys.
 
     Perplexities are divided by the exact one of the same samples, percentages lose it. Sparse
     methods are left, random features right.
@@ -50,37 +51,29 @@ def draw_metric(table: pd.DataFrame) -> Figure:
     sparse, dense = frame[frame["method"] != "orf"], frame[frame["method"] == "orf"]
     both = ((sparse, "keys r"), (dense, "features F"))
     groups = [(part, name) for part, name in both if len(part)]
-    figure, axes = panels(1, len(groups), 5.2, 4.4)
-    for axis, (part, name) in zip(axes[0], groups, strict=True):
+    what = "more wrong predictions than exact attention (points)"
+    figure, (axes,) = panels(1, len(groups), 5.2, 4.4)
+    for axis, (part, name) in zip(axes, groups, strict=True):
         _lines(axis, part)
         axis.axhline(float(is_ratio), color="0.5", lw=1, ls="--", label="exact attention")
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        powers_of_two(axis)
         if is_ratio:
-            axis.set_yscale("log")
-            for show in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-                show(lambda v, _: f"{v:g}")
-        text = "perplexity / that of exact attention"
-        axis.set_ylabel(
-            text if is_ratio else "more wrong predictions than exact attention (points)"
-        )
-        axis.set_xlabel(name)
-        axis.grid(color="0.9", lw=0.6)
-        axis.legend(fontsize=7, frameon=False)
+            plain_log(axis)
+        label(axis, name, "perplexity / that of exact attention" if is_ratio else what, legend=7)
     return figure
 
 
 def _lines(axis: Axes, part: pd.DataFrame) -> None:
     """A line per label; estimates of the value-aware optimum are open circles."""
     seen: dict[str, int] = {}
-    for label in dict.fromkeys(part["label"]):
-        rows = part[part["label"] == label]
+    for name in dict.fromkeys(part["label"]):
+        rows = part[part["label"] == name]
         method = str(rows["method"].iloc[0])
         style = _STYLES[seen.get(method, 0) % len(_STYLES)]
         seen[method] = seen.get(method, 0) + 1
         points = rows.groupby("num_kept")["value"].agg(["mean", "std"]).reset_index()
         colour = COLOURS.get(method, "0.3")
-        axis.plot(points["num_kept"], points["mean"], ls=style, color=colour, lw=1.4, label=label)
+        axis.plot(points["num_kept"], points["mean"], ls=style, color=colour, lw=1.4, label=name)
         if points["std"].notna().any():
             low, high = points["mean"] - points["std"], points["mean"] + points["std"]
             axis.fill_between(points["num_kept"], low, high, color=colour, alpha=0.15, lw=0)
@@ -90,14 +83,13 @@ def _lines(axis: Axes, part: pd.DataFrame) -> None:
         axis.plot(solid["num_kept"], solid["mean"], "o", ms=4, color=colour)
         if open_marks.any():
             rest = points[open_marks]
-            name = f"{label}: upper estimate" if method == "ova" else None
-            axis.plot(
-                rest["num_kept"], rest["mean"], "o", ms=5, mfc="white", color=colour, label=name
-            )
+            hollow: Any = {"ms": 5, "mfc": "white", "color": colour}
+            named = f"{name}: upper estimate" if method == "ova" else None
+            axis.plot(rest["num_kept"], rest["mean"], "o", label=named, **hollow)
 
 
 def draw_local(table: pd.DataFrame) -> Figure:
-    """Draw the relative error of ovo and ova per layer and head (VAA-F4)."""
+    """Draw the relative error of ovo and ova per layer and head."""
     frame = table[table["method"].isin(["ovo", "ova"])]
     frame = table if frame.empty else frame
     layers = sorted(frame["layer"].unique())
@@ -109,11 +101,9 @@ def draw_local(table: pd.DataFrame) -> Figure:
             for head, lines in part.groupby("head"):
                 means = lines.groupby("num_kept")["rel_error"].mean()
                 axis.plot(means.index, means + 1e-4, lw=1.1, marker=".", label=f"head {head}")
-            axis.set_xscale("log", base=2)
+            powers_of_two(axis)
             axis.set_yscale("log")
-            axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-            axis.set_title(f"{method}, layer {layer}", fontsize=9)
-            axis.grid(color="0.9", lw=0.6)
+            label(axis, title=f"{method}, layer {layer}")
     axes[0][0].legend(fontsize=6, frameon=False)
     figure.supxlabel("keys r", fontsize=9)
     figure.supylabel("relative error of the output + 1e-4", fontsize=9)
@@ -121,19 +111,15 @@ def draw_local(table: pd.DataFrame) -> Figure:
 
 
 def draw_relative(table: pd.DataFrame) -> Figure:
-    """Draw the mean relative error of every method against its size (VAA-F5)."""
+    """Draw the mean relative error of every method against its size."""
     frame = table.copy()
     frame["label"] = labels(frame)
     frame["status"], frame["value"] = "", frame["rel_error"] + 1e-4
     frame = frame.groupby(["label", "method", "num_kept", "status"], sort=False)["value"].mean()
-    figure, axes = panels(1, 1, 6.0, 4.2)
-    axis = axes[0][0]
+    figure, ((axis,),) = panels(1, 1, 6.0, 4.2)
     _lines(axis, frame.reset_index())
-    axis.set_xscale("log", base=2)
+    powers_of_two(axis)
     axis.set_yscale("log")
-    axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-    axis.set_xlabel("keys r (orf: features)")
-    axis.set_ylabel("mean relative error of a head's output + 1e-4")
-    axis.grid(color="0.9", lw=0.6)
-    axis.legend(fontsize=7, frameon=False)
+    what = "mean relative error of a head's output + 1e-4"
+    label(axis, "keys r (orf: features)", what, legend=7)
     return figure

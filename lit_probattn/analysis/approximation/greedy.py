@@ -25,19 +25,12 @@ _SWAP_CANDIDATES = 4
 
 @dataclass(frozen=True)
 class Problem:
-    """Queries of some heads, in float64.
+    """Queries of some heads, in float64."""
 
-    Args:
-        value: (G, L, E).
-        weights: attention weights, (G, N, L).
-        allowed: keys that may be used, (G, N, L) bool.
-        output: o, (G, N, E).
-    """
-
-    value: Tensor
-    weights: Tensor
-    allowed: Tensor
-    output: Tensor
+    value: Tensor  # (G, L, E)
+    weights: Tensor  # attention weights, (G, N, L)
+    allowed: Tensor  # keys that may be used, (G, N, L) bool
+    output: Tensor  # o, (G, N, E)
 
     @property
     def seen(self) -> Tensor:
@@ -118,23 +111,24 @@ def heaviest_support(problem: Problem, num_kept: int) -> Support:
     count = min(num_kept, ranking.shape[-1])
     index, weight = top.indices[..., :count], top.values[..., :count]
     live = weight >= 0
-    weight = weight * live
-    total = weight.sum(-1, keepdim=True)
-    uniform = live / live.sum(-1, keepdim=True).clamp_min(1)
-    weight = torch.where(total > 0, weight / total.masked_fill(total == 0, 1.0), uniform)
-    support = Support(index, weight, live)
+    support = Support(index, weight * live, live)
+    _normalise(support, 0.0)
     reoptimise(support, problem.value, problem.output)
     return support
+
+
+def _normalise(support: Support, least: float) -> None:
+    """Make weights sum to one; alike where they sum to at most `least`."""
+    total = support.weight.sum(-1, keepdim=True)
+    alike = support.live / support.live.sum(-1, keepdim=True).clamp_min(1)
+    support.weight = torch.where(total > least, support.weight / total.clamp_min(1e-300), alike)
 
 
 def better(problem: Problem, first: Support, second: Support) -> Support:
     """Return, query by query, the support with the smaller error; `first` where they are equal."""
     take = (problem.error(second) < problem.error(first))[..., None]
-    return Support(
-        torch.where(take, second.index, first.index),
-        torch.where(take, second.weight, first.weight),
-        torch.where(take, second.live, first.live),
-    )
+    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
+    return Support(*(torch.where(take, new, old) for old, new in pairs))
 
 
 def swap(problem: Problem, support: Support, num_kept: int, passes: int) -> Support:
@@ -147,11 +141,7 @@ def swap(problem: Problem, support: Support, num_kept: int, passes: int) -> Supp
             trial = support.copy()
             trial.live[..., slot] = False
             trial.weight[..., slot] = 0.0
-            total = trial.weight.sum(-1, keepdim=True)
-            count = trial.live.sum(-1, keepdim=True).clamp_min(1)
-            trial.weight = torch.where(
-                total > 1e-12, trial.weight / total.clamp_min(1e-300), trial.live / count
-            )
+            _normalise(trial, 1e-12)
             reoptimise(trial, problem.value, problem.output)
             rows = trial.live.any(-1)
             gain, share, _ = _gains(problem, trial)
@@ -182,17 +172,11 @@ def value_aware(
 
     Args:
         value: (G, L, E).
-        weights: attention weights, (G, N, L).
-        ranks: values of r.
+        weights: attention weights, (G, N, L); so are the results, in float64.
+        ranks: values of r, at least 1 (else ValueError).
         allowed: keys that may be used, bool, broadcastable to (G, N, L). None means all.
         swaps: passes of exchanging members.
         max_queries: queries that are worked on at a time.
-
-    Returns:
-        r -> (G, N, L), float64.
-
-    Raises:
-        ValueError: a rank is below 1.
     """
     if min(ranks, default=0) < 1:
         raise ValueError(f"ranks must be at least 1, received {list(ranks)}")

@@ -1,52 +1,59 @@
-"""What an attention layer computes, opened up: maps, values, masks; and its core replaced."""
+"""What an attention layer computes, opened up: maps, values, masks; and its heads replaced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_probattn.analysis.approximation.kernels import kernel_weights
+from lit_probattn.analysis.recording import LayerCall, visible
 from lit_probattn.attention import Attention, HeadCall
-from lit_probattn.attention.functional import repeat_heads
+from lit_probattn.attention.functional import masked_softmax, repeat_heads
 
 
 class NotApplicableError(ValueError):
-    """The output of a layer is no weighted mean of its values, or it has not the needed kernel."""
+    """A layer's output is not a weighted mean of its values, or its kernel is another one."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """One call of an attention layer.
+    """One call of an attention layer, opened up.
 
     Args:
-        name: the layer's name in the model.
-        layer: the layer.
+        seen: the call of the layer.
         call: the call of its core.
-        query: projected queries, (B, H_q, N, E).
-        key: projected keys as scores see them, (B, H_kv, …, L, E).
-        value: (B, H, L, E_v).
         weights: attention maps, (B, H, N, L), rows summing to one over `allowed`.
-        allowed: pairs that may attend, (B, H, N, L) bool.
-        real: queries that are real tokens, (B, N) bool.
-        is_causal: whether the call was causal.
     """
 
-    name: str
-    layer: Attention
+    seen: LayerCall
     call: HeadCall
-    query: Tensor
-    key: Tensor
-    value: Tensor
     weights: Tensor
-    allowed: Tensor
-    real: Tensor
-    is_causal: bool
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the model."""
+        return self.seen.name
+
+    @property
+    def layer(self) -> Attention:
+        """The layer."""
+        return self.seen.layer
+
+    @cached_property
+    def value(self) -> Tensor:
+        """Values of every head, (B, H, L, E_v)."""
+        return repeat_heads(self.call.value, self.weights.shape[1]).to(self.weights.dtype)
+
+    @cached_property
+    def allowed(self) -> Tensor:
+        """Pairs that may attend, (B, H, N, L) bool."""
+        whole, seen = torch.ones_like(self.weights, dtype=torch.bool), visible(self.call)
+        return whole if seen is None else whole & seen
 
     @cached_property
     def output(self) -> Tensor:
@@ -68,45 +75,32 @@ class Opened:
         """Return queries and keys, (B, H, ·, E), of a layer whose kernel is exp(q · k / √E).
 
         Raises:
-            NotApplicableError: its maps are others.
+            NotApplicableError: it is another one.
         """
+        query, key = self.call.query, self.layer.core.components(self.call.key)
         heads = self.weights.shape[1]
-        if self.key.dim() == 4 and self.query.shape[1] == heads:
-            query, key = self.query.float(), repeat_heads(self.key, heads).float()
-            found = kernel_weights(query, key, "exp", allowed=self.allowed)
+        if key.dim() == 4 and query.shape[1] == heads:
+            query, key = query.float(), repeat_heads(key, heads).float()
+            scores = query @ key.mT * query.shape[-1] ** -0.5
+            found = masked_softmax(scores, self.allowed)
             if torch.allclose(found, self.weights.float(), atol=1e-4):
                 return query, key
         raise NotApplicableError(
-            f"{self.name}: {type(self.layer).__name__} has not the kernel exp(q · k / √E) that "
-            "hashing and random features stand for; leave out lsh and orf"
+            f"{self.name}: {type(self.layer).__name__} does not use the kernel exp(q · k / √E), "
+            "which lsh and orf approximate; leave out lsh and orf"
         )
 
 
-def open_call(
-    name: str,
-    layer: Attention,
-    query: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    *,
-    key_mask: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    bias: Tensor | None = None,
-    cache: Any = None,
-    rng: Any = None,
-) -> Opened:
-    """Compute maps and values of a call by the reference; arguments as in `Attention.forward`.
+def open_call(name: str, layer: Attention, *args: Any, **kwargs: Any) -> Opened:
+    """Compute the maps of a call by the reference; arguments as in `Attention.forward`.
 
     Raises:
-        NotApplicableError: the call uses a cache, or it has no maps, or some weights are negative.
+        NotApplicableError: the call has no maps, or some weights are negative.
+        ValueError: the call uses a cache.
     """
-    if cache is not None:
-        raise NotApplicableError(f"{name}: decoding with a cache is not approximated")
+    seen = LayerCall.of(name, layer, args, kwargs)
     try:
-        weights = layer.weights(
-            query, key, key_mask=key_mask, attn_mask=attn_mask, is_causal=is_causal, bias=bias
-        )
+        weights = seen.weights()
     except NotImplementedError as error:
         raise NotApplicableError(f"{name}: {error}") from error
     if float(weights.min()) < 0:
@@ -114,51 +108,26 @@ def open_call(
             f"{name}: {type(layer).__name__} has negative weights (heads mixed after the kernel); "
             "no convex combination of values gives its output"
         )
-    call = layer.call(
-        *(query, key, value),
-        key_mask=key_mask,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        bias=bias,
-    )
-    masks = call.masks
-    allowed = masks.allowed(masks.all_rows, range(masks.num_keys), query.device)
-    whole = torch.ones_like(weights, dtype=torch.bool)
-    real = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device)
-    return Opened(
-        name=name,
-        layer=layer,
-        call=call,
-        query=call.query,
-        key=layer.core.components(call.key),
-        value=repeat_heads(call.value, weights.shape[1]).to(weights.dtype),
-        weights=weights,
-        allowed=whole if allowed is None else whole & allowed,
-        real=key_mask if key is None and key_mask is not None else real,
-        is_causal=is_causal,
-    )
+    return Opened(seen, seen.call(), weights)
 
 
-Core = Callable[[Opened], Tensor]
+Heads = Callable[[Opened], Tensor]
 
 
 @contextmanager
-def replaced_cores(layers: Mapping[str, Attention], core: Core) -> Iterator[None]:
-    """Compute every layer's heads by `core` while the block lasts; (B, H, N, E_v) from `Opened`.
+def replaced_cores(layers: Mapping[str, Attention], heads: Heads) -> Iterator[None]:
+    """Compute the heads of layers, (B, H, N, E_v), by a function while the block lasts.
 
     Projections, masks and the output map stay those of the layer.
     """
 
-    def make(name: str, layer: Attention) -> Callable[..., Tensor]:
-        def forward(*args: Any, **kwargs: Any) -> Tensor:
-            opened = open_call(name, layer, *args, **kwargs)
-            return opened.project(core(opened))
-
-        return forward
+    def forward(name: str, layer: Attention, *args: Any, **kwargs: Any) -> Tensor:
+        opened = open_call(name, layer, *args, **kwargs)
+        return opened.project(heads(opened))
 
     try:
         for name, layer in layers.items():
-            vars(layer)["forward"] = make(name, layer)
+            vars(layer)["forward"] = partial(forward, name, layer)
         yield
     finally:
         for layer in layers.values():
@@ -173,19 +142,21 @@ def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> 
         NotApplicableError: they are not (another denominator or a factor on the output).
     """
 
-    def check(layer: Attention, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
-        name = next(n for n, module in layers.items() if module is layer)
+    def check(name: str, layer: Attention, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
         opened = open_call(name, layer, *args, **kwargs)
         expected = opened.project(opened.output)
-        real = opened.real
+        real = opened.seen.real
         difference = (out - expected)[real].norm() / out[real].norm().clamp_min(1e-30)
         if not float(difference) < tolerance:
             raise NotApplicableError(
-                f"{name}: {type(layer).__name__} puts out something else than the mean of its "
-                f"values by its weights (relative difference {float(difference):.1e})"
+                f"{name}: the output of {type(layer).__name__} is not the mean of its values by "
+                f"its weights (relative difference {float(difference):.1e})"
             )
 
-    hooks = [x.register_forward_hook(check, with_kwargs=True) for x in layers.values()]
+    hooks = [
+        layer.register_forward_hook(partial(check, name), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
     try:
         yield
     finally:

@@ -17,29 +17,18 @@ Duplicates = Literal["count", "union"]
 
 @dataclass(frozen=True)
 class Round:
-    """One round's sorting: positions by (hash, position), and everyone's chunk.
+    """One round's sorting: positions by (hash, position), and everyone's chunk."""
 
-    Args:
-        query_order: (G, C, B) positions of queries, chunk by chunk.
-        key_order: (G, C, B) positions of keys.
-        query_chunk: (G, N) chunk of each query.
-        key_chunk: (G, N) chunk of each key.
-    """
-
-    query_order: Tensor
+    query_order: Tensor  # (G, C, B), positions chunk by chunk
     key_order: Tensor
-    query_chunk: Tensor
+    query_chunk: Tensor  # (G, N), the chunk of each position
     key_chunk: Tensor
 
 
 def hash_round(query: Tensor, key: Tensor, directions: Tensor, chunk_len: int) -> Round:
-    """Hash queries and keys by argmax [−R x; R x], sort them, cut them into chunks.
+    """Hash queries and keys (G, N, E) by argmax [−R x; R x], sort them, cut them into chunks.
 
-    Args:
-        query: (G, N, E), N a multiple of `chunk_len`.
-        key: (G, N, E).
-        directions: R, (half the buckets, E) standard normals.
-        chunk_len: B.
+    `directions` are R, (half the buckets, E) standard normals; `chunk_len` is B and divides N.
     """
 
     def sort(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,8 +96,18 @@ def lsh_attention(
         directions = torch.randn(half, size, generator=generator, dtype=torch.float64)
         rounds.append(hash_round(query, key, directions, chunk_len))
     sums = _Sums(query, value)
+    group = torch.arange(groups, device=query.device).view(-1, 1, 1)
     for current in rounds:
-        _add_round(sums, current, rounds, query, key, value, seen, duplicates, wrap)
+        rows, cols = current.query_order, current.key_order  # (G, C, B)
+        if cols.shape[1] > 1:
+            cols = torch.cat([cols.roll(1, 1), cols], -1)  # (G, C, 2 B)
+        scores = query[group, rows] @ key[group, cols].mT * size**-0.5
+        hidden = ~seen[group[..., None], rows[..., :, None], cols[..., None, :]]
+        if not wrap and cols.shape[1] > 1:
+            hidden[:, 0, :, :chunk_len] = True
+        if duplicates == "union" and num_rounds > 1:
+            scores = scores - _multiplicity(rows, cols, rounds, wrap).to(scores.dtype).log()
+        sums.add(rows, scores.masked_fill(hidden, float("-inf")), value[group, cols])
     return sums.result(value, seen)[:, :length]
 
 
@@ -146,31 +145,6 @@ class _Sums:
         empty = (self.total == 0)[..., None]
         own = value * seen.diagonal(dim1=-2, dim2=-1)[..., None]
         return torch.where(empty, own, self.numerator / self.total[..., None].clamp_min(1e-38))
-
-
-def _add_round(
-    sums: _Sums,
-    current: Round,
-    rounds: list[Round],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Tensor,
-    duplicates: Duplicates,
-    wrap: bool,
-) -> None:
-    """Add the pairs of one round."""
-    groups = torch.arange(query.shape[0], device=query.device).view(-1, 1, 1)
-    rows, cols = current.query_order, current.key_order  # (G, C, B)
-    if cols.shape[1] > 1:
-        cols = torch.cat([cols.roll(1, 1), cols], -1)  # (G, C, 2 B)
-    scores = query[groups, rows] @ key[groups, cols].mT * query.shape[-1] ** -0.5
-    hidden = ~seen[groups[..., None], rows[..., :, None], cols[..., None, :]]
-    if not wrap and current.key_order.shape[1] > 1:
-        hidden[:, 0, :, : current.key_order.shape[-1]] = True
-    if duplicates == "union" and len(rounds) > 1:
-        scores = scores - _multiplicity(rows, cols, rounds, wrap).to(scores.dtype).log()
-    sums.add(rows, scores.masked_fill(hidden, float("-inf")), value[groups, cols])
 
 
 def _multiplicity(rows: Tensor, cols: Tensor, rounds: list[Round], wrap: bool) -> Tensor:

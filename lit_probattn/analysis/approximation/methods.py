@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,6 @@ from lit_probattn.analysis.approximation.oracles import (
     Window,
     by_norm,
     nearest_value,
-    one_hot_weights,
     sliding_window,
     value_oblivious,
 )
@@ -30,6 +29,11 @@ from lit_probattn.analysis.approximation.random_features import (
 MethodName = Literal["ovo", "ovo_reopt", "ova", "norm", "window", "lsh", "orf"]
 # Exactness of a method's result as an instance of what its name says.
 EXACT, ESTIMATE = "exact", "upper estimate"
+# Where the options of a method stand in the results.
+_COLUMNS = {
+    **{"num_rounds": "rounds", "seed": "draw"},
+    **dict.fromkeys(("window", "duplicates", "rows"), "detail"),
+}
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,14 @@ class Approximation(ABC):
         return found @ opened.value
 
     def status(self, value_dim: int) -> str:
-        """Whether results are exact instances of the method, or an estimate."""
+        """Say whether results are exact instances of the method, or an estimate."""
         return EXACT
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What tells it from others of its name, beside `num_kept`."""
-        return {}
+        """What tells it from others of its name, beside `num_kept`; by column of the results."""
+        own = [field.name for field in fields(self) if field.name in _COLUMNS]
+        return {_COLUMNS[name]: getattr(self, name) for name in own}
 
 
 @dataclass(frozen=True)
@@ -103,21 +108,21 @@ class Aware(Approximation):
     name = "ova"
 
     def status(self, value_dim: int) -> str:
-        """An estimate for 1 < r ≤ E_v."""
+        """Say that it is an estimate for 1 < r ≤ E_v."""
         return EXACT if self.num_kept == 1 or self.num_kept > value_dim else ESTIMATE
 
     def weights(self, opened: Opened) -> Tensor | None:
         """See `nearest_value` and `value_aware`; None from r = E_v + 1 on."""
         if self.num_kept == 1:
-            index = nearest_value(opened.value, opened.output, opened.allowed)
-            dtype = opened.weights.dtype
-            return one_hot_weights(index, opened.weights.shape[-1], opened.num_visible > 0, dtype)
+            index = nearest_value(opened.value, opened.output, opened.allowed)[..., None]
+            seen = (opened.num_visible > 0).to(opened.weights.dtype)[..., None]
+            return torch.zeros_like(opened.weights).scatter(-1, index, seen)
         if self.status(opened.value.shape[-1]) == EXACT:
             return None
         return aware_weights(opened, [self.num_kept])[self.num_kept]
 
     def output(self, opened: Opened) -> Tensor:
-        """The exact output from r = E_v + 1 on; `eliminate` is the proof."""
+        """Return the exact output from r = E_v + 1 on; `eliminate` is the proof."""
         found = self.weights(opened)
         return opened.output if found is None else found @ opened.value
 
@@ -132,18 +137,8 @@ class SlidingWindow(Approximation):
 
     def weights(self, opened: Opened) -> Tensor:
         """See `sliding_window`."""
-        return sliding_window(
-            opened.weights,
-            self.num_kept,
-            opened.allowed,
-            is_causal=opened.is_causal,
-            window=self.window,
-        )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The convention."""
-        return {"detail": self.window}
+        options: Any = {"is_causal": opened.seen.is_causal, "window": self.window}
+        return sliding_window(opened.weights, self.num_kept, opened.allowed, **options)
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ class Hashing(Approximation):
     name = "lsh"
 
     def weights(self, opened: Opened) -> None:
-        """None are formed."""
+        """Form none."""
         return None
 
     def output(self, opened: Opened) -> Tensor:
@@ -176,11 +171,6 @@ class Hashing(Approximation):
         )
         return found.view_as(opened.output)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Rounds, how pairs count, and the draw."""
-        return {"rounds": self.num_rounds, "detail": self.duplicates, "draw": self.seed}
-
 
 @dataclass(frozen=True)
 class RandomFeatures(Approximation):
@@ -196,22 +186,13 @@ class RandomFeatures(Approximation):
         query, key = opened.pairs()
         generator = named_generator(self.seed, opened.name)
         size, count = query.shape[-1], query.shape[1]
-        heads = [draw_rows(self.num_kept, size, self.rows, generator) for _ in range(count)]
+        rows = [draw_rows(self.num_kept, size, self.rows, generator) for _ in range(count)]
+        by_head = (x.split(1, 1) for x in (query, key, opened.allowed))
         parts = [
-            random_feature_weights(
-                query[:, h : h + 1],
-                key[:, h : h + 1],
-                rows,
-                allowed=opened.allowed[:, h : h + 1],
-            )
-            for h, rows in enumerate(heads)
+            random_feature_weights(q, k, r, allowed=seen)
+            for r, q, k, seen in zip(rows, *by_head, strict=True)
         ]
         return torch.cat(parts, 1).to(opened.weights.dtype)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The kind of rows and the draw."""
-        return {"detail": self.rows, "draw": self.seed}
 
 
 def flat(opened: Opened, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,9 +226,8 @@ def sparse_methods(names: Iterable[str], ranks: Sequence[int]) -> list[Approxima
     Raises:
         ValueError: a name is unknown.
     """
-    kinds: dict[str, type[Approximation]] = {
-        kind.name: kind for kind in (Oblivious, Reoptimised, Aware, ByNorm, SlidingWindow)
-    }
+    sparse = (Oblivious, Reoptimised, Aware, ByNorm, SlidingWindow)
+    kinds: dict[str, type[Approximation]] = {kind.name: kind for kind in sparse}
     unknown = [name for name in names if name not in kinds]
     if unknown:
         raise ValueError(f"unknown methods {', '.join(unknown)}; known: {', '.join(kinds)}")

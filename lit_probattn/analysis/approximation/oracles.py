@@ -18,12 +18,7 @@ Window = Literal["exact_r", "literal"]
 def keep_largest(weights: Tensor, ranking: Tensor, num_kept: int) -> Tensor:
     """Keep each row's weights at the `num_kept` highest of `ranking`, divided by their sum.
 
-    Ties go to the lower index. Rows with fewer keys keep all.
-
-    Args:
-        weights: (…, N, L).
-        ranking: (…, N, L); hidden keys -inf.
-        num_kept: r, at least 1.
+    Ties go to the lower index. Rows with fewer keys keep all. Hidden keys rank at -inf.
     """
     if num_kept < 1:
         raise ValueError(f"num_kept must be at least 1, received {num_kept}")
@@ -74,12 +69,6 @@ def nearest_value(value: Tensor, output: Tensor, allowed: Tensor | None = None) 
     return scores.argmin(-1)
 
 
-def one_hot_weights(index: Tensor, num_keys: int, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weight one at `index` (…, N) in rows that see something; (…, N, L)."""
-    weights = torch.zeros(*index.shape, num_keys, dtype=dtype, device=index.device)
-    return weights.scatter(-1, index[..., None], seen[..., None].to(dtype))
-
-
 def window_mask(
     num_queries: int,
     num_keys: int,
@@ -124,13 +113,8 @@ def sliding_window(
     A row whose window shows nothing uses its own position, if it may see that.
     """
     num_queries, num_keys = weights.shape[-2:]
-    inside = window_mask(
-        *(num_queries, num_keys, num_kept),
-        is_causal=is_causal,
-        window=window,
-        device=weights.device,
-    )
-    kept = weights * inside
+    inside = window_mask(num_queries, num_keys, num_kept, is_causal=is_causal, window=window)
+    kept = weights * inside.to(weights.device)
     own = torch.eye(num_queries, num_keys, dtype=torch.bool, device=weights.device)
     own = own.roll(num_keys - num_queries, -1)
     alone = own if allowed is None else own & allowed

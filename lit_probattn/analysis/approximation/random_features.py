@@ -71,17 +71,11 @@ def random_feature_weights(
     allowed: Tensor | None = None,
     feature_eps: float = 0.0,
 ) -> Tensor:
-    """Return the estimated attention weights, (B, H, N, L).
+    """Return the estimated attention weights, (B, H, N, L), by the rows R, (F, E).
 
     Exponents lose the largest of each query, and one common largest of all keys of a head; both
-    cancel in the normalisation. A largest per key would not, nor does `feature_eps`.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H, L, E).
-        rows: R, (F, E).
-        allowed: bool, broadcastable to (B, H, N, L). None means all.
-        feature_eps: added to every feature, as Performer's code does.
+    cancel in the normalisation. A largest per key would not, nor does `feature_eps`, which is added
+    to every feature as Performer's code does. `allowed`: bool, broadcastable to (B, H, N, L).
     """
     rows_q, rows_k = log_features(query, rows), log_features(key, rows)
     features_q = torch.exp(rows_q - rows_q.amax(-1, keepdim=True)) + feature_eps
@@ -91,10 +85,3 @@ def random_feature_weights(
         products = products.masked_fill(~allowed, 0.0)
     total = products.sum(-1, keepdim=True)
     return products / total.masked_fill(total == 0, 1.0)
-
-
-def estimate_ratio(query: Tensor, key: Tensor, rows: Tensor) -> Tensor:
-    """Return (mean of the estimates over features) / exp(q · k / √E) for pairs (…, E); (…)."""
-    exponents = log_features(query, rows) + log_features(key, rows)
-    exact = (query * key).sum(-1, keepdim=True) * query.shape[-1] ** -0.5
-    return torch.exp(exponents - exact).mean(-1)

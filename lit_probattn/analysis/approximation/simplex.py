@@ -18,17 +18,11 @@ _RIDGE = 1e-14
 
 @dataclass
 class Support:
-    """Values in use by each query, and their weights.
+    """Values in use by each query, and their weights; (G, N, R) each."""
 
-    Args:
-        index: key of each slot, (G, N, R).
-        weight: weight of each slot, (G, N, R), summing to one over live slots.
-        live: slots in use, (G, N, R) bool.
-    """
-
-    index: Tensor
-    weight: Tensor
-    live: Tensor
+    index: Tensor  # key of each slot
+    weight: Tensor  # summing to one over live slots
+    live: Tensor  # slots in use, bool
 
     @property
     def size(self) -> Tensor:

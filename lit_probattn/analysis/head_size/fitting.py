@@ -11,17 +11,18 @@ from lit_probattn.analysis.head_size.theorem import centred_logits
 def mean_divergence(logits: Tensor, weights: Tensor, is_causal: bool) -> Tensor:
     """Return the mean over queries of KL(weights ‖ softmax(logits)) in nats; ().
 
-    Args:
-        logits: (n, n), column i for query i.
-        weights: (n, n), columns sum to one; causal maps are zero where the key comes later.
-        is_causal: whether later keys are hidden.
+    Columns, (n, n), belong to queries; causal maps are zero where the key comes later.
     """
     if is_causal:
-        later = torch.ones_like(logits, dtype=torch.bool).tril(-1)  # key j > query i
-        logits = logits.masked_fill(later, float("-inf"))
+        logits = _hide_later(logits)
     logs = torch.log_softmax(logits, 0).masked_fill(weights == 0, 0.0)
     exact = torch.where(weights > 0, weights, 1.0).log()
     return (weights * (exact - logs)).sum(0).mean()
+
+
+def _hide_later(logits: Tensor) -> Tensor:
+    later = torch.ones_like(logits, dtype=torch.bool).tril(-1)  # key j > query i
+    return logits.masked_fill(later, float("-inf"))
 
 
 def truncated_factors(weights: Tensor, head_size: int, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -43,12 +44,7 @@ def fit_head(
 ) -> tuple[float, float]:
     """Return the divergence of a head of size s from a map: truncated, and fitted from there.
 
-    Args:
-        weights: P, (n, n), columns sum to one.
-        head_size: s.
-        is_causal: whether only earlier keys count.
-        steps: iterations of L-BFGS.
-        seed: of the small noise that leaves saddles.
+    The map P is (n, n), columns sum to one. `seed` draws the small noise that leaves saddles.
     """
     weights = weights.double()
     key, query = truncated_factors(weights, head_size, is_causal)
@@ -85,7 +81,4 @@ def random_map(length: int, seed: int, *, is_causal: bool = False, scale: float 
     """Return a softmax over columns of normal logits, (n, n) float64."""
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(length, length, generator=generator, dtype=torch.float64)
-    if is_causal:
-        later = torch.ones(length, length, dtype=torch.bool).tril(-1)
-        logits = logits.masked_fill(later, float("-inf"))
-    return torch.softmax(logits, 0)
+    return torch.softmax(_hide_later(logits) if is_causal else logits, 0)

@@ -1,4 +1,4 @@
-"""Ranks of logits: how many of its directions a head uses (LRB-D1 … D6).
+"""Ranks of logits: how many of its directions a head uses.
 
 Row form: logits (…, N, L), row i for query i. Centring takes each row's mean away, which the
 softmax does not see.
@@ -16,46 +16,50 @@ def centre(logits: Tensor) -> Tensor:
 
 
 def numerical_rank(matrix: Tensor) -> Tensor:
-    """D1: number of singular values above max(N, L) · eps · σ_1; (…)."""
+    """Return the number of singular values above max(N, L) · eps · σ_1; (…)."""
     values = torch.linalg.svdvals(matrix)
     least = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
     return (values > least * values[..., :1]).sum(-1)
 
 
-def effective_rank(values: Tensor) -> Tensor:
-    """D2: exp(entropy) of σ_k / Σ σ; (…)."""
-    shares = values / values.sum(-1, keepdim=True).clamp_min(1e-300)
+def effective_count(shares: Tensor) -> Tensor:
+    """Return exp(entropy) of shares that sum to one, the number of parts that they spread over."""
     logs = torch.where(shares > 0, shares, 1.0).log()
     return torch.exp(-(shares * logs).sum(-1))
 
 
+def effective_rank(values: Tensor) -> Tensor:
+    """Return exp(entropy) of σ_k / Σ σ; (…)."""
+    return effective_count(values / values.sum(-1, keepdim=True).clamp_min(1e-300))
+
+
 def stable_rank(values: Tensor) -> Tensor:
-    """D2: Σ σ² / σ_1²; (…)."""
+    """Return Σ σ² / σ_1²; (…)."""
     squares = values.square()
     return squares.sum(-1) / squares[..., 0].clamp_min(1e-300)
 
 
 def energy_rank(values: Tensor, share: float) -> Tensor:
-    """D2: fewest singular values with at least `share` of Σ σ²; (…)."""
+    """Return the fewest singular values with at least `share` of Σ σ²; (…)."""
     squares = values.square()
     reached = squares.cumsum(-1) >= share * squares.sum(-1, keepdim=True) * (1 - 1e-12)
     return reached.to(torch.int8).argmax(-1) + 1
 
 
 def map_rank(weights: Tensor, threshold: float = 1e-6) -> Tensor:
-    """D3: singular values of attention maps above `threshold`; (…).
+    """Return the number of singular values of at least `threshold` of attention maps; (…).
 
-    It says nothing about the bottleneck: the exponential of a matrix of low rank has full rank in
-    general. It is the measure of other papers.
+    The measure of MGK. It says nothing about the bottleneck: the exponential of a matrix of low
+    rank has full rank in general.
     """
-    return (torch.linalg.svdvals(weights) > threshold).sum(-1)
+    return (torch.linalg.svdvals(weights) >= threshold).sum(-1)
 
 
 def recovered_rank(weights: Tensor, threshold: float = 1e-8) -> tuple[Tensor, Tensor]:
-    """D4: rank of the centred logits recovered from maps, and whether maps were clamped; (…).
+    """Return the rank of the centred logits recovered from maps, and whether it means anything.
 
     Entries below 1e-30 make logarithms meaningless: they are clamped, and the second result says
-    so.
+    so; (…) each.
     """
     clamped = (weights < 1e-30).flatten(-2).any(-1)
     values = torch.linalg.svdvals(centre(weights.clamp_min(1e-30).log()))
@@ -63,14 +67,14 @@ def recovered_rank(weights: Tensor, threshold: float = 1e-8) -> tuple[Tensor, Te
 
 
 def truncate(logits: Tensor, rank: int) -> Tensor:
-    """D5: best approximation of rank `rank` of the centred logits, (…, N, L)."""
+    """Return the best approximation of rank `rank` of the centred logits, (…, N, L)."""
     left, values, right = torch.linalg.svd(centre(logits), full_matrices=False)
     kept = values[..., :rank, None] * right[..., :rank, :]
     return left[..., :rank] @ kept
 
 
 def diagnose(logits: Tensor) -> dict[str, Tensor]:
-    """Return D1 and D2 of logits (…, N, L), float64: a dict of tensors (…)."""
+    """Return all measures of logits (…, N, L), float64; (…) each."""
     values = torch.linalg.svdvals(centre(logits))
     return {
         "rank": numerical_rank(logits),

@@ -2,8 +2,8 @@
 
     f(X) = Σ_i W_o^i W_v^i X Softmax[(W_k^i X)ᵀ (W_q^i X) / √s]
 
-A target in which all heads share one query-key product of rank d_p > s is no function of heads of
-size s = d / h, if its value map has full rank. Batches of inputs are (…, d, n), tokens in columns.
+A target in which all heads share one query-key product of rank d_p > s cannot be computed by heads
+of size s = d / h, if its value map has full rank. Inputs are (…, d, n), tokens in columns.
 """
 
 from __future__ import annotations
@@ -16,19 +16,12 @@ from torch import Tensor
 
 @dataclass
 class Heads:
-    """Weights of an attention layer without biases, head by head; leading dimensions may be added.
+    """Weights of a layer without biases, head by head; leading dimensions may be added."""
 
-    Args:
-        query: W_q, (…, h, s, d).
-        key: W_k, (…, h, s, d).
-        value: W_v, (…, h, s_v, d).
-        out: W_o, (…, h, d, s_v).
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    out: Tensor
+    query: Tensor  # W_q, (…, h, s, d)
+    key: Tensor  # W_k, (…, h, s, d)
+    value: Tensor  # W_v, (…, h, s_v, d)
+    out: Tensor  # W_o, (…, h, d, s_v)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return f(X): (…, B, d, n) -> (…, B, d, n), leading dimensions as those of the weights."""
@@ -88,11 +81,8 @@ def fit_students(
 ) -> list[float]:
     """Train layers with heads of one size on a target; return their held-out errors.
 
-    Source: specification d.3. Fresh inputs N(0, 1.5²) in every step, Adam with a cosine decay, loss
-    ‖f − g‖² / ‖g‖². All seeds train side by side.
-
-    Returns:
-        Relative squared errors, one per seed.
+    Fresh inputs N(0, 1.5²) in every step, Adam with a cosine decay, loss ‖f − g‖² / ‖g‖², which is
+    returned for each seed. All seeds train side by side.
     """
     embed_dim = target.query.shape[-1]
     heads = num_heads or target.query.shape[-3]
@@ -130,13 +120,10 @@ def separating_input(first: Heads, second: Heads, seq_len: int = 2, seed: int = 
 
     1. If the summed value maps differ, X = v 1ᵀ: all tokens equal, so weights do not matter.
     2. Else, if the symmetric part of a difference of query-key products is not zero, one token.
-    3. Else two tokens, v₁ and a small multiple of (A' − U') v₁ (repaired: specification h.6).
+    3. Else two tokens, v₁ and a small multiple of (A' − U') v₁; the paper's choice does not always
+       exist.
 
-    Args:
-        first: the narrow layer f.
-        second: the layer g, whose heads all have one query-key product.
-        seq_len: n, at least 2.
-        seed: of the random directions tried.
+    `first` is f, the narrow layer; all heads of `second`, g, have one query-key product.
 
     Raises:
         ValueError: n < 2, or nothing was found (the layers are equal to rounding).
@@ -172,17 +159,17 @@ def _candidates(
         mismatch = shared - product
         symmetric = (mismatch + mismatch.mT) / 2
         values, vectors = torch.linalg.eigh(symmetric)
-        noise = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(4)]
-        if float(values.abs().max()) > 1e-9:
-            top = vectors[:, values.abs().argmax()]
-            for n in noise:
-                inputs = torch.zeros(size, seq_len, dtype=torch.float64)
-                inputs[:, 0] = top + 0.1 * n / n.norm()
-                found.append(inputs)
-        elif float(mismatch.norm()) > 1e-9:
-            for n in noise:
-                inputs = torch.zeros(size, seq_len, dtype=torch.float64)
-                inputs[:, 0] = n / n.norm()
+        one_token = float(values.abs().max()) > 1e-9
+        for _ in range(4):
+            noise = torch.randn(size, generator=generator, dtype=torch.float64)
+            inputs = torch.zeros(size, seq_len, dtype=torch.float64)
+            if one_token:
+                top = vectors[:, values.abs().argmax()]
+                inputs[:, 0] = top + 0.1 * noise / noise.norm()
+            elif float(mismatch.norm()) > 1e-9:
+                inputs[:, 0] = noise / noise.norm()
                 inputs[:, 1] = -0.05 * mismatch @ inputs[:, 0] / mismatch.norm()
-                found.append(inputs)
+            else:
+                continue
+            found.append(inputs)
     return found or [torch.zeros(size, seq_len, dtype=torch.float64)]

@@ -67,12 +67,12 @@ def representing_weights(
     Args:
         inputs: X, (d, n), d ≥ n, full column rank.
         weights: P, (n, n), positive, columns summing to one.
-        head_size: s.
+        head_size: s, at least 1.
         column_factor: δ, (n,), positive; any choice gives the same map. Needs s ≥ n.
         balanced: share singular values among both factors also for s ≥ n: smaller weights.
 
     Raises:
-        ValueError: P is not positive or not stochastic, shapes do not fit, or s < 1.
+        ValueError: an argument is not so.
     """
     length = inputs.shape[-1]
     if weights.shape != (length, length) or head_size < 1:

@@ -1,15 +1,15 @@
-"""Theorems 1 and 2 run on random matrices: the numbers behind the claims, and figure LRB-G1."""
+"""Theorems 1 and 2 run on random matrices: the numbers behind the claims, and a figure of fits."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from lit_probattn.analysis.drawing import powers_of_two
 from lit_probattn.analysis.head_size.fitting import fit_head, random_map
 from lit_probattn.analysis.head_size.strictness import fit_students, theorem_target
 from lit_probattn.analysis.head_size.theorem import (
@@ -21,7 +21,8 @@ from lit_probattn.analysis.head_size.theorem import (
     tolerance,
     unreachable,
 )
-from lit_probattn.analysis.results import Results
+from lit_probattn.analysis.options import OUT, Flag
+from lit_probattn.analysis.study import Study
 from lit_probattn.records.tables import markdown_table, panels
 
 
@@ -40,38 +41,28 @@ def conditioned_inputs(width: int, length: int, condition: float, seed: int) -> 
 def construction_table(
     lengths: Sequence[int] = (8, 16, 32, 64), conditions: Sequence[float] = (1.0, 10.0, 1e4)
 ) -> pd.DataFrame:
-    """Errors of theorem 1's construction: head size n, n with balanced factors, n − 1."""
+    """Return errors of theorem 1's construction: head size n, n with balanced factors, n − 1."""
     rows = []
     for length in lengths:
         weights = random_map(length, seed=length)
         for condition in conditions:
             inputs = conditioned_inputs(2 * length, length, condition, seed=1)
 
-            def error(
-                head_size: int,
-                balanced: bool = False,
-                x: torch.Tensor = inputs,
-                p: torch.Tensor = weights,
-            ) -> float:
-                query, key = representing_weights(x, p, head_size, balanced=balanced)
-                return float((attention_map(query, key, x) - p).abs().max())
-
-            rows.append(
-                {
-                    "n": length,
-                    "cond(X)": condition,
-                    "error, size n": error(length),
-                    "balanced": error(length, balanced=True),
-                    "error, size n - 1": error(length - 1),
-                    "error, size n - 2": error(length - 2),
-                    "allowed": tolerance(inputs, weights),
-                }
-            )
+            errors = []
+            for size, balanced in (
+                *((length, False), (length, True)),
+                *((length - 1, False), (length - 2, False)),
+            ):
+                query, key = representing_weights(inputs, weights, size, balanced=balanced)
+                errors.append(float((attention_map(query, key, inputs) - weights).abs().max()))
+            names = ("error, size n", "balanced", "error, size n - 1", "error, size n - 2")
+            row = {"n": length, "cond(X)": condition, **dict(zip(names, errors, strict=True))}
+            rows.append({**row, "allowed": tolerance(inputs, weights)})
     return pd.DataFrame(rows)
 
 
 def threshold_table(lengths: Sequence[int] = (6, 8, 10, 11, 16, 32)) -> pd.DataFrame:
-    """Least head sizes of random maps: rank(C log P), and causal by Woerdeman's formula."""
+    """Return least head sizes of random maps: rank(C log P), and causal by Woerdeman's formula."""
     return pd.DataFrame(
         [
             {
@@ -89,7 +80,7 @@ def threshold_table(lengths: Sequence[int] = (6, 8, 10, 11, 16, 32)) -> pd.DataF
 def divergence_table(
     lengths: Sequence[int] = (16, 32), num_maps: int = 2, steps: int = 300
 ) -> pd.DataFrame:
-    """Divergence of fitted heads from random maps against the head size (LRB-G1)."""
+    """Return the divergence of fitted heads from random maps against the head size."""
     rows = []
     for length in lengths:
         for is_causal in (False, True):
@@ -108,23 +99,15 @@ def divergence_table(
                     for seed in range(num_maps)
                 ]
                 truncated, fitted = (sum(x) / num_maps for x in zip(*found, strict=True))
-                rows.append(
-                    {
-                        "n": length,
-                        "is_causal": is_causal,
-                        "head_size": size,
-                        "limit": limit,
-                        "truncated_kl": truncated,
-                        "fitted_kl": fitted,
-                    }
-                )
+                row = {"n": length, "is_causal": is_causal, "head_size": size, "limit": limit}
+                rows.append({**row, "truncated_kl": truncated, "fitted_kl": fitted})
     return pd.DataFrame(rows)
 
 
 def strictness_table(
     sizes: Sequence[int] = (1, 2, 3, 4), steps: int = 4000, batch_size: int = 256
 ) -> pd.DataFrame:
-    """Held-out errors of students of several head sizes: d = 8, h = 4, d_p = 4, n = 6."""
+    """Return held-out errors of students of several head sizes: d = 8, h = 4, d_p = 4, n = 6."""
     generator = torch.Generator().manual_seed(0)
     target = theorem_target(8, 4, 4, generator)
     rows = []
@@ -137,82 +120,76 @@ def strictness_table(
 
 def draw_divergence(table: pd.DataFrame) -> Figure:
     """Draw divergence against head size, bidirectional and causal, with the exact thresholds."""
-    figure, axes = panels(1, 2, 4.2, 3.6, sharey=True)
-    for axis, is_causal in zip(axes[0], (False, True), strict=True):
+    figure, (axes,) = panels(1, 2, 4.2, 3.6, sharey=True)
+    for axis, is_causal in zip(axes, (False, True), strict=True):
+        name = "⌊n / 2⌋" if is_causal else "n − 1"
         for number, length in enumerate(sorted(table["n"].unique())):
             part = table[(table["n"] == length) & (table["is_causal"] == is_causal)]
-            colour, limit = f"C{number}", int(part["limit"].iloc[0])
+            limit, sizes = int(part["limit"].iloc[0]), part["head_size"]
             floor = part[["truncated_kl", "fitted_kl"]].clip(lower=1e-13)
-            axis.plot(
-                part["head_size"],
-                floor["fitted_kl"],
-                "o-",
-                ms=4,
-                color=colour,
-                label=f"n = {length}, fitted",
-            )
-            axis.plot(
-                part["head_size"], floor["truncated_kl"], ":", color=colour, label="truncated"
-            )
-            name = "⌊n / 2⌋" if is_causal else "n − 1"
-            axis.axvline(limit, color=colour, lw=0.8, ls="--", label=f"{name} = {limit}")
-        axis.set_xscale("log", base=2)
+            style: Any = {"color": f"C{number}"}
+            fitted = f"n = {length}, fitted"
+            axis.plot(sizes, floor["fitted_kl"], "o-", ms=4, label=fitted, **style)
+            axis.plot(sizes, floor["truncated_kl"], ":", label="truncated", **style)
+            axis.axvline(limit, lw=0.8, ls="--", label=f"{name} = {limit}", **style)
+        powers_of_two(axis)
         axis.set_yscale("log")
-        axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
         axis.set_xlabel("head size")
         axis.set_title("causal" if is_causal else "bidirectional", fontsize=10)
         axis.grid(color="0.9", lw=0.6)
         axis.legend(fontsize=7, frameon=False)
-    axes[0][0].set_ylabel("mean KL divergence (nats)")
+    axes[0].set_ylabel("mean KL divergence (nats)")
     return figure
 
 
-# ---- theorems ----------------------------------------------------------------------------------
+class Theory(Study):
+    """Theorem 1, its sharper bounds and its counter-example; theorem 2 by fitting."""
 
+    name, title = "theory", "Fixed head size: what a head can represent"
+    flags = (
+        OUT,
+        Flag("strictness", "theorem 2 by fitting: minutes", False),
+        Flag("steps", "of the fits", 4000),
+    )
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `python -m lit_probattn.head_size theory`."""
-    add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder of the results")
-    add("--strictness", action="store_true", help="theorem 2 by fitting: minutes")
-    add("--steps", type=int, default=4000, help="of the fits; default 4000")
-
-
-def run(options: argparse.Namespace) -> None:
-    """Run the theorems and write tables, figure and text."""
-    results = Results(options.out, "theory", options.command)
-    construction = construction_table()
-    thresholds = threshold_table()
-    divergence = divergence_table()
-    results.table(construction, "theorem1")
-    results.table(thresholds, "thresholds")
-    results.table(divergence)
-    results.figure(draw_divergence(divergence))
-    inputs, weights, column = counter_example()
-    scan = torch.linspace(-30, 30, 601, dtype=torch.float64)
-    one = torch.ones(1, 1, dtype=torch.float64)
-    errors = [float((attention_map(w * one, one, inputs) - weights).abs().max()) for w in scan]
-    parts = [
-        "Theorem 1, constructed in float64 (P: softmax of 3 · N(0, 1), X of width 2n): largest "
-        "error of an entry of the map. Head size n − 1 is as good as n, which the paper asks for.",
-        markdown_table(construction, digits=2),
-        "Least head size of random maps: the rank of C log P without a mask, and the least rank of "
-        "a completion under a causal mask. The paper's rule is n.",
-        markdown_table(thresholds),
-        f"Counter-example (d = 1, n = 2): the second column is ({column[0]}, {column[1]}) for "
-        f"every weight, the error at least {min(errors):.2f} over {len(scan)} weights; certificate "
-        f"‖C (log P) U‖ = {unreachable(inputs, weights):.3f}.",
-        "Mean divergence of fitted heads from random maps (figure): zero from n − 1 on, where the "
-        "truncated factors are exact; at the causal threshold it is what L-BFGS leaves.",
-        markdown_table(divergence, digits=2),
-    ]
-    if options.strictness:
-        strict = strictness_table(steps=options.steps)
-        results.table(strict, "theorem2")
-        parts += [
-            f"Theorem 2: relative squared errors of layers with 4 heads of several sizes, fitted "
-            f"to one with d = 8, d_p = 4 ({options.steps} steps, 3 seeds). Size 2 = d / h is the "
-            "standard layer. A floor of the optimiser, not a proof.",
-            markdown_table(strict, digits=2),
+    def _compute(self) -> str:
+        results, steps = self.results, self.options.steps
+        construction, thresholds = construction_table(), threshold_table()
+        divergence = divergence_table()
+        results.table(construction, "theorem1")
+        results.table(thresholds, "thresholds")
+        results.table(divergence)
+        results.figure(draw_divergence(divergence))
+        inputs, weights, column = counter_example()
+        scan = torch.linspace(-30, 30, 601, dtype=torch.float64)
+        one = torch.ones(1, 1, dtype=torch.float64)
+        errors = [float((attention_map(w * one, one, inputs) - weights).abs().max()) for w in scan]
+        parts = [
+            "Theorem 1, constructed in float64 (P: softmax of 3 · N(0, 1), X of width 2n): largest "
+            "error of an entry of the map. Head size n − 1 is as good as n, which the paper asks "
+            "for.",
+            markdown_table(construction, digits=2),
+            "Least head size of random maps: the rank of C log P without a mask, and the least "
+            "rank of a completion under a causal mask. The paper's rule is n.",
+            markdown_table(thresholds),
+            f"Counter-example (d = 1, n = 2): the second column is ({column[0]}, {column[1]}) for "
+            f"every weight, the error at least {min(errors):.2f} over {len(scan)} weights; "
+            f"certificate ‖C (log P) U‖ = {unreachable(inputs, weights):.3f}.",
+            "Mean divergence of fitted heads from random maps (figure): zero from n − 1 on, where "
+            "the truncated factors are exact; at the causal threshold it is what L-BFGS leaves.",
+            markdown_table(divergence, digits=2),
         ]
-    results.text("Fixed head size: what a head can represent", [], "\n\n".join(parts))
+        if self.options.strictness:
+            strict = strictness_table(steps=steps)
+            results.table(strict, "theorem2")
+            parts += [
+                "Theorem 2: relative squared errors of layers with 4 heads of several sizes, "
+                f"fitted to one with d = 8, d_p = 4 ({steps} steps, 3 seeds). Size 2 = d / h is "
+                "the standard layer. A floor of the optimiser, not a proof.",
+                markdown_table(strict, digits=2),
+            ]
+        return "\n\n".join(parts)
+
+
+# The part `theory` of `python -m lit_probattn.head_size`.
+add_arguments, run = Theory.add_arguments, Theory.run

@@ -14,7 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.options import Flag
+from lit_probattn.analysis.results import AnalysisError, shown_command
+from lit_probattn.analysis.study import Study
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.run_record import read_starts
@@ -26,31 +28,35 @@ _SUMMARY = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    add = parser.add_argument
-    add("--folder", type=Path, required=True, help="folder with a folder of results per model")
-    add("--runs", nargs="*", default=[], type=Path, help="run folders, for the training commands")
-    add("--title", default="Studies of trained models", help="heading of the report")
-    add("--note", default="", help="a sentence for its head")
+class Report(Study):
+    """All studies of a folder in one text; only this study writes into that folder itself."""
 
+    name = "report"
+    flags = (
+        Flag("folder", "folder with a folder of results per model", type=Path, required=True),
+        Flag("runs", "run folders, for the training commands", [], type=Path, nargs="*"),
+        Flag("title", "heading of the report", "Studies of trained models"),
+        Flag("note", "a sentence for its head", ""),
+    )
 
-def run(options: argparse.Namespace) -> None:
-    """Collect and write."""
-    texts = sorted(options.folder.glob("*/*.md"))
-    if not texts:
-        raise AnalysisError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
-    lines = [f"# {options.title}", "", f"Command: `{options.command}`.", options.note, machine()]
-    if options.runs:
-        lines += ["", "## Models", "", *(training_line(path) for path in options.runs)]
-    summary = pd.DataFrame(summary_rows(options.folder))
-    if not summary.empty:
-        replace_text(options.folder / "summary.csv", summary.to_csv(index=False))
-        lines += ["", "## Side by side", "", _SUMMARY, "", markdown_table(summary)]
-    for text in texts:
-        lines += ["", *section(text)]
-    replace_text(options.folder / "report.md", "\n".join(lines).rstrip() + "\n")
-    print(f"report: {options.folder / 'report.md'} ({len(texts)} studies)")
+    @classmethod
+    def run(cls, options: argparse.Namespace) -> None:
+        """Collect and write."""
+        texts = sorted(options.folder.glob("*/*.md"))
+        if not texts:
+            raise AnalysisError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
+        command = f"Command: `{options.command}`."
+        lines = [f"# {options.title}", "", command, options.note, machine()]
+        if options.runs:
+            lines += ["", "## Models", "", *(training_line(path) for path in options.runs)]
+        summary = pd.DataFrame(summary_rows(options.folder))
+        if not summary.empty:
+            replace_text(options.folder / "summary.csv", summary.to_csv(index=False))
+            lines += ["", "## Side by side", "", _SUMMARY, "", markdown_table(summary)]
+        for text in texts:
+            lines += ["", *section(text)]
+        replace_text(options.folder / "report.md", "\n".join(lines).rstrip() + "\n")
+        print(f"report: {options.folder / 'report.md'} ({len(texts)} studies)")
 
 
 def training_line(folder: Path) -> str:
@@ -62,10 +68,9 @@ def training_line(folder: Path) -> str:
     starts = read_starts(folder)
     if not starts:
         raise AnalysisError(f"no versions.json in {folder}: expected a run folder")
-    words = shlex.split(starts[-1]["command"])
-    shown = [Path(w).name if Path(w).is_absolute() else w for w in words]
+    command = shown_command(shlex.split(starts[-1]["command"]))
     revision = (starts[-1].get("git") or {}).get("revision", "unknown")[:7]
-    return f"- {folder.parent.name}: `{shlex.join(shown)}` (revision {revision})"
+    return f"- {folder.parent.name}: `{command}` (revision {revision})"
 
 
 def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:

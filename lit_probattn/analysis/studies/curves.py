@@ -7,47 +7,48 @@ the training loss; --log draws losses and perplexities on a logarithmic scale.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from lit_probattn.analysis.results import AnalysisError, Results
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.analysis.drawing import tiles
+from lit_probattn.analysis.options import OUT, Flag
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.study import Study
+from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.logs import FILE_NAME
 
 _DEFAULT = ("train/loss", "val/loss", "val/accuracy", "val/ppl_segments")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    add = parser.add_argument
-    add("--runs", nargs="+", required=True, metavar="[LABEL=]FOLDER", help="run folders")
-    add("--metrics", nargs="+", help=f"columns of metrics.csv; default: {', '.join(_DEFAULT)}")
-    add("--smooth", type=int, default=1, help="logged values of train/ metrics to average")
-    add("--log", action="store_true", help="logarithmic scale for losses and perplexities")
-    add("--out", type=Path, required=True, help="folder of the results")
+class Curves(Study):
+    """All logged values, and the best of each run."""
 
-
-def run(options: argparse.Namespace) -> None:
-    """Compute and write."""
-    if options.smooth < 1:
-        raise AnalysisError(f"--smooth must be at least 1, received {options.smooth}")
-    long = pd.concat([read_run(text) for text in options.runs], ignore_index=True)
-    metrics = choose_metrics(long, options.metrics)
-    long = long[long["metric"].isin(metrics)]
-    results = Results(options.out, "learning_curves", options.command)
-    results.table(long)
-    results.figure(draw(long, metrics, options.smooth, options.log))
-    smooth = f", training metrics averaged over {options.smooth} logged values"
-    body = (
-        f"{long['run'].nunique()} runs{smooth if options.smooth > 1 else ''}. Best is the largest "
-        "accuracy or the smallest loss or perplexity.\n\n"
-        f"{markdown_table(best_values(long))}"
+    name, title = "learning_curves", "Learning curves"
+    flags = (
+        Flag("runs", "run folders", nargs="+", required=True, metavar="[LABEL=]FOLDER"),
+        Flag("metrics", f"columns of metrics.csv; default: {', '.join(_DEFAULT)}", nargs="+"),
+        Flag("smooth", "logged values of train/ metrics to average", 1, least=1),
+        Flag("log", "logarithmic scale for losses and perplexities", False),
+        OUT,
     )
-    results.text("Learning curves", [], body)
+
+    def _compute(self) -> str:
+        options = self.options
+        long = pd.concat([read_run(text) for text in options.runs], ignore_index=True)
+        metrics = choose_metrics(long, options.metrics)
+        long = long[long["metric"].isin(metrics)]
+        self.results.table(long)
+        self.results.figure(draw(long, metrics, options.smooth, options.log))
+        smooth = f", training metrics averaged over {options.smooth} logged values"
+        return (
+            f"{long['run'].nunique()} runs{smooth if options.smooth > 1 else ''}. Best is the "
+            "largest accuracy or the smallest loss or perplexity.\n\n"
+            f"{markdown_table(best_values(long))}"
+        )
 
 
 def read_run(text: str) -> pd.DataFrame:
@@ -85,7 +86,7 @@ def choose_metrics(long: pd.DataFrame, wanted: list[str] | None) -> list[str]:
 
 
 def grows(metric: str) -> bool:
-    """Whether larger is better."""
+    """Return whether larger is better."""
     return "accuracy" in metric
 
 
@@ -102,11 +103,8 @@ def best_values(long: pd.DataFrame) -> pd.DataFrame:
 
 def draw(long: pd.DataFrame, metrics: list[str], smooth: int, log: bool) -> Figure:
     """Draw a panel per metric, a line per run."""
-    columns = min(3, len(metrics))
-    rows = -(-len(metrics) // columns)
-    figure, axes = panels(rows, columns, 4.0, 3.0)
-    flat = [axis for row in axes for axis in row]
-    for axis, metric in zip(flat, metrics, strict=False):
+    figure, axes = tiles(len(metrics), 3, 4.0, 3.0)
+    for axis, metric in zip(axes, metrics, strict=True):
         for name in dict.fromkeys(long["run"]):
             part = long[(long["run"] == name) & (long["metric"] == metric)].sort_values("step")
             values = part["value"]
@@ -122,15 +120,7 @@ def draw(long: pd.DataFrame, metrics: list[str], smooth: int, log: bool) -> Figu
             axis.yaxis.set_major_formatter(ScalarFormatter())
             axis.yaxis.set_minor_formatter(ScalarFormatter())
             axis.tick_params(axis="y", which="minor", labelsize=8)
-    for unused in flat[len(metrics) :]:
-        unused.remove()
-    handles, labels = flat[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=min(4, len(labels)),
-        fontsize=8,
-        frameon=False,
-    )
+    handles, labels = axes[0].get_legend_handles_labels()
+    place: Any = {"loc": "outside lower center", "ncols": min(4, len(labels))}
+    figure.legend(handles, labels, fontsize=8, frameon=False, **place)
     return figure

@@ -7,7 +7,6 @@ key in positions.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -18,63 +17,57 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
+from lit_probattn.analysis.drawing import each_head
+from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import AnalysisError, Results, describe
-from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.records.tables import markdown_table, panels
-from lit_probattn.training.trained import open_trained
 
 _PIXELS = 256
 _COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    add_model_arguments(parser)
-    add_data_arguments(parser, num_samples=8, max_len=1024)
-    parser.add_argument(
-        "--layers", type=int, nargs="+", help="layers to draw, from 1; default: all"
+class Maps(ModelStudy):
+    """Maps of the longest sample, and statistics of all."""
+
+    name, title = "attention_maps", "Attention maps"
+    flags = (
+        *MODEL,
+        *samples(8, 1024),
+        Flag("layers", "layers to draw, from 1; default: all", type=int, nargs="+"),
+        Flag("max_heads", "heads to draw", 8),
+        Flag("padded", "show padding too", False),
+        Flag("save_maps", "write the maps to an .npz file", False),
     )
-    parser.add_argument("--max_heads", type=int, default=8, help="heads to draw; default 8")
-    parser.add_argument("--padded", action="store_true", help="show padding too")
-    parser.add_argument("--save_maps", action="store_true", help="write the maps to an .npz file")
 
-
-def run(options: argparse.Namespace) -> None:
-    """Compute and write."""
-    trained = open_trained(options)
-    numbers = layer_numbers(list(trained.layers))
-    _check_layers(options.layers, len(numbers))
-    rows: list[dict[str, Any]] = []
-    saved: dict[str, Any] = {}
-    shown: list[Sequence] = []
-    for batch in sequences(trained, options, padded=options.padded):
-        for one in batch:
+    def _compute(self) -> str:
+        options, numbers = self.options, self.numbers
+        _check_layers(options.layers, len(numbers))
+        rows: list[dict[str, Any]] = []
+        saved: dict[str, Any] = {}
+        for one in self.sequences(padded=options.padded):
             weights = one.call.weights()[0].cpu()
             columns = {"layer": numbers[one.layer], "name": one.layer, "sample": one.sample_id}
             for head, values in enumerate(map_statistics(one.call, weights)):
                 rows.append({**columns, "head": head + 1, **values})
             if options.save_maps:
                 saved[f"sample{one.sample_id}_layer{numbers[one.layer]}"] = weights.numpy()
-        shown = longest([*shown, *batch])
-    table = pd.DataFrame(rows)
-    results = Results(options.out, "attention_maps", options.command)
-    results.table(table)
-    maps = {numbers[one.layer]: one.call.weights()[0].cpu() for one in shown}
-    chosen = {k: w for k, w in maps.items() if options.layers is None or k in options.layers}
-    results.figure(draw(chosen, options.max_heads))
-    if options.save_maps:
-        np.savez_compressed(results.path("npz"), **saved)
-    first = shown[0].sample_id
-    means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
-    body = (
-        f"Maps of sample {first} of the {options.split} split, the longest drawn (rows: queries, "
-        f"columns: keys; colour: square root of the weight, one scale per map; over {_PIXELS} "
-        "positions each cell shows its largest weight), without dropout and noise. Means over "
-        f"heads and {table['sample'].nunique()} sample(s):\n\n{markdown_table(means)}"
-    )
-    results.text("Attention maps", describe(trained), body)
+        table = pd.DataFrame(rows)
+        self.results.table(table)
+        maps = {numbers[one.layer]: one.call.weights()[0].cpu() for one in self.longest}
+        chosen = {k: w for k, w in maps.items() if options.layers is None or k in options.layers}
+        self.results.figure(draw(chosen, options.max_heads))
+        if options.save_maps:
+            np.savez_compressed(self.results.path("npz"), **saved)
+        means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
+        return (
+            f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the longest "
+            "drawn (rows: queries, columns: keys; colour: square root of the weight, one scale per "
+            f"map; over {_PIXELS} positions each cell shows its largest weight), without dropout "
+            f"and noise. Means over heads and {table['sample'].nunique()} sample(s):\n\n"
+            f"{markdown_table(means)}"
+        )
 
 
 def map_statistics(call: LayerCall, weights: Tensor) -> list[dict[str, float]]:
@@ -84,9 +77,7 @@ def map_statistics(call: LayerCall, weights: Tensor) -> list[dict[str, float]]:
         call: the call of a single sequence.
         weights: its maps, (H, N, L).
     """
-    real = torch.ones(weights.shape[1], dtype=torch.bool)
-    if call.key_mask is not None and call.key is None:
-        real = call.key_mask[0].cpu()
+    real = call.real[0].cpu()
     kept = weights[:, real].double()
     entropy = -torch.special.xlogy(kept, kept).sum(-1).mean(-1)
     rows = torch.arange(weights.shape[1])[real, None] + weights.shape[2] - weights.shape[1]
@@ -107,16 +98,8 @@ def draw(maps: dict[int, Tensor], max_heads: int) -> Figure:
     columns = min(max_heads, max(len(weights) for weights in maps.values()))
     size = 1.9 if columns > 4 else 2.4
     figure, axes = panels(len(maps), columns, size, size)
-    for row, (number, weights) in zip(axes, maps.items(), strict=True):
-        for head, axis in enumerate(row):
-            if head >= len(weights):
-                axis.remove()
-                continue
-            draw_map(axis, weights[head])
-            if row is axes[0]:
-                axis.set_title(f"head {head + 1}", fontsize=9)
-            if head == 0:
-                axis.set_ylabel(f"layer {number}", fontsize=9)
+    for axis, layer, head in each_head(axes, maps, lambda layer, head: head < len(maps[layer])):
+        draw_map(axis, maps[layer][head])
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     return figure

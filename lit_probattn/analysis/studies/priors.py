@@ -7,7 +7,6 @@ checkpoint only.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,14 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from lit_probattn.analysis.options import add_model_arguments
-from lit_probattn.analysis.results import AnalysisError, Results, describe
-from lit_probattn.analysis.sampling import layer_numbers
+from lit_probattn.analysis.options import MODEL
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.attention import Attention
 from lit_probattn.attention.ast import ASTCore
 from lit_probattn.attention.fish.mixing import HeadMixing
 from lit_probattn.attention.mgk.priors import MixturePrior, MixtureVariance
 from lit_probattn.records.tables import markdown_table, panels
-from lit_probattn.training.trained import Trained, open_trained
 
 _MOST_BARS = 24
 _COMPONENT = {
@@ -43,51 +41,48 @@ _TITLE = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    add_model_arguments(parser)
+class Priors(ModelStudy):
+    """Learned quantities, a row per layer, quantity, head and component."""
 
+    name, title = "priors", "Learned priors and mixing weights"
+    flags = MODEL
+    with_data = False
 
-def run(options: argparse.Namespace) -> None:
-    """Compute and write."""
-    trained = open_trained(options, with_data=False)
-    table = parameter_rows(trained)
-    if table.empty:
-        raise AnalysisError(
-            "the attention layers have no priors, variances, mixing weights or α: expected a "
-            "mixture (MGK, MLK), a mixed (FiSH) or an adaptively sparse (AST) variant"
+    def _compute(self) -> str:
+        table = self.rows()
+        if table.empty:
+            raise AnalysisError(
+                "the attention layers have no priors, variances, mixing weights or α: expected a "
+                "mixture (MGK, MLK), a mixed (FiSH) or an adaptively sparse (AST) variant"
+            )
+        self.results.table(table)
+        figure, (axes,) = panels(1, max(1, table["quantity"].nunique()), 4.2, 3.0)
+        for axis, (quantity, part) in zip(axes, table.groupby("quantity", sort=False), strict=True):
+            draw(axis, str(quantity), part)
+        self.results.figure(figure)
+        shown = table[["layer", "quantity", "head", "component", "value", "normalised"]]
+        body = (
+            "Values as they enter the attention, means over positions where positions have their "
+            "own; `normalised` is over components. Heads and components count from 1.\n\n"
+            f"{markdown_table(shown.head(40))}"
         )
-    results = Results(options.out, "priors", options.command)
-    results.table(table)
-    figure, axes = panels(1, max(1, table["quantity"].nunique()), 4.2, 3.0)
-    for axis, (quantity, part) in zip(axes[0], table.groupby("quantity", sort=False), strict=True):
-        draw(axis, str(quantity), part)
-    results.figure(figure)
-    shown = table[["layer", "quantity", "head", "component", "value", "normalised"]]
-    body = (
-        "Values as they enter the attention, means over positions where positions have their own; "
-        "`normalised` is over components. Heads and components count from 1."
-        f"\n\n{markdown_table(shown.head(40))}"
-    )
-    if len(shown) > 40:
-        body += f"\n\n{len(shown) - 40} more rows are in {results.path('csv').name}."
-    results.text("Learned priors and mixing weights", describe(trained), body)
+        if len(shown) > 40:
+            body += f"\n\n{len(shown) - 40} more rows are in {self.results.path('csv').name}."
+        return body
 
-
-@torch.no_grad()
-def parameter_rows(trained: Trained) -> pd.DataFrame:
-    """Return a row per layer, quantity, head and component."""
-    numbers = layer_numbers(list(trained.layers))
-    rows: list[dict[str, Any]] = []
-    for name, layer in trained.layers.items():
-        for quantity, values in layer_values(layer).items():
-            total = values.sum(1, keepdim=True)
-            for (head, component), value in np.ndenumerate(values.numpy()):
-                row = {"layer": numbers[name], "name": name, "quantity": quantity}
-                row |= {"head": head + 1, "component": component + 1, "value": float(value)}
-                share = value / float(total[head]) if quantity == "prior" else float("nan")
-                rows.append(row | {"normalised": float(share)})
-    return pd.DataFrame(rows)
+    @torch.no_grad()
+    def rows(self) -> pd.DataFrame:
+        """Return a row per layer, quantity, head and component."""
+        rows: list[dict[str, Any]] = []
+        for name, layer in self.layers.items():
+            for quantity, values in layer_values(layer).items():
+                total = values.sum(1, keepdim=True)
+                for (head, component), value in np.ndenumerate(values.numpy()):
+                    row = {"layer": self.numbers[name], "name": name, "quantity": quantity}
+                    row |= {"head": head + 1, "component": component + 1, "value": float(value)}
+                    share = value / float(total[head]) if quantity == "prior" else float("nan")
+                    rows.append(row | {"normalised": float(share)})
+        return pd.DataFrame(rows)
 
 
 @torch.no_grad()

@@ -1,8 +1,7 @@
 """Which component of a mixture answers: responsibilities of tokens, usage of components.
 
-Source: MGK, ICML 2022, Eq. (8); specification of the extensions, 8. With γ_ijr the responsibility
-of component r of key j for query i (MGK, and MLK mixed after the feature map), and P_ij the
-attention weight:
+Source: MGK, ICML 2022, Eq. (8). With γ_ijr the responsibility of component r of key j for query i
+(MGK, and MLK mixed after the feature map), and P_ij the attention weight:
     query_share u_ir  = Σ_j P_ij γ_ijr             which component query i reads
     key_share   c_jr  = Σ_i P_ij γ_ijr / Σ_i P_ij  by which component key j is read
     usage       U_r   = mean of u_ir over real queries
@@ -12,8 +11,7 @@ attention weight:
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence as Sequence_
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,59 +20,54 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from lit_probattn.analysis.options import add_data_arguments, add_model_arguments
+from lit_probattn.analysis.drawing import each_head
+from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import AnalysisError, Results, describe
-from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
+from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies.mixtures import has_components, posterior
+from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.records.tables import markdown_table, panels
-from lit_probattn.training.trained import open_trained
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    add_model_arguments(parser)
-    add_data_arguments(parser, num_samples=16, max_len=1024)
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to draw; default 32")
-    parser.add_argument("--max_heads", type=int, default=4, help="heads to draw; default 4")
+class Responsibilities(ModelStudy):
+    """Usage of components per layer and head, and shares of the longest sample's tokens."""
 
-
-def run(options: argparse.Namespace) -> None:
-    """Compute and write."""
-    trained = open_trained(options)
-    if not any(has_components(layer) for layer in trained.layers.values()):
-        raise AnalysisError(
-            "no layer has components with responsibilities: expected MGKAttention, or MLKAttention "
-            "with mix=after"
-        )
-    numbers = layer_numbers(list(trained.layers))
-    usage: list[dict[str, Any]] = []
-    shown: list[Sequence] = []
-    for batch in sequences(trained, options):
-        mixtures = [one for one in batch if has_components(one.call.layer)]
-        for one in mixtures:
-            columns = {"layer": numbers[one.layer], "sample": one.sample_id, "part": one.part}
-            usage += [columns | row for row in usage_rows(token_shares(one.call))]
-        shown = longest([*shown, *mixtures])
-    found = {numbers[one.layer]: token_shares(one.call) for one in shown}
-    ids = shown[0].tokens
-    tokens = [token_rows(shares, ids).assign(layer=layer) for layer, shares in found.items()]
-    table = usage_table(pd.DataFrame(usage))
-    results = Results(options.out, "responsibilities", options.command)
-    results.table(table)
-    results.table(pd.concat(tokens), "tokens", digits=4)
-    shares = {layer: parts["query_share"] for layer, parts in found.items()}
-    words = [] if ids is None else token_words(trained.data, ids[: options.tokens])
-    results.figure(draw(shares, options.tokens, options.max_heads, words))
-    body = (
-        f"Usage of components over {pd.DataFrame(usage)['sample'].nunique()} samples of the "
-        f"{options.split} split: share of the attention that component r carries, entropy over "
-        "components per query, and mutual information of key and component per query, in nats "
-        f"(means over queries and samples). Tokens of sample {shown[0].sample_id}, the longest "
-        f"drawn, are in {results.path('csv', 'tokens').name} and in the picture."
-        f"\n\n{markdown_table(table.head(40))}"
+    name, title = "responsibilities", "Responsibilities of components"
+    flags = (
+        *MODEL,
+        *samples(16, 1024),
+        Flag("tokens", "tokens to draw", 32),
+        Flag("max_heads", "heads to draw", 4),
     )
-    results.text("Responsibilities of components", describe(trained), body)
+
+    def _compute(self) -> str:
+        options, results = self.options, self.results
+        if not any(has_components(layer) for layer in self.layers.values()):
+            raise AnalysisError(
+                "no layer has components with responsibilities: expected MGKAttention, or "
+                "MLKAttention with mix=after"
+            )
+        rows: list[dict[str, Any]] = []
+        for one in self.sequences(of=has_components):
+            rows += [self.place(one) | row for row in usage_rows(token_shares(one.call))]
+        usage, shown = pd.DataFrame(rows), self.longest
+        found = {self.numbers[one.layer]: token_shares(one.call) for one in shown}
+        ids = shown[0].tokens
+        tokens = [token_rows(shares, ids).assign(layer=layer) for layer, shares in found.items()]
+        table = usage_table(usage)
+        results.table(table)
+        results.table(pd.concat(tokens), "tokens", digits=4)
+        shares = {layer: parts["query_share"] for layer, parts in found.items()}
+        words = [] if ids is None else token_words(self.trained.data, ids[: options.tokens])
+        results.figure(draw(shares, options.tokens, options.max_heads, words))
+        return (
+            f"Usage of components over {usage['sample'].nunique()} samples of the {options.split} "
+            "split: share of the attention that component r carries, entropy over components per "
+            "query, and mutual information of key and component per query, in nats (means over "
+            f"queries and samples). Tokens of sample {shown[0].sample_id}, the longest drawn, are "
+            f"in {results.path('csv', 'tokens').name} and in the picture.\n\n"
+            f"{markdown_table(table.head(40))}"
+        )
 
 
 @torch.no_grad()
@@ -86,9 +79,7 @@ def token_shares(call: LayerCall) -> dict[str, Tensor]:
         `real` (N,) bool.
     """
     weights, shares = posterior(call)
-    real = torch.ones(weights.shape[2], dtype=torch.bool, device=weights.device)
-    if call.key is None and call.key_mask is not None:
-        real = call.key_mask[0]
+    real = call.real[0]
     weights = weights[0] * real[None, :, None]  # (H, N, L)
     joint = weights[:, None] * shares[0]  # (H, K, N, L)
     query_share = joint.sum(-1)
@@ -153,9 +144,9 @@ def token_words(data: Any, tokens: list[int]) -> list[str]:
 
 
 def draw(
-    found: dict[int, Tensor], tokens: int, max_heads: int, words: Sequence_[str] = ()
+    found: dict[int, Tensor], tokens: int, max_heads: int, words: Sequence[str] = ()
 ) -> Figure:
-    """Draw, per layer and head, the component that each query reads (stacked shares).
+    """Draw the component that each query reads (stacked shares), per layer and head.
 
     Args:
         found: query shares (H, K, N) of layers, by their number.
@@ -165,24 +156,16 @@ def draw(
     """
     heads = min(max_heads, max(shares.shape[0] for shares in found.values()))
     figure, axes = panels(len(found), heads, 3.2, 2.0, sharex=True, sharey=True)
-    for row, (number, shares) in zip(axes, found.items(), strict=True):
-        for head, axis in enumerate(row):
-            if head >= len(shares):
-                axis.remove()
-                continue
-            values = shares[head, :, :tokens].double().numpy()
-            places = range(values.shape[1])
-            labels = [f"component {r + 1}" for r in range(len(values))]
-            axis.stackplot(places, values, labels=labels, step="mid", linewidth=0)
-            axis.set(xlim=(0, max(1, values.shape[1] - 1)), ylim=(0, 1))
-            axis.tick_params(labelsize=7)
-            axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            if words:
-                axis.set_xticks(range(len(words)), words, rotation=90, fontsize=6)
-            if row is axes[0]:
-                axis.set_title(f"head {head + 1}", fontsize=9)
-            if head == 0:
-                axis.set_ylabel(f"layer {number}", fontsize=9)
+    for axis, layer, head in each_head(axes, found, lambda layer, head: head < len(found[layer])):
+        values = found[layer][head, :, :tokens].double().numpy()
+        places = range(values.shape[1])
+        labels = [f"component {r + 1}" for r in range(len(values))]
+        axis.stackplot(places, values, labels=labels, step="mid", linewidth=0)
+        axis.set(xlim=(0, max(1, values.shape[1] - 1)), ylim=(0, 1))
+        axis.tick_params(labelsize=7)
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if words:
+            axis.set_xticks(range(len(words)), words, rotation=90, fontsize=6)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
     figure.supxlabel("query", fontsize=9)

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.layer import PROJECTIONS, Attention
 from lit_probattn.models.images.layers import TokenAttention, WindowAttention
 
 INIT_STD = 0.02
 KINDS = ("weight", "bias")
-PROJECTIONS = ("query_proj", "key_proj", "value_proj", "out_proj")
 
 
 @torch.no_grad()
@@ -63,14 +62,14 @@ def copy_projections(state: Mapping[str, Tensor], layer: Attention) -> None:
                 f"needs {shape}"
             )
     targets = (layer.query_proj, layer.key_proj, layer.value_proj)
-    for kind in ("weight", "bias"):
+    for kind in KINDS:
         if f"qkv.{kind}" not in state:
             continue
         for part, target in zip(state[f"qkv.{kind}"].chunk(3), targets, strict=True):
             tensor = getattr(target, kind)
             if tensor is not None:
                 tensor.copy_(_choose_heads(part, heads, tensor.shape[0] // layer.head_dim))
-    for kind in ("weight", "bias"):
+    for kind in KINDS:
         tensor = getattr(layer.out_proj, kind)
         if tensor is not None and f"proj.{kind}" in state:
             tensor.copy_(state[f"proj.{kind}"])

@@ -7,13 +7,10 @@ import math
 import pytest
 import torch
 
-from lit_probattn.analysis.approximation.kernels import (
-    effective_support,
-    kernel_weights,
-    square_features,
-    top_mass,
-)
+from lit_probattn.analysis.approximation.measure import top_mass
+from lit_probattn.analysis.head_size.ranks import effective_count
 from tests.analysis.approximation.inputs import E, G, tensors
+from tests.support.value_aware import kernel_weights, square_features
 
 
 @pytest.mark.parametrize("compact", [True, False])
@@ -52,7 +49,7 @@ def test_skew_of_the_kernels_on_normal_vectors():
     query, key = (torch.randn(1, 1, 512, 64, generator=draw) for _ in range(2))
     for kernel, support, mass in (("exp", 316, 0.43), ("poly", 247, 0.50), ("elu", 509, 0.15)):
         weights = kernel_weights(query, key, kernel)
-        assert float(effective_support(weights).mean()) == pytest.approx(support, rel=0.03)
+        assert float(effective_count(weights).mean()) == pytest.approx(support, rel=0.03)
         assert float(top_mass(weights, 64).mean()) == pytest.approx(mass, abs=0.012)
     steep = kernel_weights(query, key, "poly", degree=4)
-    assert float(effective_support(steep).mean()) == pytest.approx(97, rel=0.05)
+    assert float(effective_count(steep).mean()) == pytest.approx(97, rel=0.05)

@@ -19,8 +19,8 @@ from lit_probattn.analysis.approximation.oracles import (
     value_oblivious,
     window_mask,
 )
-from lit_probattn.analysis.approximation.witness import (
-    eliminate,
+from lit_probattn.analysis.approximation.witness import eliminate
+from tests.support.value_aware import (
     enumerate_optimum,
     herding,
     hull_distance,

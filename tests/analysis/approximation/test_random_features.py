@@ -7,14 +7,13 @@ import math
 import pytest
 import torch
 
-from lit_probattn.analysis.approximation.kernels import kernel_weights
 from lit_probattn.analysis.approximation.random_features import (
     draw_rows,
-    estimate_ratio,
     log_features,
     random_feature_weights,
 )
 from tests.analysis.approximation.inputs import E, N, generator, tensors
+from tests.support.value_aware import estimate_ratio, kernel_weights
 
 SQUARED_SUM = 2.32  # ‖q + k‖² in the space divided by E^¼; estimates depend on it alone
 

@@ -9,6 +9,7 @@ import pytest
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.approximation.methods import ESTIMATE, EXACT
+from lit_probattn.records.rows import RowStore
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
@@ -70,21 +71,19 @@ def test_study_writes_tables_pictures_and_resumes(trained_run, tmp_path, capsys)
 
 def _settings(checkpoint, out):
     """The first line that an interrupted study leaves."""
-    import lit_probattn.analysis.approximation.study as study
-
     lines = []
-    original = study.RowStore.add
+    original = RowStore.add
 
     def stop(self, row):
         lines.append(self.path.read_text().splitlines()[0])
         raise KeyboardInterrupt
 
-    study.RowStore.add = stop
+    RowStore.add = stop
     try:
         with pytest.raises(KeyboardInterrupt):
             command(checkpoint, out)
     finally:
-        study.RowStore.add = original
+        RowStore.add = original
     return lines[0]
 
 

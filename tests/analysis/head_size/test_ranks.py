@@ -125,7 +125,7 @@ def test_study_of_a_checkpoint(tmp_path, capsys):
     assert (out / "logit_ranks.png").is_file()
     assert (out / "logit_ranks_demand.png").is_file()
     assert analysis(["logit_ranks", *options, "--ranks", "0"]) == 2
-    assert "--ranks at least 1" in capsys.readouterr().err
+    assert "--ranks must be at least 1, received 0" in capsys.readouterr().err
 
 
 # ---- the experiment ----------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""What a study of trained models is: declared flags, something to compute, files to write."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from lit_probattn.analysis.options import Flag
+from lit_probattn.analysis.recording import in_double
+from lit_probattn.analysis.results import Results, describe
+from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
+from lit_probattn.attention import Attention
+from lit_probattn.records.rows import RowStore
+from lit_probattn.training.trained import identity, open_trained
+
+
+class Study(ABC):
+    """A study writes `<name>.csv`, `<name>.png` and `<name>.md`.
+
+    A subclass declares `name`, `title` (heading of its text) and `flags`, and answers `_compute`.
+    The docstring of its module is the `--help`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    flags: ClassVar[tuple[Flag, ...]]
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.results = Results(options.out, self.name, options.command)
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the study's flags to a parser."""
+        for flag in cls.flags:
+            parser.add_argument(f"--{flag.name}", **flag.arguments)
+
+    @classmethod
+    def run(cls, options: argparse.Namespace) -> None:
+        """Make the study.
+
+        Args:
+            options: the flags; `command` is the command line, for the text.
+
+        Raises:
+            ValueError: what a user got wrong (AnalysisError, for example).
+        """
+        for flag in cls.flags:
+            flag.check(options)
+        study = cls(options)
+        body = study._compute()
+        study.results.text(cls.title, study._facts(), body)
+
+    def _facts(self) -> list[str]:
+        """Return sentences that stand above the text."""
+        return []
+
+    @abstractmethod
+    def _compute(self) -> str:
+        """Write tables and figures to `results`; return the text."""
+
+
+class ModelStudy(Study):
+    """A study of one checkpoint, whose flags include `options.MODEL`."""
+
+    with_data: ClassVar[bool] = True
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.trained = open_trained(options, with_data=self.with_data)
+        super().__init__(options)
+        self.layers = self.trained.layers
+        self.numbers = layer_numbers(list(self.layers))
+        # The longest sample drawn so far, a sequence per layer.
+        self.longest: list[Sequence] = []
+
+    def _facts(self) -> list[str]:
+        return describe(self.trained)
+
+    def sequences(
+        self,
+        of: Callable[[Attention], bool] = lambda layer: True,
+        *,
+        double: bool = False,
+        padded: bool = False,
+        min_len: int = 1,
+    ) -> Iterator[Sequence]:
+        """Yield what layers saw of random samples, and keep the longest sample.
+
+        Args:
+            of: which layers.
+            double: give calls and layers in float64.
+            padded: keep padding.
+            min_len: shorter sequences are left out.
+        """
+        copies = {name: in_double(layer) for name, layer in self.layers.items() if double}
+        batches = sequences(self.trained, self.options, padded=padded, min_len=min_len)
+        for batch in batches:
+            found = [one for one in batch if of(one.call.layer)]
+            self.longest = longest([*self.longest, *found])
+            for one in found:
+                if double:
+                    one = replace(one, call=one.call.double(copies[one.layer]))
+                yield one
+
+    def place(self, one: Sequence) -> dict[str, Any]:
+        """Return the columns that say where a sequence comes from."""
+        return {"layer": self.numbers[one.layer], "sample": one.sample_id, "part": one.part}
+
+    def store(self, key: tuple[str, ...], *flags: str) -> RowStore:
+        """Return rows that outlive an interruption.
+
+        Args:
+            key: columns that tell a row from the others.
+            flags: names of the flags that the rows depend on, beside the model.
+        """
+        settings = {name: getattr(self.options, name) for name in flags}
+        settings |= {"study": self.name, "model": identity(self.trained)}
+        return RowStore(self.results.path("partial.jsonl"), settings, key)

@@ -1,0 +1,114 @@
+"""What conversions of checkpoints share: attention layers in a state dict, the files they write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+from lit_probattn.attention import Attention, SoftmaxAttention
+from lit_probattn.attention.layer import PROJECTIONS
+from lit_probattn.training.checkpoints import save_checkpoint
+
+# What belongs to the run that wrote the checkpoint and not to the new weights.
+_DROPPED = ("loops", "callbacks", "MixedPrecision", "training")
+
+
+class ConversionError(ValueError):
+    """The checkpoint cannot be converted."""
+
+
+def find_layers(state: dict[str, Tensor]) -> list[str]:
+    """Return the names of the attention layers in a state dict, in its order.
+
+    Raises:
+        ConversionError: there are none.
+    """
+    ending = "query_proj.weight"
+    names = [key.removesuffix(ending).rstrip(".") for key in state if key.endswith(ending)]
+    if not names:
+        raise ConversionError("the checkpoint has no attention layers (no *.query_proj.weight)")
+    return names
+
+
+def restore_layer(state: dict[str, Tensor], name: str, head_dim: int) -> SoftmaxAttention:
+    """Return a layer of a state dict as softmax attention.
+
+    Raises:
+        ConversionError: it has other parameters than softmax attention, shares keys among heads, or
+            its width is not a multiple of `head_dim`.
+    """
+    prefix = f"{name}." if name else ""
+    own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    extra = sorted(key for key in own if key.split(".")[0] not in PROJECTIONS)
+    if extra:
+        raise ConversionError(
+            f"{name} is not plain softmax attention: it also has {', '.join(extra)}"
+        )
+    width, embed_dim = own["query_proj.weight"].shape
+    if width % head_dim or own["key_proj.weight"].shape != (width, embed_dim):
+        raise ConversionError(
+            f"{name}: query_proj is {tuple(own['query_proj.weight'].shape)} and key_proj "
+            f"{tuple(own['key_proj.weight'].shape)}; expected the same, with rows a multiple of "
+            f"head_dim={head_dim}"
+        )
+    num_heads = width // head_dim
+    layer = SoftmaxAttention(
+        embed_dim,
+        num_heads,
+        head_dim=head_dim,
+        value_head_dim=own["value_proj.weight"].shape[0] // num_heads,
+        bias="query_proj.bias" in own,
+    )
+    layer.load_state_dict(own)
+    return layer
+
+
+def put_layers(state: Mapping[str, Tensor], layers: Mapping[str, Attention]) -> dict[str, Tensor]:
+    """Return a state dict in which layers, by name, stand in for those that it had."""
+    prefixes = {name: f"{name}." if name else "" for name in layers}
+    new = {
+        prefixes[name] + key: value.clone()
+        for name, layer in layers.items()
+        for key, value in layer.state_dict().items()
+    }
+    gone = tuple(prefixes.values())
+    return {k: v for k, v in state.items() if k in new or not k.startswith(gone)} | new
+
+
+def check_output(output: Path) -> Path:
+    """Return the configuration file that goes with a new checkpoint.
+
+    Raises:
+        ConversionError: one of the two exists.
+    """
+    config_file = output.with_suffix(".yaml")
+    for path in (output, config_file):
+        if path.exists():
+            raise ConversionError(f"{path} exists: choose another name or remove it")
+    return config_file
+
+
+def write(
+    output: Path, checkpoint: Mapping[str, Any], config: dict[str, Any], **changed: Any
+) -> str:
+    """Write a checkpoint for a new training, and the configuration to add; return a line.
+
+    Args:
+        output: the file.
+        checkpoint: what it is made of; what belongs to the old run is left out.
+        config: for the file beside it.
+        changed: other contents of the checkpoint.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    config_file = check_output(output)
+    new = {k: v for k, v in checkpoint.items() if k not in _DROPPED} | changed
+    new |= {"epoch": 0, "global_step": 0, "optimizer_states": [], "lr_schedulers": []}
+    save_checkpoint(new, output)
+    config_file.write_text(yaml.safe_dump(config, sort_keys=False))
+    return f"wrote {output} and {config_file}"
