@@ -55,14 +55,11 @@ class FullSoftmax(nn.Module):
 
     Args:
         vocab_size: number of words.
-        embed_dim: C; unused, for the same arguments as `AdaptiveSoftmax`.
         bias: one bias per word.
         max_logits: see `chunked_cross_entropy`.
     """
 
-    def __init__(
-        self, vocab_size: int, embed_dim: int, *, bias: bool = True, max_logits: int = MAX_LOGITS
-    ) -> None:
+    def __init__(self, vocab_size: int, *, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
         super().__init__()
         self.max_logits = max_logits
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None

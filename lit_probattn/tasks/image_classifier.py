@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.models.images.replace import WeightInit
-from lit_probattn.tasks.base import Batch
+from lit_probattn.tasks.base import Batch, Split, model_arguments
 from lit_probattn.tasks.renaming import ordered_parameters
 from lit_probattn.tasks.schedules import ScheduleValues
 from lit_probattn.tasks.sequence_classifier import LabelTask
@@ -103,23 +103,7 @@ class ImageClassifier(LabelTask):
             raise ValueError(f"final_lr is for cosine schedules, received {self.schedule!r}")
         self.label_smoothing = label_smoothing
         self.start_lr, self.final_lr = start_lr, final_lr
-        self.model: nn.Module = ImageModel(
-            attention,
-            name=model_name,
-            num_classes=num_classes,
-            image_size=image_size,
-            replace=replace,
-            stages=stages,
-            blocks=blocks,
-            global_heads=global_heads,
-            head_ratio=head_ratio,
-            init=attention_weights,
-            allow_padding=allow_padding,
-            drop_path=drop_path,
-            activation_checkpointing=activation_checkpointing,
-            channels_last=channels_last,
-            options=model_options,
-        )
+        self.model: nn.Module = ImageModel(attention, **model_arguments(ImageModel, locals()))
         if initial_weights is not None:
             copy = attention_weights == "copy"
             load_timm_state_dict(self.net, read_weights(initial_weights), projections=copy)
@@ -158,7 +142,7 @@ class ImageClassifier(LabelTask):
         Raises:
             ValueError: there is a moving average of the weights, which is not split.
         """
-        if self._device_mesh is not None and self.ema is not None:
+        if self.device_mesh is not None and self.ema is not None:
             raise ValueError(
                 "ema_decay does not work with sharded parameters: use configs/trainer/ddp.yaml, or "
                 "set --model.init_args.ema_decay null"
@@ -173,13 +157,7 @@ class ImageClassifier(LabelTask):
             {"params": [p for name, p in named if name not in skipped]},
             {"params": [p for name, p in named if name in skipped], "weight_decay": 0.0},
         ]
-        return AdamW(
-            [group for group in groups if group["params"]],
-            lr=self.lr,
-            betas=(self.betas[0], self.betas[1]),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
+        return self.make_optimizer(AdamW, [group for group in groups if group["params"]])
 
     def scheduled(self) -> ScheduleValues:
         """The schedule between `start_lr`, `lr` and `final_lr`.
@@ -204,16 +182,17 @@ class ImageClassifier(LabelTask):
 
     # ---- evaluation ----------------------------------------------------------------------------
 
-    def _evaluate(self, batch: Batch, split: Literal["val", "test"]) -> None:
+    def evaluate(self, batch: Batch, split: Split) -> None:
+        """Score a batch with the moving average of the weights; see `LabelTask.evaluate`."""
         with self._averaged():
-            super()._evaluate(batch, split)
+            super().evaluate(batch, split)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Predictions; see `LabelTask.predict_step`."""
         with self._averaged():
             return super().predict_step(batch, batch_idx)
 
-    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Literal["val", "test"]) -> None:
+    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         if len(target):
             self.eval_top5.update(logits, target)
         self.log(f"{split}/accuracy_top5", self.eval_top5, on_step=False, on_epoch=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.models.heads import Pooling
-from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
 
 
 class LabelTask(Task):
@@ -32,10 +32,7 @@ class LabelTask(Task):
 
     def __init__(self, num_classes: int, **training_options: Any) -> None:
         super().__init__(**training_options)
-        self.save_hyperparameters(logger=False)  # the subclass's arguments too
-        if callable(self.hparams.get("attention")):
-            # A Python object in a checkpoint would need code to load: name it again on loading.
-            self.hparams.pop("attention")
+        self.keep_arguments()  # the subclass's too
         self.num_classes = num_classes
         self.eval_loss = MeanMetric()
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -50,14 +47,6 @@ class LabelTask(Task):
     def batch_loss(self, batch: Batch) -> Tensor:
         """Mean cross-entropy over the batch. Shape ()."""
         return F.cross_entropy(self(batch), batch["target"])
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count one batch of the validation split."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count one batch of the test split."""
-        self._evaluate(batch, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Predictions of the real rows of a batch.
@@ -75,7 +64,7 @@ class LabelTask(Task):
             "probabilities": probabilities,
         }
 
-    def _evaluate(self, batch: Batch, split: Literal["val", "test"]) -> None:
+    def evaluate(self, batch: Batch, split: Split) -> None:
         """Add the real rows of a batch to the metrics; fill-up rows count for nothing."""
         logits = self(batch)
         real = batch["sample_ids"] >= 0
@@ -84,16 +73,11 @@ class LabelTask(Task):
         if bool(real.any()):
             self.eval_accuracy.update(logits[real], batch["target"][real])
         self._evaluate_more(logits[real], batch["target"][real], split)
-        self.log(f"{split}/loss", self.eval_loss, on_step=False, on_epoch=True)
-        self.log(
-            f"{split}/accuracy",
-            self.eval_accuracy,
-            on_step=False,
-            on_epoch=True,
-            prog_bar=split == "val",
-        )
+        once: Any = {"on_step": False, "on_epoch": True}
+        self.log(f"{split}/loss", self.eval_loss, **once)
+        self.log(f"{split}/accuracy", self.eval_accuracy, prog_bar=split == "val", **once)
 
-    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Literal["val", "test"]) -> None:
+    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         """Hook for further metrics, on the R real rows of a batch; R may be 0."""
 
 
@@ -140,19 +124,8 @@ class SequenceClassifier(LabelTask):
         **training_options: Any,
     ) -> None:
         super().__init__(num_classes, **training_options)
-        self.model: nn.Module = self.model_class(
-            attention,
-            vocab_size=vocab_size,
-            num_classes=num_classes,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            pooling=pooling,
-            activation_checkpointing=activation_checkpointing,
-        )
+        arguments = model_arguments(self.model_class, locals())
+        self.model: nn.Module = self.model_class(attention, **arguments)
 
 
 class PairClassifier(SequenceClassifier):
@@ -165,7 +138,7 @@ class PairClassifier(SequenceClassifier):
 
     Everything else, arguments and logged values included, is as in SequenceClassifier.
 
-    Source: MGK, ICML 2022, Retrieval set-up on the Long Range Arena (spec d.2, h-26).
+    Source: MGK, ICML 2022, Retrieval set-up on the Long Range Arena.
     Departs from the source: one M-step per optimiser step instead of one per text; whole validation
     and test sets are scored, each pair once.
     """

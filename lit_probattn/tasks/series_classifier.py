@@ -11,6 +11,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.series.encoder import AttentionInit, Positions, SeriesTransformer
 from lit_probattn.models.series.norm import Norm, NormPositions, SeriesBatchNorm
 from lit_probattn.models.transformer import Activation
+from lit_probattn.tasks.base import model_arguments
 from lit_probattn.tasks.distributed import sum_with_gradients
 from lit_probattn.tasks.renaming import ordered_parameters
 from lit_probattn.tasks.sequence_classifier import LabelTask
@@ -73,23 +74,8 @@ class SeriesClassifier(LabelTask):
     ) -> None:
         super().__init__(num_classes, **training_options)
         self.optimizer_name = optimizer
-        self.model: nn.Module = SeriesTransformer(
-            attention,
-            num_features=num_features,
-            num_classes=num_classes,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            norm=norm,
-            norm_positions=norm_positions,
-            final_norm=final_norm,
-            positions=positions,
-            attention_init=attention_init,
-            activation=activation,
-        )
+        arguments = model_arguments(SeriesTransformer, locals())
+        self.model: nn.Module = SeriesTransformer(attention, **arguments)
 
     def setup(self, stage: str) -> None:
         """Connect batch norm to the other ranks.
@@ -113,13 +99,7 @@ class SeriesClassifier(LabelTask):
         """RAdam as in the source, with steps of plain momentum while its variance is undefined."""
         if self.optimizer_name == "adamw":
             return super().configure_optimizers()
-        return RAdam(
-            ordered_parameters(self).values(),
-            lr=self.lr,
-            betas=(self.betas[0], self.betas[1]),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
+        return self.make_optimizer(RAdam, ordered_parameters(self).values())
 
     def _batch_norms(self) -> list[SeriesBatchNorm]:
         return [module for module in self.modules() if isinstance(module, SeriesBatchNorm)]
