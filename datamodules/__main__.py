@@ -125,7 +125,7 @@ def _parser(command: str, name: str, data_class: type) -> ArgumentParser:
 
 def _refuse_unknown(parser: ArgumentParser, options: Iterable[str]) -> None:
     """Name the nearest valid option for one that does not exist, shortened ones included."""
-    known = [flag for action in parser._actions for flag in action.option_strings]
+    known = re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_usage())
     for option in options:
         flag = option.split("=", 1)[0]
         if flag.startswith("-") and not _is_number(flag) and flag not in known:

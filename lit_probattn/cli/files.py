@@ -46,13 +46,13 @@ def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _check_parts(name: str, content: dict[str, Any]) -> None:
-    """Refuse a part of a configuration that is no group of keys, which the parser would take."""
+    """Refuse a part of a configuration that is not a group of keys; the parser would take it."""
     for key in ("trainer", "run", "model", "data"):
         part = content.get(key, {})
         if isinstance(part, dict) or (isinstance(part, str) and key in ("model", "data")):
             continue
         wanted = "class_path and init_args" if key in ("model", "data") else "its keys"
-        raise CommandError(f"{name}: {key} must hold {wanted}, got {part!r}")
+        raise CommandError(f"{name}: {key} must hold {wanted}, received {part!r}")
 
 
 def sets_attention(content: dict[str, Any]) -> bool:

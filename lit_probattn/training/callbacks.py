@@ -11,11 +11,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pandas as pd
 import torch
-from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 
 from lit_probattn.attention import recorded_choices
 from lit_probattn.tasks.distributed import gather_objects
+from lit_probattn.training.lightning_internals import TrainingBar, set_logged_step
 from lit_probattn.training.run_record import add_to_last_start
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -51,7 +52,7 @@ class StepNumbers(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Set Lightning's count for loggers."""
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        set_logged_step(trainer, trainer.global_step)
 
 
 class RunRecord(Callback):
@@ -205,16 +206,13 @@ def make_progress_bar() -> ProgressBar:
     return StepProgressBar(leave=True) if sys.stdout.isatty() else PlainProgress()
 
 
-class StepProgressBar(RichProgressBar):
+class StepProgressBar(TrainingBar):
     """Rich bar whose total is the whole run: `max_steps`, in micro-batches."""
 
     @property
     def total_train_batches(self) -> int | float:
         """Micro-batches of the run."""
         return self.trainer.max_steps * self.trainer.accumulate_grad_batches
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        return "training"
 
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule

@@ -264,7 +264,7 @@ class CheckedCheckpointIO(CheckpointIO):
     ) -> None:
         """Write atomically. See `save_checkpoint`."""
         if storage_options is not None:
-            raise TypeError(f"storage_options is not supported, got {storage_options!r}")
+            raise TypeError(f"storage_options is not supported, received {storage_options!r}")
         save_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(

@@ -15,10 +15,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from lit_probattn.attention import Attention, recorded_choices
+from lit_probattn.torch_internals import FakeTensorMode, peak_bytes, storage_key, with_child
 
 _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -188,9 +187,8 @@ def predicted_step_bytes(step: Step, num_rows: int, backend: str | None) -> int 
         for layer in model.modules():
             if isinstance(layer, Attention):
                 layer.backend = backend or _own_backend(layer)  # type: ignore[assignment]
-        task = copy.copy(step.task)  # leaves the trainer out
-        task.__dict__["_trainer"] = step.task._trainer
-        task.__dict__["_modules"] = {**step.task._modules, "model": model}
+        task = with_child(step.task, "model", model)  # leaves the trainer out
+        task.trainer = step.task.trainer
         batch = {key: _fake_rows(value, num_rows) for key, value in step.batch.items()}
         return lambda: _run(task, batch, step), (model, *_tensors(batch))
 
@@ -298,13 +296,9 @@ def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple
     """
     with FakeTensorMode():
         step, resident = build()
-        tracker = MemTracker()
-        tracker.track_external(*resident)
-        with tracker:
-            step()
-        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+        peak = peak_bytes(resident, step)
         held = resident_bytes(resident)
-    return int(peak) - held, held
+    return peak - held, held
 
 
 def resident_bytes(resident: Resident) -> int:
@@ -315,8 +309,7 @@ def resident_bytes(resident: Resident) -> int:
             [item] if isinstance(item, torch.Tensor) else [*item.parameters(), *item.buffers()]
         )
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
+            storages[storage_key(tensor)] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
 
 
