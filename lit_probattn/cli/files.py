@@ -1,6 +1,6 @@
 """Configuration files of a command: read and put in order before the parser sees them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,24 @@ from lit_probattn.configs import find, read_yaml, run_stem
 
 def config_files(arguments: Sequence[str]) -> list[str]:
     """Values of --config / -c, in order."""
-    files = []
-    for position, argument in enumerate(arguments):
-        if argument in ("--config", "-c"):
-            files += list(arguments[position + 1 : position + 2])
-        elif argument.startswith("--config="):
-            files.append(argument.partition("=")[2])
-    return files
+    return [name for _, _, name in _config_flags(arguments)]
 
 
 def found_config_files(arguments: Sequence[str]) -> list[str]:
     """Arguments with the place where each configuration file lies today."""
     found = list(arguments)
-    for position, argument in enumerate(found):
-        if position and found[position - 1] in ("--config", "-c"):
-            found[position] = str(find(argument))
-        elif argument.startswith("--config="):
-            found[position] = f"--config={find(argument.partition('=')[2])}"
+    for position, flag, name in _config_flags(arguments):
+        found[position] = f"{flag}{find(name)}"
     return found
+
+
+def _config_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield where a file is named, what stands before its name there, and the name."""
+    for position, argument in enumerate(arguments):
+        if position and arguments[position - 1] in ("--config", "-c"):
+            yield position, "", argument
+        elif argument.startswith("--config="):
+            yield position, "--config=", argument.partition("=")[2]
 
 
 def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,9 @@ KEY = re.compile(r'Parser key "([^"]+)"')
 UNKNOWN_FLAG = re.compile(r"unrecognized arguments: --([^\s=]+)")
 UNKNOWN_KEY = re.compile(r"[Oo]ption '([^']+)'")
 MISSING = re.compile(r"arguments are required: ([\w, ]+)")
-EXPECTED = re.compile(r"Expected a ((?:<class|typing\.).*?)(?:\. Got value: (.*?))?(?:\n|$)")
+EXPECTED = re.compile(
+    r"Expected a ((?:<class|typing\.).*?)(?:\. Got value: (.*?))?(?=\. Got value:|\n|$)"
+)
 NOT_A_PATH = re.compile(r"Expected a dot import path string: (\S+)")
 NOT_A_SUBCLASS = re.compile(r"Expected '([\w.]+)' to be a subclass")
 

@@ -33,9 +33,7 @@ def chunked_cross_entropy(
     """
 
     def part(rows: Tensor, classes: Tensor) -> Tensor:
-        logits = F.linear(rows, weight, bias)
-        exact = logits if logits.dtype == torch.float64 else logits.float()
-        return F.cross_entropy(exact, classes, reduction="none")
+        return F.cross_entropy(_exact(F.linear(rows, weight, bias)), classes, reduction="none")
 
     rows = max(1, max_logits // weight.shape[0])
     if hidden.shape[0] <= rows:
@@ -51,13 +49,7 @@ def chunked_cross_entropy(
 
 
 class FullSoftmax(nn.Module):
-    """Softmax over all words, with the token table as weights.
-
-    Args:
-        vocab_size: number of words.
-        bias: one bias per word.
-        max_logits: see `chunked_cross_entropy`.
-    """
+    """Softmax over all words, with the token table as weights; see `chunked_cross_entropy`."""
 
     def __init__(self, vocab_size: int, *, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
         super().__init__()
@@ -152,5 +144,9 @@ class AdaptiveSoftmax(nn.Module):
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    return exact.log_softmax(-1)
+    return _exact(logits).log_softmax(-1)
+
+
+def _exact(logits: Tensor) -> Tensor:
+    """In float32 or better."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -32,16 +32,13 @@ class Decoder(Protocol):
         positions: Tensor,
         caches: Sequence[Cache],
     ) -> Tensor:
-        """Append tokens to the caches and return the logits after the last one.
+        """Append tokens (B, n) to the caches; return the logits after the last one, (B, V).
 
         Args:
-            inputs: new token ids, (B, n).
-            key_mask: real tokens among them, (B, n). None means all.
-            positions: their positions, (B, n); padding does not count.
+            inputs: new token ids.
+            key_mask: real tokens among them. None means all.
+            positions: their positions; padding does not count.
             caches: memory of earlier tokens.
-
-        Returns:
-            (B, vocabulary).
         """
         ...
 

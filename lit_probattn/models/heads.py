@@ -37,11 +37,12 @@ class PooledClassifier(nn.Module):
     Source: the Long Range Arena head of MGK's released code and its base.
 
     Args:
-        embed_dim: C.
+        embed_dim, num_classes: C, and the number of logits.
         hidden_dim: width between the two linear layers.
-        num_classes: number of logits.
-        max_seq_len: longest sequence of the task, the divisor of `mean`.
-        pooling: see `pool`.
+        max_seq_len, pooling: see `pool`.
+
+    Raises:
+        ValueError: unknown pooling.
     """
 
     feature_parts = 1  # width of the feature, in embed_dim

@@ -138,7 +138,23 @@ class Task(pl.LightningModule):
     Source of the defaults: MGK, ICML 2022, training set-up on the Long Range Arena and its code:
     AdamW, one-cycle schedule with beta1 cycling.
 
+    The arguments down to `max_logits` are those of most tasks' models.
+
     Args:
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
+        vocab_size: number of token ids.
+        num_classes: number of labels.
+        max_seq_len: longest sequence, N.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: width of the hidden layer in each block.
+        norm_first: pre-norm instead of post-norm blocks.
+        activation: activation of the MLPs.
+        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
+            None leaves it to that.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
+        max_logits: largest number of logits that exist at a time in the loss.
         seed: the run's seed. Everything random in training follows from it.
         lr: peak learning rate.
         betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.

@@ -36,7 +36,6 @@ class ImageClassifier(LabelTask):
     Args:
         attention: called once per replaced layer as
             `attention(embed_dim, head_dim=E, num_heads=H)`.
-        num_classes: number of labels.
         model_name: timm's name of the model.
         image_size: side of the pictures in pixels.
         replace: False trains timm's own model.
@@ -58,8 +57,7 @@ class ImageClassifier(LabelTask):
             for none.
         ema_warmup: let the decay grow from 0 (timm's `use_warmup`).
         channels_last: memory layout of pictures and convolutions.
-        activation_checkpointing: recompute the blocks in backward.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: the model or a choice of layers does not exist, the weights are those of another

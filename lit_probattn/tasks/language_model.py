@@ -31,33 +31,22 @@ class LanguageModeling(Task):
     Source: MGK, ICML 2022, appendix A.1.2.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
-        vocab_size: number of token ids.
         max_seq_len: longest segment.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: width of the hidden layer in each block.
         dropout: dropout of embeddings, of both branches of a block and of the final output.
-        norm_first: pre-norm instead of post-norm blocks.
-        activation: activation of the MLPs.
         positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
         output: adaptive or full softmax, tied to the token table.
         cutoffs: where clusters of the adaptive softmax begin.
         output_bias: one bias per word.
         attention_bias: whether attention's projections have biases, whatever the attention's own
             argument says; None leaves it to that.
-        attention_dropout: dropout of attention weights, in the same way.
         init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
             `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
             beside its projections keep their own initialisation.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        max_logits: largest number of logits that exist at a time in the loss.
         max_new_tokens: tokens that `predict` adds to a prompt.
         temperature: how `predict` draws them; 0 takes the likeliest.
         top_k: draw among the k likeliest only.
         top_p: draw among the fewest tokens whose probabilities sum to at least p.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     model: LanguageModel

@@ -29,23 +29,11 @@ class MaskedLanguageModeling(Task):
     Departs from the source: the paper does not define its error; this is the usual reading.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         vocab_size: number of token ids, the last three begin, end and mask.
-        max_seq_len: longest sequence.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: width of the hidden layer in each block.
         dropout: dropout of embeddings and of both branches of a block.
-        norm_first: pre-norm instead of post-norm blocks.
-        activation: activation of the MLPs.
-        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
-            None leaves it to that.
         position_period: for long inputs, see `PeriodicPositions`.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        max_logits: largest number of logits that exist at a time.
         mask_probability: share of words that are hidden.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: `mask_probability` is not in (0, 1).

@@ -25,9 +25,7 @@ class LabelTask(Task):
     `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`. Both metrics are ratios of sums over
     samples, so they are the same for any number of ranks.
 
-    Args:
-        num_classes: number of labels.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+    Further arguments: see `lit_probattn.tasks.Task`.
     """
 
     def __init__(self, num_classes: int, **training_options: Any) -> None:
@@ -90,19 +88,12 @@ class SequenceClassifier(LabelTask):
     Departs from the source: whole validation and test sets are scored, each sample once.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
-        vocab_size: number of token ids.
-        num_classes: number of labels.
         max_seq_len: N, the padded length.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
         mlp_dim: width of the hidden layer in each block and in the head.
         dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
             attention's own argument.
         pooling: how (B, N, C) becomes (B, C); see `lit_probattn.models.heads`.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     # The model; a task with other inputs names another one with the same arguments.

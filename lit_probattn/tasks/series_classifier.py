@@ -30,14 +30,8 @@ class SeriesClassifier(LabelTask):
     incomplete batches at the end of an epoch are dropped.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         num_features: dimensions of a series.
-        num_classes: number of labels.
         max_seq_len: N, the longest series.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the blocks' MLPs.
         dropout: dropout of embedding, both branches of a block, and head. Attention dropout is the
             attention's own argument.
         norm: `batch` (mvts) or `layer` (Flowformer).
@@ -47,9 +41,8 @@ class SeriesClassifier(LabelTask):
         positions: `learnable` or `fixed` positions.
         attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
             nn.Linear (`default`).
-        activation: activation of the MLPs.
         optimizer: `radam`, or `adamw`.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     def __init__(

@@ -76,24 +76,13 @@ class MemoryAdvice(Callback):
         self._batch: Any = None
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *numbers: int
     ) -> None:
         """Remember the batch."""
         self._batch = batch
 
-    def on_validation_batch_start(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Remember the batch."""
-        self._batch = batch
-
-    on_test_batch_start = on_validation_batch_start
-    on_predict_batch_start = on_validation_batch_start
+    on_validation_batch_start = on_test_batch_start = on_train_batch_start
+    on_predict_batch_start = on_train_batch_start
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException

@@ -67,7 +67,7 @@ class StopSignals(Callback):
         self._task, self._process = pl_module, os.getpid()
         self._install()
 
-    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_sanity_check_start(self, *_: Any) -> None:
         """Install them again: Lightning has put its own in their place."""
         self._install()
 

@@ -122,19 +122,12 @@ class RunCheckpoint(Checkpoint):
         if stop:  # leave as soon as this step is logged
             self._stopped = self._preempted(trainer, pl_module)
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         """Leave after a step that was saved for that."""
-        self._leave()
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave after a step that was saved for that."""
-        self._leave()
-
-    def _leave(self) -> None:
         if self._stopped is not None:
             raise self._stopped
+
+    on_validation_start = on_train_batch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the step that was saved before its validation."""
@@ -143,13 +136,7 @@ class RunCheckpoint(Checkpoint):
             validate_now(trainer)
 
     def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
         """Save and leave if a rank was asked to end; the validation is repeated."""
         if self.folder is None or trainer.sanity_checking or trainer.state.fn != "fit":

@@ -25,12 +25,7 @@ AttentionInit = Literal["xavier", "default"]
 class SeriesEmbedding(nn.Module):
     """Linear map of every step times √C, plus positions, then dropout.
 
-    Args:
-        num_features: F, dimensions of a series.
-        max_seq_len: number of positions.
-        embed_dim: C.
-        positions: `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
-        dropout: dropout probability.
+    Positions are `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
 
     Raises:
         ValueError: fixed positions of an odd width.
@@ -92,13 +87,7 @@ class SeriesBlock(nn.Module):
     x ─┬─ attention ─ drop ─ + ─ norm1 ─┬─ mlp ─ + ─ norm2 ─
        └──────────────────┘             └──────┘
 
-    Args:
-        attention: the attention layer.
-        embed_dim: C.
-        mlp_dim: inner width of the MLP.
-        norm, norm_positions: see `make_norm`.
-        dropout: dropout on the attention's output and in the MLP.
-        activation: activation of the MLP.
+    `dropout` acts on the attention's output and in the MLP; see `make_norm` for the norms.
     """
 
     def __init__(
@@ -133,12 +122,6 @@ class FlattenedClassifier(nn.Module):
 
     A batch padded to fewer steps than `max_seq_len` uses the columns of its steps: the others would
     meet zeros.
-
-    Args:
-        embed_dim: C.
-        max_seq_len: longest series.
-        num_classes: number of logits.
-        dropout: dropout probability.
     """
 
     def __init__(

@@ -31,7 +31,6 @@ class SeriesBatchNorm(nn.Module):
     Departs from the source: there, padded steps count too (`positions=all`).
 
     Args:
-        embed_dim: C.
         positions: which steps count: `real`, or `all`, which depends on the padded length.
 
     Attributes:
