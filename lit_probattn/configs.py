@@ -85,7 +85,7 @@ def _renamed(name: str, old: str, new: str) -> str | None:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Text that names the most similar candidate, or lists all of them if they are few."""
+    """Return text that names the most similar candidate, or lists all of them if they are few."""
     names = sorted(set(candidates))
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     close = close or [name for name in names if name.startswith(word)]

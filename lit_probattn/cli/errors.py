@@ -67,7 +67,7 @@ class ConstructionError(BaseException):
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """One line and exit status for an exception that a user can act on.
+    """Return one line and exit status for an exception that a user can act on.
 
     These are errors that our own code or Lightning's checks raise on purpose, and values that the
     constructor of a configured class refuses; anything else is a fault.

@@ -213,7 +213,7 @@ class Task(pl.LightningModule):
             return None
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the rows of a training batch. Shape ()."""
+        """Return the mean loss over the rows of a training batch. Shape ()."""
         raise NotImplementedError(f"{type(self).__name__} must implement batch_loss")
 
     # ---- evaluation --------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Task(pl.LightningModule):
     # ---- randomness --------------------------------------------------------------------------
 
     def random_key(self, batch: Batch) -> RandomKey:
-        """Key of everything counter-based that is drawn for this batch.
+        """Return the key of everything counter-based that is drawn for this batch.
 
         In evaluation the step is 0, so that a sample sees the same draw in every pass.
         """
@@ -301,7 +301,7 @@ class Task(pl.LightningModule):
     # ---- one optimiser step ------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Loss of one micro-batch. Shape ()."""
+        """Return the loss of one micro-batch. Shape ()."""
         loss = self.batch_loss(batch)
         self._window.append((batch_idx, batch, loss.detach()))
         return loss
@@ -341,7 +341,7 @@ class Task(pl.LightningModule):
         return scaled and self._overflows_in_a_row < MAX_OVERFLOWS_IN_A_ROW
 
     def scheduled(self) -> ScheduleValues:
-        """Learning rate and beta1 of the coming optimiser step."""
+        """Return the learning rate and beta1 of the coming optimiser step."""
         return schedule_values(
             self.schedule,
             self.trainer.global_step,

@@ -19,7 +19,7 @@ STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
 def num_ranks() -> int:
-    """Number of processes that take part in the run."""
+    """Return the number of processes that take part in the run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -51,7 +51,7 @@ def sum_with_gradients(values: Tensor) -> Tensor:
 
 
 def gather_objects(item: Any) -> list[Any]:
-    """Every rank's picklable `item`, in rank order, on every rank."""
+    """Return every rank's picklable `item`, in rank order, on every rank."""
     gathered = [item] * num_ranks()
     if num_ranks() > 1:
         dist.all_gather_object(gathered, item)
@@ -64,12 +64,12 @@ def stop_counts(received: int) -> list[float]:
 
 
 def agreed_signal(counts: Sequence[float]) -> int:
-    """The signal that the summed numbers tell of; 0 if no rank received one."""
+    """Return the signal that the summed numbers tell of; 0 if no rank received one."""
     return next((int(n) for n, count in zip(STOP_SIGNALS, counts, strict=True) if count), 0)
 
 
 def agree_on_signal(received: int, device: torch.device) -> int:
-    """The signal that this or another rank received, the same on every rank; 0 for none."""
+    """Return the signal that this or another rank received, the same on every rank; 0 for none."""
     counts: Tensor = sum_over_ranks(torch.tensor(stop_counts(received), device=device))
     return agreed_signal(counts.tolist())
 
@@ -91,6 +91,6 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank keeps of a tensor; the tensor itself if it is not split."""
+    """Return what this rank keeps of a tensor; the tensor itself if it is not split."""
     part: Any = getattr(tensor, "to_local", None)
     return tensor if part is None else part()

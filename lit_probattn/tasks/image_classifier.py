@@ -158,7 +158,7 @@ class ImageClassifier(LabelTask):
         return self.make_optimizer(AdamW, [group for group in groups if group["params"]])
 
     def scheduled(self) -> ScheduleValues:
-        """The schedule between `start_lr`, `lr` and `final_lr`.
+        """Return the schedule between `start_lr`, `lr` and `final_lr`.
 
         Warm-up step t of T has start + (lr - start) t / T, as timm's, if `start_lr` is given; the
         cosine is stretched to end at `final_lr`.

@@ -94,7 +94,7 @@ class LanguageModeling(Task):
         return self.model.token_losses(hidden, batch["target"])
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the tokens of a batch. Shape ()."""
+        """Return the mean loss over the tokens of a batch. Shape ()."""
         return self.token_losses(batch).mean()
 
     # ---- evaluation --------------------------------------------------------------------------

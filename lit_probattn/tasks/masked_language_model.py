@@ -94,7 +94,7 @@ class MaskedLanguageModeling(Task):
         return self.model.token_losses(hidden, target), wrong
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the hidden words of a batch; 0 if none was hidden. Shape ()."""
+        """Return the mean loss over the hidden words of a batch; 0 if none was hidden. Shape ()."""
         losses = self.token_losses(batch)
         return losses.sum() / max(1, len(losses))
 

@@ -50,7 +50,7 @@ def schedule_values(
     warmup_steps: int,
     cycle_momentum: bool = True,
 ) -> ScheduleValues:
-    """Learning rate and beta1 of optimiser step `step`.
+    """Return the learning rate and beta1 of optimiser step `step`.
 
     Args:
         name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with

@@ -36,18 +36,18 @@ class LabelTask(Task):
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of a batch, in float32 or better. Shape (B, num_classes)."""
+        """Return the logits of a batch, in float32 or better. Shape (B, num_classes)."""
         logits: Tensor = self.model(
             batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch)
         )
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy over the batch. Shape ()."""
+        """Return the mean cross-entropy over the batch. Shape ()."""
         return F.cross_entropy(self(batch), batch["target"])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Predictions of the real rows of a batch.
+        """Return the predictions of the real rows of a batch.
 
         Returns:
             `sample_id`, `target`, `prediction` (R,) int64 and `probabilities` (R, num_classes)

@@ -122,7 +122,7 @@ class Throughput(Callback):
 
 
 def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows of `predict_step` outputs, ordered by sample.
+    """Return the rows of `predict_step` outputs, ordered by sample.
 
     Returns:
         A column for each output: numbers, texts, or a list of numbers per row; `probabilities`
@@ -177,7 +177,7 @@ class PredictionWriter(Callback):
 
 
 def make_progress_bar() -> ProgressBar:
-    """The kind that suits where the output goes."""
+    """Return a bar for a terminal, plain lines for anything else."""
     return StepProgressBar(leave=True) if sys.stdout.isatty() else PlainProgress()
 
 
@@ -192,7 +192,7 @@ class StepProgressBar(TrainingBar):
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Metrics beside the bar, without the logger's version number."""
+        """Return the metrics beside the bar, without the logger's version number."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics

@@ -46,12 +46,12 @@ class CheckpointError(RuntimeError):
 
 
 def checkpoint_path(folder: Path, kind: Kind, step: int) -> Path:
-    """Path of the checkpoint of one step."""
+    """Return the path of the checkpoint of one step."""
     return folder / f"{kind}-{step:08d}.ckpt"
 
 
 def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
-    """Checkpoints of one kind in a folder, newest step first."""
+    """Return the checkpoints of one kind in a folder, newest step first."""
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
@@ -60,7 +60,7 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """Optimiser step of a checkpoint: from its name, or else from its content."""
+    """Return the optimiser step of a checkpoint: from its name, or else from its content."""
     named = _NAME.fullmatch(path.name)
     return int(named[2]) if named is not None else int(load_checkpoint(path)["global_step"])
 
@@ -122,7 +122,7 @@ def _digest(file: BinaryIO, num_bytes: int) -> str:
 
 
 def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
-    """Newest checkpoint that passes the check; warns about each newer one that does not.
+    """Return the newest checkpoint that passes the check; warns about each newer one that does not.
 
     Returns:
         None if the folder has no checkpoint of that kind.

@@ -105,7 +105,7 @@ class RunCSVLogger(Logger):
 
 
 def steps_taken(lightning_step: int | None) -> int:
-    """Optimiser steps taken when Lightning logs: its step numbers count from 0."""
+    """Return the optimiser steps taken when Lightning logs: its step numbers count from 0."""
     return 0 if lightning_step is None else lightning_step + 1
 
 

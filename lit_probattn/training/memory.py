@@ -32,14 +32,14 @@ Resident = Sequence[torch.nn.Module | torch.Tensor]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that an allocation failed, on the host or on a GPU."""
+    """Return whether an exception says that an allocation failed, on the host or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
 
 
 def told_out_of_memory(error: BaseException) -> str:
-    """One line about an allocation that failed: the advice if there is one, else the plain fact."""
+    """Return a line about an allocation that failed: the advice if any, else the plain fact."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("out of memory")]
     if notes:
         return notes[0]
@@ -81,8 +81,9 @@ class MemoryAdvice(Callback):
         """Remember the batch."""
         self._batch = batch
 
-    on_validation_batch_start = on_test_batch_start = on_train_batch_start
-    on_predict_batch_start = on_train_batch_start
+    on_validation_batch_start: Any = on_train_batch_start
+    on_test_batch_start: Any = on_train_batch_start
+    on_predict_batch_start: Any = on_train_batch_start
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -100,7 +101,7 @@ class MemoryAdvice(Callback):
 
 
 def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
-    """One line: what ran out of memory, what it needs, and what to lower.
+    """Return one line: what ran out of memory, what it needs, and what to lower.
 
     Args:
         trainer: while the error is being handled.

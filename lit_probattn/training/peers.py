@@ -29,7 +29,7 @@ _current: Peers | None = None
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Whether an error says that another rank could not be reached or did not answer."""
+    """Return whether an error says that another rank could not be reached or did not answer."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
@@ -168,7 +168,7 @@ class SignsOfLife(Callback):
 
 
 def explain_lost_contact(error: BaseException) -> str | None:
-    """One line that names the rank which caused an error of communication.
+    """Return one line that names the rank which caused an error of communication.
 
     Any other error is noted for the ranks that wait for this one.
 

@@ -174,7 +174,7 @@ def _decode(text: str) -> RunPlan:
 
 
 def versions_of(root: Path, name: str) -> list[Path]:
-    """Version folders of a name, newest first."""
+    """Return the version folders of a name, newest first."""
     folders = [path.parent for path in (root / name).glob("*/config.yaml")]
     return sorted(folders, key=_start_time, reverse=True)
 
@@ -258,7 +258,7 @@ def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
 def find_checkpoint(
     settings: RunSettings, name: str, request: str, folder: Path | None = None
 ) -> Path:
-    """Checkpoint that a request means.
+    """Return the checkpoint that a request means.
 
     Args:
         settings: the `run` part of the configuration.
@@ -296,7 +296,7 @@ def folder_of_checkpoint(checkpoint: Path) -> Path:
 
 
 def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Keys in which two configurations differ, apart from `FREE_KEYS`."""
+    """Return the keys in which two configurations differ, apart from `FREE_KEYS`."""
     old, new = _comparable(before), _comparable(now)
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 

@@ -67,7 +67,7 @@ def _write_starts(folder: Path, starts: list[dict[str, Any]]) -> None:
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """The recorded starts of a run, oldest first."""
+    """Return the recorded starts of a run, oldest first."""
     path = folder / FILE_NAME
     if not path.is_file():
         return []

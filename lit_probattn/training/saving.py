@@ -75,7 +75,7 @@ class RunCheckpoint(Checkpoint):
                 checkpoint["callbacks"].pop(callback.state_key, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Best score so far and its step; whether this step is still to be validated."""
+        """Return the best score so far and its step; whether this step is still to be validated."""
         best = {"best_score": self.best_score, "best_step": self.best_step}
         return {**best, "validation_is_due": self._validation_is_due}
 
@@ -127,7 +127,7 @@ class RunCheckpoint(Checkpoint):
         if self._stopped is not None:
             raise self._stopped
 
-    on_validation_start = on_train_batch_start
+    on_validation_start: Any = on_train_batch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the step that was saved before its validation."""
