@@ -24,7 +24,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
 from lit_probattn.cli.files import (
     config_files,
-    found_config_files,
+    files_before_flags,
     read_config_files,
     run_folder_of,
     run_name,
@@ -85,7 +85,7 @@ class RunCLI(BareCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             trainer_defaults=TRAINER_DEFAULTS,
-            args=found_config_files(self.arguments),
+            args=files_before_flags(self.arguments),
         )
 
     # ---- the command line ----------------------------------------------------------------------
@@ -271,8 +271,8 @@ class RunCLI(BareCLI):
         parser = self.command_parser()
         config = self.config[str(self.subcommand)].clone()
         config["run"]["name"] = self.run_name
-        config["ckpt_path"] = None
         loaded: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
+        loaded.pop("ckpt_path")
         return loaded
 
 

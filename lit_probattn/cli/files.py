@@ -9,16 +9,21 @@ from lit_probattn.configs import find, read_yaml, run_stem
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
-    """Values of --config / -c, in order."""
+    """Return the values of --config / -c, in order."""
     return [name for _, _, name in _config_flags(arguments)]
 
 
-def found_config_files(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the place where each configuration file lies today."""
-    found = list(arguments)
-    for position, flag, name in _config_flags(arguments):
-        found[position] = f"{flag}{find(name)}"
-    return found
+def files_before_flags(arguments: Sequence[str]) -> list[str]:
+    """Arguments with the configuration files, where they lie today, right after the command.
+
+    The parser lets the later of file and flag win; so flags win wherever they stand.
+    """
+    flags = list(arguments)
+    files: list[str] = []
+    for position, flag, name in reversed(list(_config_flags(arguments))):
+        files.insert(0, f"--config={find(name)}")
+        del flags[position if flag else position - 1 : position + 1]
+    return [*flags[:1], *files, *flags[1:]]
 
 
 def _config_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
@@ -31,7 +36,7 @@ def _config_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Contents of configuration files, by the names that the user gave.
+    """Return the contents of configuration files, by the names that the user gave.
 
     Raises:
         ConfigError: a file is missing, or holds no configuration.
@@ -56,17 +61,17 @@ def _check_parts(name: str, content: dict[str, Any]) -> None:
 
 
 def sets_attention(content: dict[str, Any]) -> bool:
-    """Whether a file chooses the attention variant."""
+    """Return whether a file chooses the attention variant."""
     return "attention" in _part(content, "model", "init_args")
 
 
 def sets_task(content: dict[str, Any]) -> bool:
-    """Whether a file names the class of the model."""
+    """Return whether a file names the class of the model."""
     return "class_path" in _part(content, "model")
 
 
 def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
-    """`<task>-<attention>`, after the files that set them, or else after the classes.
+    """Return `<task>-<attention>`, after the files that set them, or else after the classes.
 
     Args:
         contents: configuration files, by name.
@@ -80,7 +85,7 @@ def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
 
 
 def run_folder_of(files: Iterable[str]) -> Path | None:
-    """The run folder whose `config.yaml` is among the files."""
+    """Return the run folder whose `config.yaml` is among the files."""
     for path in map(Path, files):
         if path.name == "config.yaml" and (path.parent / "checkpoints").is_dir():
             return path.parent
