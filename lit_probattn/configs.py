@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,7 @@ def _renamed(name: str, old: str, new: str) -> str | None:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Text that names the most similar candidate, or lists all of them if they are few."""
+    """Return text that names the most similar candidate, or lists all of them if they are few."""
     names = sorted(set(candidates))
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     close = close or [name for name in names if name.startswith(word)]
@@ -119,7 +121,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or "cannot be read"
         raise ConfigError(f"{where}: not valid YAML: {problem}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a mapping of keys, got {type(content).__name__}")
+        kind = type(content).__name__
+        raise ConfigError(f"{path} must hold a mapping of keys, received {kind}")
     try:
         return upgrade(content)
     except ConfigError as error:
@@ -200,9 +203,10 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
 Retired = Mapping[str, Mapping[str, tuple[Any, str | None]]]
 
 MOVED_CLASSES = {
-    "lit_probattn.tasks.sharding.ShardedDataParallel": (
-        "lit_probattn.tasks.distributed.ShardedDataParallel"
-    ),
+    f"lit_probattn.tasks.{module}.ShardedDataParallel": (
+        "lit_probattn.training.sharding.ShardedDataParallel"
+    )
+    for module in ("sharding", "distributed")
 }
 # Packages that export their classes, whichever module of theirs a class is or was written in.
 _PUBLIC = re.compile(r"(lit_probattn\.(?:attention|tasks)|datamodules)\.[\w.]+\.(\w+)")
@@ -264,6 +268,11 @@ def _upgraded(value: Any, retired: Retired) -> Any:
     return result
 
 
+def public_path(cls: type) -> str:
+    """Return the full name by which a configuration calls a class."""
+    return _new_class_path(f"{cls.__module__}.{cls.__qualname__}")
+
+
 def _new_class_path(class_path: str) -> str:
     if class_path in MOVED_CLASSES:
         return MOVED_CLASSES[class_path]
@@ -320,16 +329,32 @@ def class_of(path: str) -> Any:
         raise ConfigError(f"unknown class {path!r}: {error}") from error
 
 
-def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the constructor's parameters, those that it hands on to base classes too."""
-    found: dict[str, inspect.Parameter] = {}
+def constructors(cls: type) -> Iterator[Callable[..., None]]:
+    """Yield a class's constructor, then those of base classes that it hands arguments on to."""
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
-        own = inspect.signature(vars(base)["__init__"]).parameters
-        found = {**own, **found}
-        if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in own.values()):
+        constructor = vars(base)["__init__"]
+        yield constructor
+        own = inspect.signature(constructor).parameters.values()
+        if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in own):
             break  # nothing is handed on
+
+
+def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the constructor's parameters, those that it hands on to base classes too."""
+    found: dict[str, inspect.Parameter] = {}
+    for constructor in constructors(cls):
+        found = {**inspect.signature(constructor).parameters, **found}
+    return found
+
+
+def types_of(cls: type) -> dict[str, Any]:
+    """Return the types of these parameters, where they can be found out."""
+    found: dict[str, Any] = {}
+    for constructor in constructors(cls):
+        with contextlib.suppress(NameError, TypeError):
+            found = {**typing.get_type_hints(constructor), **found}
     return found
 
 

@@ -12,6 +12,7 @@ step, and their words wrap modulo 2⁶⁴; the compiler takes neither.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -159,16 +160,21 @@ class AttentionDropout:
         philox_key = self.key.philox_key(STREAM_DROPOUT)
         shape = (batch_size, num_heads, len(rows), len(groups.flatten()) * 8)
         kept = torch.empty(shape, dtype=torch.bool, device=device)
-        per_row = max(1, batch_size * num_heads * groups.numel())
-        step = max(1, _CHUNK_COUNTERS // per_row) if device.type == "cpu" else max(1, len(rows))
-        for start in range(rows.start, rows.stop, step):
-            stop = min(start + step, rows.stop)
-            index = torch.arange(start, stop, device=device).view(1, 1, -1, 1)
+        for part, index in _chunks(rows, batch_size * num_heads * groups.numel(), device):
             words = philox4x32((index, groups, heads, samples), philox_key)
             lanes = torch.stack(words, -1).to(torch.int32).view(torch.int16).flatten(-2)
-            kept[:, :, start - rows.start : stop - rows.start] = lanes >= self.threshold
+            kept[:, :, part] = lanes >= self.threshold
         skip = cols.start - first * 8
         return kept[..., skip : skip + len(cols)]
+
+
+def _chunks(rows: range, per_row: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+    """Yield places and indices (1, 1, n, 1) of so many rows that their counters fit the cache."""
+    step = max(1, _CHUNK_COUNTERS // max(1, per_row)) if device.type == "cpu" else len(rows)
+    for start in range(rows.start, rows.stop, max(1, step)):
+        stop = min(start + step, rows.stop)
+        index = torch.arange(start, stop, device=device).view(1, 1, -1, 1)
+        yield slice(start - rows.start, stop - rows.start), index
 
 
 @torch.compiler.disable
@@ -194,13 +200,9 @@ def normal_noise(
     index_k = torch.arange(cols.start, cols.stop, device=device).view(1, 1, 1, -1)
     philox_key = key.philox_key(STREAM_NOISE)
     noise = torch.empty(batch_size, num_maps, len(rows), len(cols), dtype=dtype, device=device)
-    per_row = max(1, batch_size * groups.numel() * len(cols))
-    step = max(1, _CHUNK_COUNTERS // per_row) if device.type == "cpu" else max(1, len(rows))
-    for start in range(rows.start, rows.stop, step):
-        stop = min(start + step, rows.stop)
-        index_q = torch.arange(start, stop, device=device).view(1, 1, -1, 1)
+    for rows_of_part, index_q in _chunks(rows, batch_size * groups.numel() * len(cols), device):
         words = philox4x32((index_q, index_k, groups, samples), philox_key)
-        part = noise[:, :, start - rows.start : stop - rows.start]
+        part = noise[:, :, rows_of_part]
         for first in range(0, min(num_maps, 4), 2):
             count = len(range(first, num_maps, 4))
             x0, x1 = words[first][:, :count], words[first + 1][:, :count]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lit_probattn.attention.masks import Masks, slice_block
 from lit_probattn.randomness import AttentionDropout
+from lit_probattn.torch_internals import softmax_backward
 
 Axis = Literal["row", "col", "pair", "shared"]
 # Scores that one block may hold. Small enough to stay in the cache of a CPU core, large enough
@@ -181,7 +182,7 @@ def _backward_block(
     if keep is not None and plan.dropout is not None:
         grad_weights = grad_weights.mul_(keep).mul_(plan.dropout.scale)
     # weights ∘ (grad_weights - δ), fused
-    grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+    grad_scores = softmax_backward(grad_weights, weights)
     wanted = [p for p, n in zip(parts, needed, strict=True) if n]
     found = iter(torch.autograd.grad(scores, wanted, grad_scores, allow_unused=True))
     for grad, axis, need in zip(grads, plan.axes, needed, strict=True):

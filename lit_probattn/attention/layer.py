@@ -15,6 +15,7 @@ from lit_probattn.attention.core import Core, HeadCall, HeadLayout
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.torch_internals import RenamingModule
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Cost:
     num_parameters: int
 
 
-class Attention(nn.Module):
+class Attention(RenamingModule):
     """Multi-head attention with a head size of its own; base of every variant.
 
     Calling it: `attention(query, key=None, value=None, *, key_mask, attn_mask, is_causal, bias,
@@ -138,7 +139,7 @@ class Attention(nn.Module):
     @property
     def backend(self) -> Backend:
         """Who computes it; may be set."""
-        return self.core.backend if "core" in self._modules else self._backend
+        return self.core.backend if hasattr(self, "core") else self._backend
 
     @backend.setter
     def backend(self, name: Backend) -> None:
@@ -299,13 +300,12 @@ class Attention(nn.Module):
             rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
         return AttentionDropout(self.dropout, rng)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Take weights without the core's name, of old checkpoints: `prior.value` and the like."""
         for name in self.core.state_dict():
             old, new = prefix + name, f"{prefix}core.{name}"
             if old in state_dict and new not in state_dict:
                 state_dict[new] = state_dict.pop(old)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

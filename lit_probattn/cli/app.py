@@ -18,13 +18,13 @@ from typing import Any
 import lightning.pytorch as pl
 import yaml
 from lightning.pytorch.callbacks import Callback, ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
 from lit_probattn.cli.files import (
     config_files,
-    found_config_files,
+    files_before_flags,
     read_config_files,
     run_folder_of,
     run_name,
@@ -41,6 +41,7 @@ from lit_probattn.training.callbacks import (
     make_progress_bar,
 )
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
+from lit_probattn.training.lightning_internals import BareCLI
 from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
 from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import SignsOfLife
@@ -64,7 +65,7 @@ TRAINER_DEFAULTS = {
 }
 
 
-class RunCLI(LightningCLI):
+class RunCLI(BareCLI):
     """LightningCLI with run folders, checked checkpoints and readable errors.
 
     Args:
@@ -84,7 +85,7 @@ class RunCLI(LightningCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             trainer_defaults=TRAINER_DEFAULTS,
-            args=found_config_files(self.arguments),
+            args=files_before_flags(self.arguments),
         )
 
     # ---- the command line ----------------------------------------------------------------------
@@ -113,10 +114,8 @@ class RunCLI(LightningCLI):
         if command is not None:
             refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
 
-    def _parse_ckpt_path(self) -> None:
-        """The configuration decides, not what a checkpoint remembers of another one."""
-
-    def _add_instantiators(self) -> None:
+    def add_instantiators(self) -> None:
+        """Construct model and data by `Instantiator`."""
         for key, base in (("model", pl.LightningModule), ("data", pl.LightningDataModule)):
             self.parser.add_instantiator(Instantiator(cli=self, key=key), base, subclasses=True)
 
@@ -125,17 +124,17 @@ class RunCLI(LightningCLI):
     @property
     def settings(self) -> RunSettings:
         """The `run` part of the configuration."""
-        settings: RunSettings = self._get(self.config_init, "run")
+        settings: RunSettings = self.part(self.config_init, "run")
         return settings
 
     @property
     def run_name(self) -> str:
         """`run.name`, or `<task>-<attention>` after the files that set them."""
-        return self.settings.name or run_name(self.files, self._get(self.config, "model"))
+        return self.settings.name or run_name(self.files, self.part(self.config, "model"))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Trainer with our checkpoint files and progress; loggers follow with the run folder."""
-        config = self._get(self.config_init, "trainer")
+        config = self.part(self.config_init, "trainer")
         self._own_loggers = config.get("logger") in (None, True)
         if self._own_loggers:
             kwargs["logger"] = False
@@ -166,7 +165,7 @@ class RunCLI(LightningCLI):
 
     def fit(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, in a run folder."""
-        if self._get(self.config, "trainer").fast_dev_run:
+        if self.part(self.config, "trainer").fast_dev_run:
             self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
             return
         config = self._config_dict()
@@ -188,7 +187,7 @@ class RunCLI(LightningCLI):
             write_record(
                 plan.folder,
                 config_text=yaml.safe_dump(config, sort_keys=False),
-                seed=self._get(self.config, "seed_everything"),
+                seed=self.part(self.config, "seed_everything"),
                 arguments=self.arguments,
                 checkpoint=plan.checkpoint,
                 job=job_name(),
@@ -269,11 +268,11 @@ class RunCLI(LightningCLI):
 
     def _config_dict(self) -> dict[str, Any]:
         """The resolved configuration as it is stored: with the run's name, without a checkpoint."""
-        parser = self._parser(self.subcommand)
+        parser = self.command_parser()
         config = self.config[str(self.subcommand)].clone()
         config["run"]["name"] = self.run_name
-        config["ckpt_path"] = None
         loaded: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
+        loaded.pop("ckpt_path")
         return loaded
 
 

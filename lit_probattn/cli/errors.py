@@ -5,9 +5,7 @@ A fault of the program keeps its traceback.
 
 from __future__ import annotations
 
-import difflib
 import errno
-import importlib
 import linecache
 import logging
 import os
@@ -15,14 +13,13 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 import lightning.pytorch as pl
-from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_probattn.attention import Attention
-from lit_probattn.configs import ConfigError, class_of, nearest
+from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.training import peers
@@ -66,128 +63,11 @@ class ConstructionError(BaseException):
         self.key, self.error = key, error
 
 
-# ---- the parser's messages ------------------------------------------------------------------
-
-
-def readable(message: str, option_names: Iterable[str] = ()) -> str:
-    """Reduce a message of the argument parser to one line, with the nearest valid name.
-
-    Args:
-        message: what jsonargparse says.
-        option_names: the valid options, without `--`.
-    """
-    options = list(option_names)
-    unknown = re.search(r"unrecognized arguments: --([^\s=]+)", message) or re.search(
-        r"does not accept option '([^']+)'", message
-    )
-    if unknown:
-        return f"unknown key {unknown[1]!r}{_nearest_option(unknown[1], options)}"
-    body = message.split("Given value type:")[0]
-    path = ".init_args.".join(re.findall(r'Parser key "([^"]+)"', body))
-    class_paths = re.findall(r"class_path(?: |=)'([\w.]+)'", body)
-    refused = re.search(r"Option '([^']+)' is not accepted", body)
-    if refused and class_paths:
-        names = _argument_names(class_paths[-1])
-        return (
-            f"unknown key '{path}.init_args.{refused[1]}' for {class_paths[-1]}"
-            f"{nearest(refused[1], names)}"
-        )
-    for explain_one in (_unknown_class, _missing_argument, _wrong_value):
-        text = explain_one(body, path)
-        if text:
-            return text
-    lines = [line.strip(" -") for line in body.splitlines()]
-    skip = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>")
-    return "; ".join(line for line in lines if line and not line.startswith(skip))
-
-
-def _nearest_option(key: str, options: list[str]) -> str:
-    """The nearest option, or the nearest first part if that is what is wrong."""
-    first = key.split(".")[0]
-    firsts = {option.split(".")[0] for option in options}
-    return nearest(key, options) if first in firsts else nearest(first, firsts)
-
-
-def _argument_names(class_path: str) -> list[str]:
-    """Names of a class's constructor arguments, as the parser sees them."""
-    parser = ArgumentParser(exit_on_error=False)
-    try:
-        added = parser.add_class_arguments(class_of(class_path), fail_untyped=False)
-    except Exception:  # only the hint is lost
-        return []
-    return list(added)
-
-
-def _unknown_class(body: str, path: str) -> str | None:
-    patterns = {
-        "unknown class": r"(module '[\w.]+' has no attribute '\w+')",
-        "not the path of a class:": r"Expected a dot import path string: (\S+)",
-        "no module named": r"No module named '([^']+)'",
-        "not a class that fits here:": r"Expected '([\w.]+)' to be a subclass",
-    }
-    for problem, pattern in patterns.items():
-        found = re.search(pattern, body)
-        if found:
-            given = re.sub(r"module '([\w.]+)' has no attribute '(\w+)'", r"\1.\2", found[1])
-            return f"{path}: {problem} {given!r}{_suggest_class(given, path)}"
-    return None
-
-
-def _suggest_class(given: str, path: str) -> str:
-    """The nearest class of the same name or module; for an attention variant, all of them."""
-    is_attention = path.endswith("attention")
-    package = "lit_probattn.attention" if is_attention else given.rpartition(".")[0]
-    try:
-        classes = _public_classes(package)
-    except (ImportError, ValueError):
-        return ""
-    short_names = {name.rpartition(".")[2]: name for name in classes}
-    close = difflib.get_close_matches(given.rpartition(".")[2], short_names, n=1, cutoff=0.6)
-    hint = f"; did you mean {short_names[close[0]]!r}?" if close else ""
-    return f"{hint} (available: {', '.join(classes)})" if is_attention or not close else hint
-
-
-def _public_classes(package: str) -> list[str]:
-    module = importlib.import_module(package)
-    public = [(name, getattr(module, name)) for name in getattr(module, "__all__", ())]
-    classes = [(name, item) for name, item in public if isinstance(item, type)]
-    if package == "lit_probattn.attention":
-        classes = [(n, c) for n, c in classes if issubclass(c, Attention) and c is not Attention]
-    return [f"{package}.{name}" for name, _ in classes]
-
-
-def _missing_argument(body: str, path: str) -> str | None:
-    found = re.search(r"following arguments are required: ([\w, ]+)", body)
-    if not found:
-        return None
-    if found[1] == "attention":
-        return (
-            "no attention variant: add a file of configs/attention after the task file, for "
-            "example --config configs/attention/softmax.yaml"
-        )
-    return f"{path}: missing {found[1]}"
-
-
-def _wrong_value(body: str, path: str) -> str | None:
-    expected = [
-        text
-        for text in re.findall(r"Expected a ([^\n]*?)(?:\. Got value:|\n|$)", body)
-        if "NoneType" not in text
-    ]
-    value = re.search(r"Got value: (.+?)(?:\. Got value:|\n|$)", body)
-    if not path or not expected:
-        return None
-    kinds = [re.sub(r"<class '([\w.]+)'>|typing\.", r"\1", text) for text in expected]
-    kinds = [re.sub(r"Literal\[(.*?)\]", r"one of \1", text) for text in kinds]
-    given = f", got {value[1]!r}" if value else ""
-    return f"{path}: expected {' or '.join(kinds)}{given}"
-
-
 # ---- exceptions -----------------------------------------------------------------------------
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """One line and exit status for an exception that a user can act on.
+    """Return one line and exit status for an exception that a user can act on.
 
     These are errors that our own code or Lightning's checks raise on purpose, and values that the
     constructor of a configured class refuses; anything else is a fault.

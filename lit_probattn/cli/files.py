@@ -1,6 +1,6 @@
 """Configuration files of a command: read and put in order before the parser sees them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +9,34 @@ from lit_probattn.configs import find, read_yaml, run_stem
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
-    """Values of --config / -c, in order."""
-    files = []
+    """Return the values of --config / -c, in order."""
+    return [name for _, _, name in _config_flags(arguments)]
+
+
+def files_before_flags(arguments: Sequence[str]) -> list[str]:
+    """Arguments with the configuration files, where they lie today, right after the command.
+
+    The parser lets the later of file and flag win; so flags win wherever they stand.
+    """
+    flags = list(arguments)
+    files: list[str] = []
+    for position, flag, name in reversed(list(_config_flags(arguments))):
+        files.insert(0, f"--config={find(name)}")
+        del flags[position if flag else position - 1 : position + 1]
+    return [*flags[:1], *files, *flags[1:]]
+
+
+def _config_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield where a file is named, what stands before its name there, and the name."""
     for position, argument in enumerate(arguments):
-        if argument in ("--config", "-c"):
-            files += list(arguments[position + 1 : position + 2])
+        if position and arguments[position - 1] in ("--config", "-c"):
+            yield position, "", argument
         elif argument.startswith("--config="):
-            files.append(argument.partition("=")[2])
-    return files
-
-
-def found_config_files(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the place where each configuration file lies today."""
-    found = list(arguments)
-    for position, argument in enumerate(found):
-        if position and found[position - 1] in ("--config", "-c"):
-            found[position] = str(find(argument))
-        elif argument.startswith("--config="):
-            found[position] = f"--config={find(argument.partition('=')[2])}"
-    return found
+            yield position, "--config=", argument.partition("=")[2]
 
 
 def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Contents of configuration files, by the names that the user gave.
+    """Return the contents of configuration files, by the names that the user gave.
 
     Raises:
         ConfigError: a file is missing, or holds no configuration.
@@ -46,27 +51,27 @@ def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _check_parts(name: str, content: dict[str, Any]) -> None:
-    """Refuse a part of a configuration that is no group of keys, which the parser would take."""
+    """Refuse a part of a configuration that is not a group of keys; the parser would take it."""
     for key in ("trainer", "run", "model", "data"):
         part = content.get(key, {})
         if isinstance(part, dict) or (isinstance(part, str) and key in ("model", "data")):
             continue
         wanted = "class_path and init_args" if key in ("model", "data") else "its keys"
-        raise CommandError(f"{name}: {key} must hold {wanted}, got {part!r}")
+        raise CommandError(f"{name}: {key} must hold {wanted}, received {part!r}")
 
 
 def sets_attention(content: dict[str, Any]) -> bool:
-    """Whether a file chooses the attention variant."""
+    """Return whether a file chooses the attention variant."""
     return "attention" in _part(content, "model", "init_args")
 
 
 def sets_task(content: dict[str, Any]) -> bool:
-    """Whether a file names the class of the model."""
+    """Return whether a file names the class of the model."""
     return "class_path" in _part(content, "model")
 
 
 def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
-    """`<task>-<attention>`, after the files that set them, or else after the classes.
+    """Return `<task>-<attention>`, after the files that set them, or else after the classes.
 
     Args:
         contents: configuration files, by name.
@@ -80,7 +85,7 @@ def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
 
 
 def run_folder_of(files: Iterable[str]) -> Path | None:
-    """The run folder whose `config.yaml` is among the files."""
+    """Return the run folder whose `config.yaml` is among the files."""
     for path in map(Path, files):
         if path.name == "config.yaml" and (path.parent / "checkpoints").is_dir():
             return path.parent

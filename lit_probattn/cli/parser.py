@@ -9,15 +9,17 @@ import inspect
 import types
 import typing
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.cli import LightningArgumentParser, _InstantiatorFn
+from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_probattn.cli.errors import CommandError, ConstructionError, readable
-from lit_probattn.configs import ConfigError, class_of, upgrade
+from lit_probattn.cli.errors import CommandError, ConstructionError
+from lit_probattn.cli.jsonargparse_internals import Refused, option_names, readable
+from lit_probattn.configs import ConfigError, class_of, types_of, upgrade
+from lit_probattn.training.lightning_internals import ModuleInstantiator
 
 
 class RunParser(LightningArgumentParser):
@@ -27,28 +29,27 @@ class RunParser(LightningArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **kwargs)
+        # Where this is the parser of a class's arguments:
+        self.owner: type | None = None
+        self.names: list[str] = []
+
+    def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """Add the arguments of a class, and remember whose they are."""
+        self.owner, self.names = theclass, super().add_class_arguments(theclass, *args, **kwargs)
+        return self.names
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise `CommandError`, unless this parser only tries whether a value fits."""
         if not self.exit_on_error:
-            return super().error(message, ex)
-        names = [option[2:] for parser in self._all_parsers() for option in _options(parser)]
-        raise CommandError(readable(message, names)) from ex
-
-    def _all_parsers(self) -> list[Any]:
-        action = self._subcommands_action
-        return [self, *(action.choices.values() if action is not None else ())]
+            raise Refused(message, self.owner, self.names) from ex
+        raise CommandError(readable(message, ex, option_names(self))) from ex
 
 
 class HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Help that keeps the lines of the description."""
 
 
-def _options(parser: Any) -> list[str]:
-    return [option for option in parser._option_string_actions if option.startswith("--")]
-
-
-class Instantiator(_InstantiatorFn):
+class Instantiator(ModuleInstantiator):
     """Constructs model and data; tells a refusal of the constructor from a wrong type."""
 
     def __call__(
@@ -63,7 +64,7 @@ class Instantiator(_InstantiatorFn):
         Raises:
             ConstructionError: the constructor raised any exception.
         """
-        # A size that the data do not have (features of tokens) is no hyper-parameter of the model.
+        # A size that the data do not have (features of tokens) is not the model's to store.
         links = {key: size for key, size in applied_instantiation_links.items() if size is not None}
         try:
             _require_sizes(class_type, applied_instantiation_links)
@@ -106,12 +107,12 @@ def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
         CommandError: a key is null whose type does not allow it.
     """
     for key, own in known.items():
-        _check(config.get(key), _all_types(own), key)
+        _check(config.get(key), types_of(own), key)
     for key in ("model", "data"):
         for path, class_path, arguments in _classes(config.get(key), key):
             cls = _import(class_path)
             if cls is not None:
-                expected = _all_types(cls)
+                expected = types_of(cls)
                 if path == "model":
                     expected = {k: v for k, v in expected.items() if k not in linked}
                 _check(arguments, expected, f"{path}.init_args")
@@ -121,7 +122,7 @@ def _check(part: Any, expected: dict[str, Any], path: str) -> None:
     for name, value in dict(part).items() if part is not None else ():
         if value is None and name in expected and not _allows_none(expected[name]):
             kind = getattr(expected[name], "__name__", expected[name])
-            raise CommandError(f"{path}.{name}: expected {kind}, got null")
+            raise CommandError(f"{path}.{name}: expected {kind}, received null")
 
 
 def _classes(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -141,22 +142,6 @@ def _import(class_path: str) -> type | None:
     except ConfigError:
         return None
     return found if isinstance(found, type) else None
-
-
-def _all_types(cls: type) -> dict[str, Any]:
-    """Types of the constructor's arguments, those that it hands to its base classes too."""
-    found: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if "__init__" in vars(base):
-            found = {**_types(vars(base)["__init__"]), **found}
-    return found
-
-
-def _types(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):
-        return {}
 
 
 def _allows_none(kind: Any) -> bool:

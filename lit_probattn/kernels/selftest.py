@@ -14,7 +14,8 @@ from importlib import import_module, metadata
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from lit_probattn.torch_internals import outside_modes
 
 # A family's module has `self_test(family, device, dtype, head_dim)`, which returns pairs of tensors
 # (found, float64). Keep it to a few launches: compiling them is what the first call waits for.
@@ -66,7 +67,7 @@ def run(family: str, device: torch.device, dtype: torch.dtype, head_dim: int) ->
     where = f"on {device} in {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
     test: SelfTest = import_module(FAMILIES[family]).self_test
     try:
-        with _disable_current_modes(), torch.enable_grad():
+        with outside_modes(), torch.enable_grad():
             pairs = test(family, device, dtype, head_dim)
             errors = [_relative_error(found, exact) for found, exact in pairs]
     except Exception as error:  # a compiler may fail in any way

@@ -33,9 +33,7 @@ def chunked_cross_entropy(
     """
 
     def part(rows: Tensor, classes: Tensor) -> Tensor:
-        logits = F.linear(rows, weight, bias)
-        exact = logits if logits.dtype == torch.float64 else logits.float()
-        return F.cross_entropy(exact, classes, reduction="none")
+        return F.cross_entropy(_exact(F.linear(rows, weight, bias)), classes, reduction="none")
 
     rows = max(1, max_logits // weight.shape[0])
     if hidden.shape[0] <= rows:
@@ -51,18 +49,9 @@ def chunked_cross_entropy(
 
 
 class FullSoftmax(nn.Module):
-    """Softmax over all words, with the token table as weights.
+    """Softmax over all words, with the token table as weights; see `chunked_cross_entropy`."""
 
-    Args:
-        vocab_size: number of words.
-        embed_dim: C; unused, for the same arguments as `AdaptiveSoftmax`.
-        bias: one bias per word.
-        max_logits: see `chunked_cross_entropy`.
-    """
-
-    def __init__(
-        self, vocab_size: int, embed_dim: int, *, bias: bool = True, max_logits: int = MAX_LOGITS
-    ) -> None:
+    def __init__(self, vocab_size: int, *, bias: bool = True, max_logits: int = MAX_LOGITS) -> None:
         super().__init__()
         self.max_logits = max_logits
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
@@ -155,5 +144,9 @@ class AdaptiveSoftmax(nn.Module):
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    return exact.log_softmax(-1)
+    return _exact(logits).log_softmax(-1)
+
+
+def _exact(logits: Tensor) -> Tensor:
+    """In float32 or better."""
+    return logits if logits.dtype == torch.float64 else logits.float()

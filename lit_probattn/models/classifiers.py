@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +22,11 @@ class Classifier(nn.Module):
     Source: MGK, ICML 2022, appendix A.1.1; sizes of its base code: embed_dim 64, head_dim 32,
     2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes.
 
-    Args:
-        attention: makes one attention layer from (embed_dim, head_dim).
-        vocab_size: number of token ids.
-        num_classes: number of logits.
-        max_seq_len: longest sequence.
-        embed_dim: C.
-        head_dim: E.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the MLPs and of the head.
-        dropout: dropout of embeddings, attention output and MLPs.
-        pooling: how positions are averaged.
-        activation_checkpointing: recompute blocks in backward.
+    The arguments are those of `lit_probattn.tasks.SequenceClassifier`.
     """
+
+    # The head; a model of other samples names another one with the same arguments.
+    head_class: ClassVar[Callable[..., nn.Module]] = PooledClassifier
 
     def __init__(
         self,
@@ -60,7 +54,7 @@ class Classifier(nn.Module):
             dropout,
             activation_checkpointing=activation_checkpointing,
         )
-        self.head = PooledClassifier(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
+        self.head = self.head_class(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
@@ -81,56 +75,18 @@ class Classifier(nn.Module):
         return logits
 
 
-class PairClassifier(nn.Module):
+class PairClassifier(Classifier):
     """Classifier of pairs of texts: one encoder for both, then a head that compares them.
 
     Both texts are encoded in one call, as 2 B sequences in the order (first, second) of each pair.
     So an attention with M-step priors (setting B) sees both in one set of statistics.
 
-    Source: MGK, ICML 2022, the Retrieval model of its base code (spec d.2). Departs from the
-    source: there the encoder is called once per text, hence two M-step updates per batch.
-
-    Args:
-        attention: makes one attention layer from (embed_dim, head_dim).
-        vocab_size: number of token ids.
-        num_classes: number of logits.
-        max_seq_len: longest text.
-        embed_dim: C.
-        head_dim: E.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the MLPs and of the head.
-        dropout: dropout of embeddings, attention output and MLPs.
-        pooling: how positions are averaged.
-        activation_checkpointing: recompute blocks in backward.
+    Source: MGK, ICML 2022, the Retrieval model of its base code.
+    Departs from the source: there the encoder is called once per text, hence two M-step updates
+    per batch.
     """
 
-    def __init__(
-        self,
-        attention: AttentionFactory,
-        *,
-        vocab_size: int,
-        num_classes: int,
-        max_seq_len: int,
-        embed_dim: int,
-        head_dim: int,
-        num_layers: int,
-        mlp_dim: int,
-        dropout: float = 0.1,
-        pooling: Pooling = "mean",
-        activation_checkpointing: bool = False,
-    ) -> None:
-        super().__init__()
-        self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
-        self.encoder = Transformer(
-            attention,
-            embed_dim,
-            head_dim,
-            num_layers,
-            mlp_dim,
-            dropout,
-            activation_checkpointing=activation_checkpointing,
-        )
-        self.head = PairClassifierHead(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
+    head_class = PairClassifierHead
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
@@ -152,10 +108,7 @@ class PairClassifier(nn.Module):
         if inputs.dim() != 3 or inputs.shape[1] != 2:
             raise ValueError(f"expected pairs (B, 2, N), received inputs {tuple(inputs.shape)}")
         mask = None if key_mask is None else key_mask.flatten(0, 1)  # (2 B, N)
-        x = self.embedding(inputs.flatten(0, 1))  # (2 B, N, C)
-        x = self.encoder(x, key_mask=mask, rng=_key_of_texts(rng))  # (2 B, N, C)
-        logits: Tensor = self.head(x, mask)  # (B, num_classes)
-        return logits
+        return super().forward(inputs.flatten(0, 1), key_mask=mask, rng=_key_of_texts(rng))
 
 
 def _key_of_texts(rng: RandomKey | None) -> RandomKey | None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
 
 
@@ -33,16 +32,13 @@ class Decoder(Protocol):
         positions: Tensor,
         caches: Sequence[Cache],
     ) -> Tensor:
-        """Append tokens to the caches and return the logits after the last one.
+        """Append tokens (B, n) to the caches; return the logits after the last one, (B, V).
 
         Args:
-            inputs: new token ids, (B, n).
-            key_mask: real tokens among them, (B, n). None means all.
-            positions: their positions, (B, n); padding does not count.
+            inputs: new token ids.
+            key_mask: real tokens among them. None means all.
+            positions: their positions; padding does not count.
             caches: memory of earlier tokens.
-
-        Returns:
-            (B, vocabulary).
         """
         ...
 
@@ -68,7 +64,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
+            raise ValueError(
+                f"temperature must be finite and at least 0, received {self.temperature}"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, received {self.top_k}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
@@ -203,26 +201,6 @@ def generate(
         tokens_per_second=batch * (len(tokens) - 1) / seconds if len(tokens) > 1 else None,
         cache_bytes=sum(cache.num_bytes for cache in caches),
     )
-
-
-@torch.no_grad()
-def cache_bytes_per_token(layer: Attention, dtype: torch.dtype = torch.float32) -> tuple[int, int]:
-    """Measure what a layer's memory holds: bytes per further token, and bytes that stay constant.
-
-    One sequence of 2 and one of 5 tokens are decoded through the layer.
-    """
-    was_training = layer.training
-    layer.eval()
-    held = []
-    weight = layer.query_proj.weight
-    for length in (2, 5):
-        cache = layer.new_cache()
-        x = torch.zeros(1, length, layer.embed_dim, dtype=dtype, device=weight.device)
-        layer(x, is_causal=True, cache=cache)
-        held.append(cache.num_bytes)
-    layer.train(was_training)
-    per_token = (held[1] - held[0]) // 3
-    return per_token, held[0] - 2 * per_token
 
 
 def _check_prompt(

@@ -16,14 +16,7 @@ class TokenEmbedding(nn.Module):
     """Token table plus learned positions, then dropout.
 
     Source: the Long Range Arena encoder of MGK, ICML 2022 (appendix A.1.1): both tables start as
-    N(0, 0.02²), no scaling.
-
-    Args:
-        vocab_size: number of token ids.
-        max_seq_len: number of positions.
-        embed_dim: C.
-        dropout: dropout probability.
-        init_std: standard deviation of both tables at the start.
+    N(0, init_std²), no scaling.
     """
 
     def __init__(
@@ -72,13 +65,8 @@ class Sinusoid(nn.Module):
     2.
     Departs from the source: the index is not clamped at the context, which a segment cannot exceed.
 
-    Args:
-        max_seq_len: longest segment.
-        embed_dim: C, even, at least 4.
-        kind: which of the two.
-
     Raises:
-        ValueError: C is odd or too small.
+        ValueError: embed_dim is odd or below 4.
     """
 
     table: Tensor

@@ -34,15 +34,18 @@ def pool(x: Tensor, key_mask: Tensor | None, pooling: Pooling, max_seq_len: int)
 class PooledClassifier(nn.Module):
     """Pool over positions, then Linear, ReLU, Linear.
 
-    Source: the Long Range Arena head of MGK's released code and its base (spec d.2).
+    Source: the Long Range Arena head of MGK's released code and its base.
 
     Args:
-        embed_dim: C.
+        embed_dim, num_classes: C, and the number of logits.
         hidden_dim: width between the two linear layers.
-        num_classes: number of logits.
-        max_seq_len: longest sequence of the task, the divisor of `mean`.
-        pooling: see `pool`.
+        max_seq_len, pooling: see `pool`.
+
+    Raises:
+        ValueError: unknown pooling.
     """
+
+    feature_parts = 1  # width of the feature, in embed_dim
 
     def __init__(
         self,
@@ -57,51 +60,33 @@ class PooledClassifier(nn.Module):
             raise ValueError(f"pooling must be mean or mean_valid, received {pooling!r}")
         self.pooling: Pooling = pooling
         self.max_seq_len = max_seq_len
-        self.fc1 = nn.Linear(embed_dim, hidden_dim)
+        self.fc1 = nn.Linear(self.feature_parts * embed_dim, hidden_dim)
         self.fc2 = nn.Linear(hidden_dim, num_classes)
+
+    def feature(self, pooled: Tensor) -> Tensor:
+        """Return what the linear layers read, for pooled sequences (B, C)."""
+        return pooled
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Map (B, N, C) to logits (B, num_classes)."""
         pooled = pool(x, key_mask, self.pooling, self.max_seq_len)  # (B, C)
-        logits: Tensor = self.fc2(torch.relu(self.fc1(pooled)))  # (B, num_classes)
+        logits: Tensor = self.fc2(torch.relu(self.fc1(self.feature(pooled))))  # (B, num_classes)
         return logits
 
 
-class PairClassifierHead(nn.Module):
+class PairClassifierHead(PooledClassifier):
     """Pool both texts of a pair, compare them, then Linear, ReLU, Linear.
 
-    Source: the Retrieval head of MGK's released code and its base (spec d.2):
+    Encoded pairs are (2 B, N, C), the texts of a pair after one another.
+
+    Source: the Retrieval head of MGK's released code and its base:
 
         feature = [X0, X1, X0 ⊙ X1, X0 − X1]   (4 C numbers of the pooled texts X0, X1)
-
-    Args:
-        embed_dim: C.
-        hidden_dim: width between the two linear layers.
-        num_classes: number of logits.
-        max_seq_len: longest text, the divisor of `mean`.
-        pooling: see `pool`.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        hidden_dim: int,
-        num_classes: int,
-        max_seq_len: int,
-        pooling: Pooling = "mean",
-    ) -> None:
-        super().__init__()
-        if pooling not in ("mean", "mean_valid"):
-            raise ValueError(f"pooling must be mean or mean_valid, received {pooling!r}")
-        self.pooling: Pooling = pooling
-        self.max_seq_len = max_seq_len
-        self.fc1 = nn.Linear(4 * embed_dim, hidden_dim)
-        self.fc2 = nn.Linear(hidden_dim, num_classes)
+    feature_parts = 4
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Map encoded pairs (2 B, N, C), the texts of a pair after one another, to (B, classes)."""
-        pooled = pool(x, key_mask, self.pooling, self.max_seq_len)  # (2 B, C)
+    def feature(self, pooled: Tensor) -> Tensor:
+        """Return the comparison of each pair, (B, 4 C), for pooled texts (2 B, C)."""
         first, second = pooled.unflatten(0, (-1, 2)).unbind(1)  # (B, C) each
-        feature = torch.cat([first, second, first * second, first - second], dim=-1)  # (B, 4 C)
-        logits: Tensor = self.fc2(torch.relu(self.fc1(feature)))  # (B, num_classes)
-        return logits
+        return torch.cat([first, second, first * second, first - second], dim=-1)

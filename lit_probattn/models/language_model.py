@@ -29,36 +29,13 @@ class LanguageModel(nn.Module):
 
         tokens · √C + positions ─ drop ─ Block × L ─ drop ─ output ─ log p(next token)
 
-    Source: MGK, ICML 2022, appendix A.1.2 and its code (specification e.2); the defaults are its
-    small model. FiSH, section c.1 of the specification, uses the same. The value-aware paper's
-    causal model is this one with `positions=forward`, `output=full`, `output_bias=False`,
-    `attention_bias=True` and `init=xavier`.
+    Source: MGK, ICML 2022, appendix A.1.2 and its code; the defaults are its small model. FiSH uses
+    the same. The value-aware paper's causal model is this one with `positions=forward`,
+    `output=full`, `output_bias=False`, `attention_bias=True` and `init=xavier`.
     Departs from the source: positions of a segment that is generated token by token count down from
     max_seq_len − 1, as in a full segment, since its length is not known beforehand.
 
-    Args:
-        attention: makes one attention layer from (embed_dim, head_dim).
-        vocab_size: V.
-        max_seq_len: longest segment.
-        embed_dim: C.
-        head_dim: E.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the MLPs.
-        dropout: dropout of the embedded input, both branches of a block, and the final output.
-        norm_first: pre-norm, with a final norm, or post-norm.
-        activation: activation of the MLPs.
-        positions: `reversed` or `forward` sinusoids (see `Sinusoid`), or `rotary`: nothing is
-            added, and every attention layer must have `rotary_dim` set.
-        output: adaptive or full softmax.
-        cutoffs: where clusters of the adaptive softmax begin.
-        output_bias: one bias per word.
-        attention_bias: whether attention's projections have biases; None leaves it to `attention`.
-        attention_dropout: dropout of attention weights; None leaves it to `attention`.
-        init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
-            `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
-            beside its projections keep their own initialisation.
-        activation_checkpointing: recompute blocks in backward.
-        max_logits: largest number of logits that exist at a time in the loss.
+    The arguments are those of `lit_probattn.tasks.LanguageModeling`.
 
     Raises:
         ValueError: `positions=rotary` without rotary attention, or the sizes do not fit.
@@ -113,9 +90,7 @@ class LanguageModel(nn.Module):
                 vocab_size, embed_dim, cutoffs, bias=output_bias, max_logits=max_logits
             )
         else:
-            self.output = FullSoftmax(
-                vocab_size, embed_dim, bias=output_bias, max_logits=max_logits
-            )
+            self.output = FullSoftmax(vocab_size, bias=output_bias, max_logits=max_logits)
         if positions == "rotary":
             self._require_rotary()
         self._initialise(init)

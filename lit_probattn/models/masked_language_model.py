@@ -14,9 +14,11 @@ from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.transformer import Activation, Transformer
 from lit_probattn.randomness import STREAM_MASKING, RandomKey, philox4x32
 
-# The last rows of the token table are no words: begin, end, mask.
+# The last rows of the token table are not words: begin, end, mask.
 NUM_SPECIAL = 3
 _STD = 0.02
+# Of the chosen words: what becomes the mask token, and what becomes a random word.
+_SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1
 
 
 def mask_tokens(
@@ -26,8 +28,6 @@ def mask_tokens(
     *,
     vocab_size: int,
     probability: float = 0.15,
-    share_masked: float = 0.8,
-    share_random: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
     """Hide words, as a pure function of (seed, step, sample, position).
 
@@ -41,8 +41,6 @@ def mask_tokens(
         key: names the draw; counter (position, 0, 0, sample).
         vocab_size: V; the mask token is V − 1, words are below V − 3.
         probability: share of words that are chosen.
-        share_masked: share of the chosen that become the mask token.
-        share_random: share of the chosen that become a random word.
 
     Returns:
         The inputs with words hidden, and the target, IGNORE where no word was chosen.
@@ -54,8 +52,8 @@ def mask_tokens(
     words = philox4x32((positions, zero, zero, samples), key.philox_key(STREAM_MASKING))
     choice, kind, word, _ = words
     chosen = (choice < round(probability * 2**32)) & (target != IGNORE)
-    masked = kind < round(share_masked * 2**32)
-    random = ~masked & (kind < round((share_masked + share_random) * 2**32))
+    masked = kind < round(_SHARE_MASKED * 2**32)
+    random = ~masked & (kind < round((_SHARE_MASKED + _SHARE_RANDOM) * 2**32))
     hidden = torch.where(masked, vocab_size - 1, inputs)
     hidden = torch.where(random, (word * (vocab_size - NUM_SPECIAL)) >> 32, hidden)
     return torch.where(chosen, hidden, inputs), torch.where(chosen, target, IGNORE)
@@ -66,8 +64,8 @@ class PeriodicPositions(nn.Module):
 
         position p = period · q + r   ->   offsets[r] + blocks[q]
 
-    Source: value-aware attention (Gupta and Berant, 2021), table 4 "POSq"; the reading of the
-    specification, g.1. Without a second block it is an ordinary table.
+    Source: value-aware attention (Gupta and Berant, 2021), table 4 "POSq". Without a second block
+    it is an ordinary table.
 
     Args:
         max_seq_len: longest sequence.
@@ -100,21 +98,7 @@ class MaskedLanguageModel(nn.Module):
     Source: RoBERTa (Liu et al., 2019), which the value-aware paper (section 4, A.1) trains on.
     Departs from the source: nothing is pre-trained; sizes are arguments.
 
-    Args:
-        attention: makes one attention layer from (embed_dim, head_dim).
-        vocab_size: V; the last three ids are begin, end and mask.
-        max_seq_len: longest sequence, begin and end included.
-        embed_dim: C.
-        head_dim: E.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the MLPs.
-        dropout: dropout of the embedding and of both branches of a block.
-        norm_first: pre-norm instead of post-norm blocks.
-        activation: activation of the MLPs.
-        attention_dropout: dropout of attention weights; None leaves it to `attention`.
-        position_period: see `PeriodicPositions`.
-        activation_checkpointing: recompute blocks in backward.
-        max_logits: largest number of logits that exist at a time in the loss.
+    The arguments are those of `lit_probattn.tasks.MaskedLanguageModeling`.
 
     Raises:
         ValueError: fewer than four token ids.
@@ -163,7 +147,7 @@ class MaskedLanguageModel(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.LayerNorm(embed_dim)
         )
-        self.output = FullSoftmax(vocab_size, embed_dim, bias=True, max_logits=max_logits)
+        self.output = FullSoftmax(vocab_size, max_logits=max_logits)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_STD)

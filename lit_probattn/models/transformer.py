@@ -16,14 +16,7 @@ Activation = Literal["gelu", "relu"]
 
 
 class MLP(nn.Module):
-    """Two linear layers with an activation between them and dropout after each.
-
-    Args:
-        embed_dim: C.
-        mlp_dim: inner width.
-        dropout: dropout probability.
-        activation: exact GELU or ReLU.
-    """
+    """Two linear layers, an activation (exact GELU or ReLU) between them, dropout after each."""
 
     def __init__(
         self, embed_dim: int, mlp_dim: int, dropout: float = 0.0, activation: Activation = "gelu"
@@ -38,8 +31,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, N, C) to (B, N, C)."""
         x = self.dropout1(self.activation(self.fc1(x)))  # (B, N, mlp_dim)
-        x = self.dropout2(self.fc2(x))  # (B, N, C)
-        return x
+        result: Tensor = self.dropout2(self.fc2(x))  # (B, N, C)
+        return result
 
 
 class Block(nn.Module):
@@ -50,13 +43,7 @@ class Block(nn.Module):
     post:  x ─┬─ attention ─ drop ─ + ─ norm1 ─┬─ mlp ─ + ─ norm2 ─
               └──────────────────┘             └──────┘
 
-    Args:
-        attention: the attention layer.
-        embed_dim: C.
-        mlp_dim: inner width of the MLP.
-        dropout: dropout on the attention's output and in the MLP.
-        norm_first: pre-norm (True) or post-norm.
-        activation: activation of the MLP.
+    `dropout` acts on the attention's output and in the MLP; the sizes are those of `Transformer`.
     """
 
     def __init__(
@@ -111,7 +98,7 @@ class Transformer(nn.Module):
         head_dim: E.
         num_layers: number of blocks.
         mlp_dim: inner width of the MLPs.
-        dropout: dropout probability.
+        dropout: of both branches of a block.
         norm_first: pre-norm (True) or post-norm.
         activation: activation of the MLPs.
         activation_checkpointing: recompute each block in backward instead of storing its inside.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
 
 import lightning.pytorch as pl
 import torch
@@ -38,6 +39,7 @@ from lit_probattn.tasks.schedules import (
 )
 
 MAX_OVERFLOWS_IN_A_ROW = 10
+Split = Literal["val", "test"]
 _UNCHANGED = "The weights were not updated."
 
 
@@ -62,13 +64,13 @@ def check_optimizer(lr: float, betas: Sequence[float], eps: float, weight_decay:
         ValueError: a value is out of its range.
     """
     if not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be positive, got {lr}")
+        raise ValueError(f"lr must be positive, received {lr}")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {list(betas)}")
+        raise ValueError(f"betas must be two numbers in [0, 1), received {list(betas)}")
     if not (eps >= 0 and math.isfinite(eps)):
-        raise ValueError(f"eps must not be negative, got {eps}")
+        raise ValueError(f"eps must not be negative, received {eps}")
     if not (weight_decay >= 0 and math.isfinite(weight_decay)):
-        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+        raise ValueError(f"weight_decay must not be negative, received {weight_decay}")
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -80,7 +82,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
     """
     if trainer.max_steps < 1:
         raise ValueError(
-            f"trainer.max_steps must be set, got {trainer.max_steps}: runs are counted in "
+            f"trainer.max_steps must be set, received {trainer.max_steps}: runs are counted in "
             "optimiser steps, for example --trainer.max_steps 5000"
         )
     epochs = getattr(trainer, "max_epochs", None)
@@ -105,27 +107,54 @@ def check_trainer(trainer: pl.Trainer) -> None:
         )
     if trainer.accumulate_grad_batches < 1:
         raise ValueError(
-            "trainer.accumulate_grad_batches must be at least 1, got "
+            "trainer.accumulate_grad_batches must be at least 1, received "
             f"{trainer.accumulate_grad_batches}"
         )
     interval = getattr(trainer, "val_check_interval", None)
     if isinstance(interval, int | float) and not interval > 0:
         raise ValueError(
-            f"trainer.val_check_interval must be positive, got {interval}: micro-batches from one "
-            "validation to the next; --trainer.limit_val_batches 0 turns validation off"
+            f"trainer.val_check_interval must be positive, received {interval}: micro-batches from "
+            "one validation to the next; --trainer.limit_val_batches 0 turns validation off"
         )
+
+
+def model_arguments(model: Callable[..., nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model's constructor takes, but `attention`, out of a task's arguments.
+
+    Args:
+        model: the class.
+        values: the arguments by name, as `locals()` of the task's constructor has them.
+    """
+    names = inspect.signature(model).parameters
+    return {name: values[name] for name in names if name in values and name != "attention"}
 
 
 class Task(pl.LightningModule):
     """Training rules shared by the tasks; a task adds the model, its loss and its metrics.
 
-    A subclass sets `self.model` and implements `batch_loss`. Logged: `train/loss` (mean over the
-    global batch), `lr`, `beta1`.
+    A subclass sets `self.model` and implements `batch_loss`, `evaluate` and `log_scores`. Logged:
+    `train/loss` (mean over the global batch), `lr`, `beta1`.
 
     Source of the defaults: MGK, ICML 2022, training set-up on the Long Range Arena and its code:
     AdamW, one-cycle schedule with beta1 cycling.
 
+    The arguments down to `max_logits` are those of most tasks' models.
+
     Args:
+        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
+        vocab_size: number of token ids.
+        num_classes: number of labels.
+        max_seq_len: longest sequence, N.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, size of a head; independent of embed_dim and the number of heads.
+        num_layers: number of blocks.
+        mlp_dim: width of the hidden layer in each block.
+        norm_first: pre-norm instead of post-norm blocks.
+        activation: activation of the MLPs.
+        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
+            None leaves it to that.
+        activation_checkpointing: recompute the blocks in backward instead of storing them.
+        max_logits: largest number of logits that exist at a time in the loss.
         seed: the run's seed. Everything random in training follows from it.
         lr: peak learning rate.
         betas: AdamW's averaging factors. A schedule that cycles beta1 overrides the first.
@@ -165,11 +194,52 @@ class Task(pl.LightningModule):
         self._window: list[tuple[int, Batch, Tensor]] = []  # micro-batches since the last step
         self._overflows_in_a_row = 0
         self.stop_requested = 0  # set from outside: the signal that asks this process to end
-        self.stop_agreed = 0  # set here: the signal that some rank got, as all ranks know
+        self.stop_agreed = 0  # set here: the signal that some rank received, as all ranks know
+
+    def keep_arguments(self) -> None:
+        """Store the arguments of the constructor that calls this in checkpoints."""
+        frame: Any = inspect.currentframe()
+        self.save_hyperparameters(logger=False, frame=frame.f_back)
+        if callable(self.hparams.get("attention")):
+            # A Python object in a checkpoint would need code to load: name it again on loading.
+            self.hparams.pop("attention")
+
+    @property
+    def trainer_or_none(self) -> pl.Trainer | None:
+        """The trainer; None for a task that no trainer has."""
+        try:
+            return self.trainer
+        except RuntimeError:
+            return None
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the rows of a training batch. Shape ()."""
+        """Return the mean loss over the rows of a training batch. Shape ()."""
         raise NotImplementedError(f"{type(self).__name__} must implement batch_loss")
+
+    # ---- evaluation --------------------------------------------------------------------------
+
+    def evaluate(self, batch: Batch, split: Split) -> None:
+        """Score the real rows of a batch; fill-up rows count for nothing."""
+        raise NotImplementedError(f"{type(self).__name__} must implement evaluate")
+
+    def log_scores(self, split: Split) -> None:
+        """Log the metrics of a whole split, where `evaluate` does not."""
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one batch of the validation split."""
+        self.evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one batch of the test split."""
+        self.evaluate(batch, "test")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics of the validation split."""
+        self.log_scores("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics of the test split."""
+        self.log_scores("test")
 
     # ---- set-up ------------------------------------------------------------------------------
 
@@ -195,18 +265,17 @@ class Task(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Split the parameters over the ranks if the strategy asks for that."""
-        if self._device_mesh is not None:
-            shard(self.model, self._device_mesh["data_parallel"])
+        if self.device_mesh is not None:
+            shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Optimizer:
         """AdamW over all parameters; learning rate and beta1 are set before every step."""
-        return AdamW(
-            ordered_parameters(self).values(),
-            lr=self.lr,
-            betas=(self.betas[0], self.betas[1]),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
+        return self.make_optimizer(AdamW, ordered_parameters(self).values())
+
+    def make_optimizer(self, kind: Callable[..., Optimizer], trained: Iterable[Any]) -> Optimizer:
+        """Return an optimiser of parameters, or of groups of them, with the task's settings."""
+        betas = (self.betas[0], self.betas[1])
+        return kind(trained, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
     def _schedule_length(self) -> int:
         return self.trainer.max_steps if self.schedule_steps is None else self.schedule_steps
@@ -214,7 +283,7 @@ class Task(pl.LightningModule):
     # ---- randomness --------------------------------------------------------------------------
 
     def random_key(self, batch: Batch) -> RandomKey:
-        """Key of everything counter-based that is drawn for this batch.
+        """Return the key of everything counter-based that is drawn for this batch.
 
         In evaluation the step is 0, so that a sample sees the same draw in every pass.
         """
@@ -232,7 +301,7 @@ class Task(pl.LightningModule):
     # ---- one optimiser step ------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Loss of one micro-batch. Shape ()."""
+        """Return the loss of one micro-batch. Shape ()."""
         loss = self.batch_loss(batch)
         self._window.append((batch_idx, batch, loss.detach()))
         return loss
@@ -272,7 +341,7 @@ class Task(pl.LightningModule):
         return scaled and self._overflows_in_a_row < MAX_OVERFLOWS_IN_A_ROW
 
     def scheduled(self) -> ScheduleValues:
-        """Learning rate and beta1 of the coming optimiser step."""
+        """Return the learning rate and beta1 of the coming optimiser step."""
         return schedule_values(
             self.schedule,
             self.trainer.global_step,
@@ -362,10 +431,10 @@ class Task(pl.LightningModule):
         rename_checkpoint(checkpoint, self)
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
-        if self._trainer is None or not self.trainer.training:
+        trainer = self.trainer_or_none
+        if trainer is None or not trainer.training:
             return
-        before = state.get("accumulate_grad_batches", 1)
-        now = self.trainer.accumulate_grad_batches
+        before, now = state.get("accumulate_grad_batches", 1), trainer.accumulate_grad_batches
         if before != now:
             raise ValueError(
                 f"the checkpoint was written with trainer.accumulate_grad_batches {before}, this "

@@ -1,19 +1,13 @@
-"""The ranks of a run: sums and gathers, their agreement to end, sharded data parallelism (FSDP).
-
-Every rank works on its own samples, as with DDP, but keeps 1/W of each tensor of W ranks, and
-gathers a block's parameters only while that block computes. For models that one device cannot hold.
-"""
+"""The ranks of a run: sums and gathers, their agreement to end, parameters split over them."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,7 +19,7 @@ STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
 def num_ranks() -> int:
-    """Number of processes that take part in the run."""
+    """Return the number of processes that take part in the run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -57,7 +51,7 @@ def sum_with_gradients(values: Tensor) -> Tensor:
 
 
 def gather_objects(item: Any) -> list[Any]:
-    """Every rank's picklable `item`, in rank order, on every rank."""
+    """Return every rank's picklable `item`, in rank order, on every rank."""
     gathered = [item] * num_ranks()
     if num_ranks() > 1:
         dist.all_gather_object(gathered, item)
@@ -70,47 +64,14 @@ def stop_counts(received: int) -> list[float]:
 
 
 def agreed_signal(counts: Sequence[float]) -> int:
-    """The signal that the summed numbers tell of; 0 if no rank got one."""
+    """Return the signal that the summed numbers tell of; 0 if no rank received one."""
     return next((int(n) for n, count in zip(STOP_SIGNALS, counts, strict=True) if count), 0)
 
 
 def agree_on_signal(received: int, device: torch.device) -> int:
-    """The signal that this or another rank got, the same on every rank; 0 for none."""
+    """Return the signal that this or another rank received, the same on every rank; 0 for none."""
     counts: Tensor = sum_over_ranks(torch.tensor(stop_counts(received), device=device))
     return agreed_signal(counts.tolist())
-
-
-class ShardedDataParallel(ModelParallelStrategy):
-    """Lightning's strategy for PyTorch's `fully_shard`, over all ranks of the run.
-
-    Lightning's `FSDPStrategy` wraps PyTorch's older, flat-parameter form and runs on GPUs only;
-    this one runs wherever there is a process group. Checkpoints are those of one process: they can
-    be continued, scored and exported with any number of ranks.
-
-    Args:
-        timeout: how long a rank waits for another before it gives up.
-        process_group_backend: `nccl` or `gloo`; None chooses by device.
-    """
-
-    def __init__(
-        self,
-        timeout: timedelta = timedelta(minutes=5),
-        process_group_backend: str | None = None,
-    ) -> None:
-        super().__init__(
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=False,
-            timeout=timeout,
-            process_group_backend=process_group_backend,
-        )
-
-    def setup_environment(self) -> None:
-        """Form the process group; the mesh too once there is a model."""
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        if self._lightning_module is None:  # the ranks agree on a run folder first
-            self._setup_distributed()
-        else:
-            super().setup_environment()
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -130,6 +91,6 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank keeps of a tensor; the tensor itself if it is not split."""
+    """Return what this rank keeps of a tensor; the tensor itself if it is not split."""
     part: Any = getattr(tensor, "to_local", None)
     return tensor if part is None else part()

@@ -28,7 +28,7 @@ def largest_gradient(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def first_bad_gradient(module: nn.Module) -> str | None:
-    """Name of the first parameter whose gradient is not finite."""
+    """Return the name of the first parameter whose gradient is not finite."""
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and not bool(local_part(parameter.grad).isfinite().all()):
             return name
@@ -65,7 +65,7 @@ def first_bad_module(module: nn.Module, run: Callable[[], object]) -> str | None
 
 
 def describe_samples(sample_ids: Iterable[int]) -> str:
-    """Sample ids for a message, at most 64 of them."""
+    """Return sample ids for a message, at most 64 of them."""
     ids = list(sample_ids)
     more = f" and {len(ids) - MAX_LISTED_SAMPLES} more" if len(ids) > MAX_LISTED_SAMPLES else ""
     return ", ".join(str(i) for i in ids[:MAX_LISTED_SAMPLES]) + more

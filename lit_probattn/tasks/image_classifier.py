@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.models.images.replace import WeightInit
-from lit_probattn.tasks.base import Batch
+from lit_probattn.tasks.base import Batch, Split, model_arguments
 from lit_probattn.tasks.renaming import ordered_parameters
 from lit_probattn.tasks.schedules import ScheduleValues
 from lit_probattn.tasks.sequence_classifier import LabelTask
@@ -36,7 +36,6 @@ class ImageClassifier(LabelTask):
     Args:
         attention: called once per replaced layer as
             `attention(embed_dim, head_dim=E, num_heads=H)`.
-        num_classes: number of labels.
         model_name: timm's name of the model.
         image_size: side of the pictures in pixels.
         replace: False trains timm's own model.
@@ -58,8 +57,7 @@ class ImageClassifier(LabelTask):
             for none.
         ema_warmup: let the decay grow from 0 (timm's `use_warmup`).
         channels_last: memory layout of pictures and convolutions.
-        activation_checkpointing: recompute the blocks in backward.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: the model or a choice of layers does not exist, the weights are those of another
@@ -103,23 +101,7 @@ class ImageClassifier(LabelTask):
             raise ValueError(f"final_lr is for cosine schedules, received {self.schedule!r}")
         self.label_smoothing = label_smoothing
         self.start_lr, self.final_lr = start_lr, final_lr
-        self.model: nn.Module = ImageModel(
-            attention,
-            name=model_name,
-            num_classes=num_classes,
-            image_size=image_size,
-            replace=replace,
-            stages=stages,
-            blocks=blocks,
-            global_heads=global_heads,
-            head_ratio=head_ratio,
-            init=attention_weights,
-            allow_padding=allow_padding,
-            drop_path=drop_path,
-            activation_checkpointing=activation_checkpointing,
-            channels_last=channels_last,
-            options=model_options,
-        )
+        self.model: nn.Module = ImageModel(attention, **model_arguments(ImageModel, locals()))
         if initial_weights is not None:
             copy = attention_weights == "copy"
             load_timm_state_dict(self.net, read_weights(initial_weights), projections=copy)
@@ -158,7 +140,7 @@ class ImageClassifier(LabelTask):
         Raises:
             ValueError: there is a moving average of the weights, which is not split.
         """
-        if self._device_mesh is not None and self.ema is not None:
+        if self.device_mesh is not None and self.ema is not None:
             raise ValueError(
                 "ema_decay does not work with sharded parameters: use configs/trainer/ddp.yaml, or "
                 "set --model.init_args.ema_decay null"
@@ -173,16 +155,10 @@ class ImageClassifier(LabelTask):
             {"params": [p for name, p in named if name not in skipped]},
             {"params": [p for name, p in named if name in skipped], "weight_decay": 0.0},
         ]
-        return AdamW(
-            [group for group in groups if group["params"]],
-            lr=self.lr,
-            betas=(self.betas[0], self.betas[1]),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
+        return self.make_optimizer(AdamW, [group for group in groups if group["params"]])
 
     def scheduled(self) -> ScheduleValues:
-        """The schedule between `start_lr`, `lr` and `final_lr`.
+        """Return the schedule between `start_lr`, `lr` and `final_lr`.
 
         Warm-up step t of T has start + (lr - start) t / T, as timm's, if `start_lr` is given; the
         cosine is stretched to end at `final_lr`.
@@ -204,16 +180,17 @@ class ImageClassifier(LabelTask):
 
     # ---- evaluation ----------------------------------------------------------------------------
 
-    def _evaluate(self, batch: Batch, split: Literal["val", "test"]) -> None:
+    def evaluate(self, batch: Batch, split: Split) -> None:
+        """Score a batch with the moving average of the weights; see `LabelTask.evaluate`."""
         with self._averaged():
-            super()._evaluate(batch, split)
+            super().evaluate(batch, split)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Predictions; see `LabelTask.predict_step`."""
         with self._averaged():
             return super().predict_step(batch, batch_idx)
 
-    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Literal["val", "test"]) -> None:
+    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         if len(target):
             self.eval_top5.update(logits, target)
         self.log(f"{split}/accuracy_top5", self.eval_top5, on_step=False, on_epoch=True)

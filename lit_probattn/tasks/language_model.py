@@ -13,7 +13,7 @@ from lit_probattn.models.decoding import Sampling, generate
 from lit_probattn.models.embeddings import Positions
 from lit_probattn.models.language_model import Initialisation, LanguageModel, Output
 from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
 from lit_probattn.tasks.distributed import sum_over_ranks
 
 
@@ -28,34 +28,25 @@ class LanguageModeling(Task):
 
     `predict` continues prompts token by token, from each layer's cache or recurrent state.
 
-    Source: MGK, ICML 2022, appendix A.1.2 (specification e.3, e.4).
+    Source: MGK, ICML 2022, appendix A.1.2.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
-        vocab_size: number of token ids.
         max_seq_len: longest segment.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: width of the hidden layer in each block.
         dropout: dropout of embeddings, of both branches of a block and of the final output.
-        norm_first: pre-norm instead of post-norm blocks.
-        activation: activation of the MLPs.
         positions: `reversed` or `forward` sinusoids, or `rotary` (with the attention's rotary_dim).
         output: adaptive or full softmax, tied to the token table.
         cutoffs: where clusters of the adaptive softmax begin.
         output_bias: one bias per word.
         attention_bias: whether attention's projections have biases, whatever the attention's own
             argument says; None leaves it to that.
-        attention_dropout: dropout of attention weights, in the same way.
-        init: initialisation, see `LanguageModel`.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        max_logits: largest number of logits that exist at a time in the loss.
+        init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
+            `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
+            beside its projections keep their own initialisation.
         max_new_tokens: tokens that `predict` adds to a prompt.
         temperature: how `predict` draws them; 0 takes the likeliest.
         top_k: draw among the k likeliest only.
         top_p: draw among the fewest tokens whose probabilities sum to at least p.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     model: LanguageModel
@@ -88,33 +79,10 @@ class LanguageModeling(Task):
         **training_options: Any,
     ) -> None:
         super().__init__(**training_options)
-        self.save_hyperparameters(logger=False)
-        if callable(self.hparams.get("attention")):
-            # A Python object in a checkpoint would need code to load: name it again on loading.
-            self.hparams.pop("attention")
+        self.keep_arguments()
         self.max_new_tokens = max_new_tokens
         self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
-        self.model = LanguageModel(
-            attention,
-            vocab_size=vocab_size,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            norm_first=norm_first,
-            activation=activation,
-            positions=positions,
-            output=output,
-            cutoffs=cutoffs,
-            output_bias=output_bias,
-            attention_bias=attention_bias,
-            attention_dropout=attention_dropout,
-            init=init,
-            activation_checkpointing=activation_checkpointing,
-            max_logits=max_logits,
-        )
+        self.model = LanguageModel(attention, **model_arguments(LanguageModel, locals()))
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens)
         self._generated: list[tuple[int, float]] = []  # tokens and seconds of each batch
 
@@ -126,29 +94,13 @@ class LanguageModeling(Task):
         return self.model.token_losses(hidden, batch["target"])
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the tokens of a batch. Shape ()."""
+        """Return the mean loss over the tokens of a batch. Shape ()."""
         return self.token_losses(batch).mean()
 
     # ---- evaluation --------------------------------------------------------------------------
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Score one batch of the validation split."""
-        self._score(batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Score one batch of the test split."""
-        self._score(batch)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the perplexity."""
-        self._log_scores("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log the perplexity."""
-        self._log_scores("test")
-
-    def _score(self, batch: Batch) -> None:
-        """Add the real rows of a batch; fill-up rows count for nothing."""
+    def evaluate(self, batch: Batch, split: Split) -> None:
+        """Add the losses of the real rows of a batch."""
         real = batch["sample_ids"] >= 0
         form = str(batch.get("form", "segments"))
         sums = self._scores.setdefault(form, torch.zeros(2, dtype=torch.float64))
@@ -160,7 +112,8 @@ class LanguageModeling(Task):
             losses = self.token_losses(rows).double()
             sums += torch.stack([losses.sum(), losses.new_tensor(len(losses))]).to(sums)
 
-    def _log_scores(self, split: str) -> None:
+    def log_scores(self, split: Split) -> None:
+        """Log perplexity and number of tokens of every form."""
         for form, sums in self._scores.items():
             total, count = sum_over_ranks(sums.to(self.device)).tolist()
             mean = total / count if count else float("nan")
@@ -241,7 +194,7 @@ class LanguageModeling(Task):
 
     def _vocabulary(self) -> dict[str, Any] | None:
         """Size and hash of the vocabulary of the DataModule in use, if it has one."""
-        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        data = getattr(self.trainer_or_none, "datamodule", None)
         vocabulary = getattr(data, "vocabulary", None)
         if vocabulary is None:
             return None

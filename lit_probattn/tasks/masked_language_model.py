@@ -1,6 +1,6 @@
 """Hidden words: masked language models over text in two directions."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from lit_probattn.models.adaptive_softmax import MAX_LOGITS
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
 from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
 from lit_probattn.tasks.distributed import sum_over_ranks
 
 
@@ -29,23 +29,11 @@ class MaskedLanguageModeling(Task):
     Departs from the source: the paper does not define its error; this is the usual reading.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         vocab_size: number of token ids, the last three begin, end and mask.
-        max_seq_len: longest sequence.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: width of the hidden layer in each block.
         dropout: dropout of embeddings and of both branches of a block.
-        norm_first: pre-norm instead of post-norm blocks.
-        activation: activation of the MLPs.
-        attention_dropout: dropout of attention weights, whatever the attention's own argument says;
-            None leaves it to that.
         position_period: for long inputs, see `PeriodicPositions`.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        max_logits: largest number of logits that exist at a time.
         mask_probability: share of words that are hidden.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
         ValueError: `mask_probability` is not in (0, 1).
@@ -75,27 +63,10 @@ class MaskedLanguageModeling(Task):
         super().__init__(**training_options)
         if not 0.0 < mask_probability < 1.0:
             raise ValueError(f"mask_probability must be in (0, 1), received {mask_probability}")
-        self.save_hyperparameters(logger=False)
-        if callable(self.hparams.get("attention")):
-            # A Python object in a checkpoint would need code to load: name it again on loading.
-            self.hparams.pop("attention")
+        self.keep_arguments()
         self.mask_probability = mask_probability
-        self.model = MaskedLanguageModel(
-            attention,
-            vocab_size=vocab_size,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            norm_first=norm_first,
-            activation=activation,
-            attention_dropout=attention_dropout,
-            position_period=position_period,
-            activation_checkpointing=activation_checkpointing,
-            max_logits=max_logits,
-        )
+        arguments = model_arguments(MaskedLanguageModel, locals())
+        self.model = MaskedLanguageModel(attention, **arguments)
         self._sums = torch.zeros(3, dtype=torch.float64)  # losses, wrong words, hidden words
 
     # ---- losses ------------------------------------------------------------------------------
@@ -123,30 +94,14 @@ class MaskedLanguageModeling(Task):
         return self.model.token_losses(hidden, target), wrong
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the hidden words of a batch; 0 if none was hidden. Shape ()."""
+        """Return the mean loss over the hidden words of a batch; 0 if none was hidden. Shape ()."""
         losses = self.token_losses(batch)
         return losses.sum() / max(1, len(losses))
 
     # ---- evaluation --------------------------------------------------------------------------
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Score one batch of the validation split."""
-        self._score(batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Score one batch of the test split."""
-        self._score(batch)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log error and loss."""
-        self._log_scores("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log error and loss."""
-        self._log_scores("test")
-
-    def _score(self, batch: Batch) -> None:
-        """Add the real rows of a batch; fill-up rows count for nothing."""
+    def evaluate(self, batch: Batch, split: Split) -> None:
+        """Add losses and errors of the real rows of a batch."""
         real = batch["sample_ids"] >= 0
         if not bool(real.any()):
             return
@@ -155,7 +110,8 @@ class MaskedLanguageModeling(Task):
         sums = [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
         self._sums += torch.stack([x.double() for x in sums]).to(self._sums)
 
-    def _log_scores(self, split: Literal["val", "test"]) -> None:
+    def log_scores(self, split: Split) -> None:
+        """Log error, loss and number of hidden words."""
         loss, wrong, count = sum_over_ranks(self._sums.to(self.device)).tolist()
         per_word = 1.0 / count if count else float("nan")
         self.log(f"{split}/mlm_error", 100.0 * wrong * per_word, prog_bar=split == "val")

@@ -32,10 +32,10 @@ def check_schedule(name: ScheduleName, *, total_steps: int, warmup_steps: int) -
         ValueError: a negative warm-up, or one that leaves no step to fall in.
     """
     if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
+        raise ValueError(f"warmup_steps must be at least 0, received {warmup_steps}")
     if name not in OPEN_ENDED and not warmup_steps < total_steps:
         raise ValueError(
-            f"schedule {name!r} needs warmup_steps below its length, got warmup_steps "
+            f"schedule {name!r} needs warmup_steps below its length, received warmup_steps "
             f"{warmup_steps} and schedule_steps {total_steps}: lower warmup_steps, raise "
             "schedule_steps, or use schedule 'constant'"
         )
@@ -50,7 +50,7 @@ def schedule_values(
     warmup_steps: int,
     cycle_momentum: bool = True,
 ) -> ScheduleValues:
-    """Learning rate and beta1 of optimiser step `step`.
+    """Return the learning rate and beta1 of optimiser step `step`.
 
     Args:
         name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with
@@ -69,7 +69,8 @@ def schedule_values(
         ValueError: the step lies outside the schedule.
     """
     if step < 0 or (name not in OPEN_ENDED and step >= total_steps):
-        raise ValueError(f"step must lie in 0..{total_steps - 1} (schedule {name!r}), got {step}")
+        last = total_steps - 1
+        raise ValueError(f"step must lie in 0..{last} (schedule {name!r}), received {step}")
     if name == "one_cycle":
         height = _triangle(step, total_steps, warmup_steps)
         start = 1 / START_DIVISOR

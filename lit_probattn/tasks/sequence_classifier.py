@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.models.heads import Pooling
-from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
 
 
 class LabelTask(Task):
@@ -25,42 +25,29 @@ class LabelTask(Task):
     `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy`. Both metrics are ratios of sums over
     samples, so they are the same for any number of ranks.
 
-    Args:
-        num_classes: number of labels.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+    Further arguments: see `lit_probattn.tasks.Task`.
     """
 
     def __init__(self, num_classes: int, **training_options: Any) -> None:
         super().__init__(**training_options)
-        self.save_hyperparameters(logger=False)  # the subclass's arguments too
-        if callable(self.hparams.get("attention")):
-            # A Python object in a checkpoint would need code to load: name it again on loading.
-            self.hparams.pop("attention")
+        self.keep_arguments()  # the subclass's too
         self.num_classes = num_classes
         self.eval_loss = MeanMetric()
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of a batch, in float32 or better. Shape (B, num_classes)."""
+        """Return the logits of a batch, in float32 or better. Shape (B, num_classes)."""
         logits: Tensor = self.model(
             batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch)
         )
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean cross-entropy over the batch. Shape ()."""
+        """Return the mean cross-entropy over the batch. Shape ()."""
         return F.cross_entropy(self(batch), batch["target"])
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count one batch of the validation split."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count one batch of the test split."""
-        self._evaluate(batch, "test")
-
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Predictions of the real rows of a batch.
+        """Return the predictions of the real rows of a batch.
 
         Returns:
             `sample_id`, `target`, `prediction` (R,) int64 and `probabilities` (R, num_classes)
@@ -75,7 +62,7 @@ class LabelTask(Task):
             "probabilities": probabilities,
         }
 
-    def _evaluate(self, batch: Batch, split: Literal["val", "test"]) -> None:
+    def evaluate(self, batch: Batch, split: Split) -> None:
         """Add the real rows of a batch to the metrics; fill-up rows count for nothing."""
         logits = self(batch)
         real = batch["sample_ids"] >= 0
@@ -84,16 +71,11 @@ class LabelTask(Task):
         if bool(real.any()):
             self.eval_accuracy.update(logits[real], batch["target"][real])
         self._evaluate_more(logits[real], batch["target"][real], split)
-        self.log(f"{split}/loss", self.eval_loss, on_step=False, on_epoch=True)
-        self.log(
-            f"{split}/accuracy",
-            self.eval_accuracy,
-            on_step=False,
-            on_epoch=True,
-            prog_bar=split == "val",
-        )
+        once: Any = {"on_step": False, "on_epoch": True}
+        self.log(f"{split}/loss", self.eval_loss, **once)
+        self.log(f"{split}/accuracy", self.eval_accuracy, prog_bar=split == "val", **once)
 
-    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Literal["val", "test"]) -> None:
+    def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         """Hook for further metrics, on the R real rows of a batch; R may be 0."""
 
 
@@ -106,19 +88,12 @@ class SequenceClassifier(LabelTask):
     Departs from the source: whole validation and test sets are scored, each sample once.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
-        vocab_size: number of token ids.
-        num_classes: number of labels.
         max_seq_len: N, the padded length.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
         mlp_dim: width of the hidden layer in each block and in the head.
         dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
             attention's own argument.
         pooling: how (B, N, C) becomes (B, C); see `lit_probattn.models.heads`.
-        activation_checkpointing: recompute the blocks in backward instead of storing them.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     # The model; a task with other inputs names another one with the same arguments.
@@ -140,19 +115,8 @@ class SequenceClassifier(LabelTask):
         **training_options: Any,
     ) -> None:
         super().__init__(num_classes, **training_options)
-        self.model: nn.Module = self.model_class(
-            attention,
-            vocab_size=vocab_size,
-            num_classes=num_classes,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            pooling=pooling,
-            activation_checkpointing=activation_checkpointing,
-        )
+        arguments = model_arguments(self.model_class, locals())
+        self.model: nn.Module = self.model_class(attention, **arguments)
 
 
 class PairClassifier(SequenceClassifier):
@@ -165,7 +129,7 @@ class PairClassifier(SequenceClassifier):
 
     Everything else, arguments and logged values included, is as in SequenceClassifier.
 
-    Source: MGK, ICML 2022, Retrieval set-up on the Long Range Arena (spec d.2, h-26).
+    Source: MGK, ICML 2022, Retrieval set-up on the Long Range Arena.
     Departs from the source: one M-step per optimiser step instead of one per text; whole validation
     and test sets are scored, each pair once.
     """

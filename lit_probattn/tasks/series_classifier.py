@@ -11,6 +11,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.series.encoder import AttentionInit, Positions, SeriesTransformer
 from lit_probattn.models.series.norm import Norm, NormPositions, SeriesBatchNorm
 from lit_probattn.models.transformer import Activation
+from lit_probattn.tasks.base import model_arguments
 from lit_probattn.tasks.distributed import sum_with_gradients
 from lit_probattn.tasks.renaming import ordered_parameters
 from lit_probattn.tasks.sequence_classifier import LabelTask
@@ -29,14 +30,8 @@ class SeriesClassifier(LabelTask):
     incomplete batches at the end of an epoch are dropped.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E)`.
         num_features: dimensions of a series.
-        num_classes: number of labels.
         max_seq_len: N, the longest series.
-        embed_dim: C, width of the residual stream.
-        head_dim: E, size of a head; independent of embed_dim and the number of heads.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the blocks' MLPs.
         dropout: dropout of embedding, both branches of a block, and head. Attention dropout is the
             attention's own argument.
         norm: `batch` (mvts) or `layer` (Flowformer).
@@ -46,9 +41,8 @@ class SeriesClassifier(LabelTask):
         positions: `learnable` or `fixed` positions.
         attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
             nn.Linear (`default`).
-        activation: activation of the MLPs.
         optimizer: `radam`, or `adamw`.
-        training_options: the arguments of `lit_probattn.tasks.Task`.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
     def __init__(
@@ -73,23 +67,8 @@ class SeriesClassifier(LabelTask):
     ) -> None:
         super().__init__(num_classes, **training_options)
         self.optimizer_name = optimizer
-        self.model: nn.Module = SeriesTransformer(
-            attention,
-            num_features=num_features,
-            num_classes=num_classes,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            norm=norm,
-            norm_positions=norm_positions,
-            final_norm=final_norm,
-            positions=positions,
-            attention_init=attention_init,
-            activation=activation,
-        )
+        arguments = model_arguments(SeriesTransformer, locals())
+        self.model: nn.Module = SeriesTransformer(attention, **arguments)
 
     def setup(self, stage: str) -> None:
         """Connect batch norm to the other ranks.
@@ -113,13 +92,7 @@ class SeriesClassifier(LabelTask):
         """RAdam as in the source, with steps of plain momentum while its variance is undefined."""
         if self.optimizer_name == "adamw":
             return super().configure_optimizers()
-        return RAdam(
-            ordered_parameters(self).values(),
-            lr=self.lr,
-            betas=(self.betas[0], self.betas[1]),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
+        return self.make_optimizer(RAdam, ordered_parameters(self).values())
 
     def _batch_norms(self) -> list[SeriesBatchNorm]:
         return [module for module in self.modules() if isinstance(module, SeriesBatchNorm)]

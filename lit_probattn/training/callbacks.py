@@ -11,30 +11,25 @@ from typing import Any
 import lightning.pytorch as pl
 import pandas as pd
 import torch
-from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 
 from lit_probattn.attention import recorded_choices
 from lit_probattn.tasks.distributed import gather_objects
+from lit_probattn.training.checkpoints import replacing
+from lit_probattn.training.lightning_internals import TrainingBar, set_logged_step
 from lit_probattn.training.run_record import add_to_last_start
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
 class FinalValidation(Callback):
-    """Validates after the last step even if the run's length is no multiple of the interval.
+    """Validates after the last step, whether or not the interval divides the run's length.
 
     Must come before `RunCheckpoint`.
     """
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *batch: Any) -> None:
         """Ask Lightning to stop, which makes it validate first."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
@@ -47,11 +42,9 @@ class StepNumbers(Callback):
     has resumed from a checkpoint that was written after a validation.
     """
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *batch: Any) -> None:
         """Set Lightning's count for loggers."""
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        set_logged_step(trainer, trainer.global_step)
 
 
 class RunRecord(Callback):
@@ -66,12 +59,7 @@ class RunRecord(Callback):
         self._done = False
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
         """Record and print the number of parameters and the attention backends in use."""
         if self._done or not trainer.is_global_zero:
@@ -101,9 +89,7 @@ class Throughput(Callback):
         self._samples, self._seconds = 0, 0.0
         self._started: float | None = None
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *batch: Any) -> None:
         """Start the clock after a pause."""
         if self._started is None:
             self._started = time.perf_counter()
@@ -124,22 +110,19 @@ class Throughput(Callback):
             return
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)
-        self._pause()
+        self.on_validation_start()
         pl_module.log("samples_per_second", self._samples / self._seconds)
         self._samples, self._seconds = 0, 0.0
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         """Stop the clock."""
-        self._pause()
-
-    def _pause(self) -> None:
         if self._started is not None:
             self._seconds += time.perf_counter() - self._started
             self._started = None
 
 
 def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows of `predict_step` outputs, ordered by sample.
+    """Return the rows of `predict_step` outputs, ordered by sample.
 
     Returns:
         A column for each output: numbers, texts, or a list of numbers per row; `probabilities`
@@ -157,6 +140,10 @@ def predictions_frame(batches: list[dict[str, Any]]) -> pd.DataFrame:
             else:
                 columns[name] = values
         frames.append(pd.DataFrame(columns))
+    return _by_sample(frames)
+
+
+def _by_sample(frames: list[pd.DataFrame]) -> pd.DataFrame:
     table = pd.concat(frames, ignore_index=True)
     return table.sort_values("sample_id", kind="stable", ignore_index=True)
 
@@ -173,18 +160,11 @@ class PredictionWriter(Callback):
         self._batches: list[dict[str, Any]] = []
 
     def on_predict_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *batch: Any
     ) -> None:
         """Keep one batch, on the CPU."""
-        self._batches.append(
-            {name: v.cpu() if isinstance(v, Tensor) else v for name, v in outputs.items()}
-        )
+        kept = {name: v.cpu() if isinstance(v, Tensor) else v for name, v in outputs.items()}
+        self._batches.append(kept)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the ranks' rows and write the file."""
@@ -192,20 +172,16 @@ class PredictionWriter(Callback):
         self._batches = []
         if not trainer.is_global_zero:
             return
-        table = pd.concat(frames, ignore_index=True)
-        table = table.sort_values("sample_id", kind="stable", ignore_index=True)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        table.to_parquet(temporary, index=False)
-        temporary.replace(self.path)
+        with replacing(self.path) as file:
+            _by_sample(frames).to_parquet(file, index=False)
 
 
 def make_progress_bar() -> ProgressBar:
-    """The kind that suits where the output goes."""
+    """Return a bar for a terminal, plain lines for anything else."""
     return StepProgressBar(leave=True) if sys.stdout.isatty() else PlainProgress()
 
 
-class StepProgressBar(RichProgressBar):
+class StepProgressBar(TrainingBar):
     """Rich bar whose total is the whole run: `max_steps`, in micro-batches."""
 
     @property
@@ -213,13 +189,10 @@ class StepProgressBar(RichProgressBar):
         """Micro-batches of the run."""
         return self.trainer.max_steps * self.trainer.accumulate_grad_batches
 
-    def _get_train_description(self, current_epoch: int) -> str:
-        return "training"
-
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Metrics beside the bar, without the logger's version number."""
+        """Return the metrics beside the bar, without the logger's version number."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics
@@ -246,14 +219,7 @@ class PlainProgress(ProgressBar):
         self._first_step, self._started = trainer.global_step, time.monotonic()
         self._printed = 0.0
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *batch: Any) -> None:
         """Print a line if it is time."""
         now, step = time.monotonic(), trainer.global_step
         is_last = step == trainer.max_steps

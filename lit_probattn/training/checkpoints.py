@@ -46,12 +46,12 @@ class CheckpointError(RuntimeError):
 
 
 def checkpoint_path(folder: Path, kind: Kind, step: int) -> Path:
-    """Path of the checkpoint of one step."""
+    """Return the path of the checkpoint of one step."""
     return folder / f"{kind}-{step:08d}.ckpt"
 
 
 def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
-    """Checkpoints of one kind in a folder, newest step first."""
+    """Return the checkpoints of one kind in a folder, newest step first."""
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
@@ -60,7 +60,7 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """Optimiser step of a checkpoint: from its name, or else from its content."""
+    """Return the optimiser step of a checkpoint: from its name, or else from its content."""
     named = _NAME.fullmatch(path.name)
     return int(named[2]) if named is not None else int(load_checkpoint(path)["global_step"])
 
@@ -89,12 +89,12 @@ def check_checkpoint(path: Path) -> None:
 
 def _seal(file: BinaryIO) -> None:
     """Append the seal to an archive without comment that was just written."""
+    file.flush()
     end = file.seek(-2, os.SEEK_END)  # the length of the comment
     file.seek(0)
     digest = _digest(file, end)
     file.seek(end)
     file.write(_SEAL_BYTES.to_bytes(2, "little") + _SEAL + digest.encode())
-    file.flush()
 
 
 def _seal_holds(path: Path) -> bool:
@@ -122,7 +122,7 @@ def _digest(file: BinaryIO, num_bytes: int) -> str:
 
 
 def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
-    """Newest checkpoint that passes the check; warns about each newer one that does not.
+    """Return the newest checkpoint that passes the check; warns about each newer one that does not.
 
     Returns:
         None if the folder has no checkpoint of that kind.
@@ -130,9 +130,8 @@ def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
     Raises:
         CheckpointError: there are checkpoints and all of them are damaged.
     """
-    paths = list_checkpoints(folder, kind)
     problems = []
-    for path in paths:
+    for path in list_checkpoints(folder, kind):
         try:
             check_checkpoint(path)
         except CheckpointError as error:
@@ -167,7 +166,8 @@ def load_checkpoint(
     except Exception as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {_refusal(error)}") from error
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(loaded).__name__}")
+        kind = type(loaded).__name__
+        raise CheckpointError(f"{path} is not a checkpoint: it holds a {kind}")
     return loaded
 
 
@@ -183,25 +183,15 @@ def _refusal(error: Exception) -> str:
     return lines[0] if lines else repr(error)
 
 
-def _require_parts(loaded: dict[str, Any], path: Path) -> dict[str, Any]:
-    missing = [name for name in _PARTS if name not in loaded]
-    if missing:
-        raise CheckpointError(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
-    return loaded
-
-
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint so that the name only ever shows a complete file.
-
-    The data goes to a temporary file in the same folder, is flushed to the disk and then renamed.
+    """Write a checkpoint atomically, with a seal; see `replacing`.
 
     Raises:
-        CheckpointError: it cannot be written. What stood under the name is untouched.
+        CheckpointError: it cannot be written.
     """
     try:
-        with _replacing(path) as file:
+        with replacing(path) as file:
             torch.save(checkpoint, file)
-            file.flush()
             _seal(file)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
@@ -211,8 +201,11 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file that takes the name, and is on the disk, once the block ends well."""
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write atomically: a temporary file, flushed to the disk and renamed once the block ends well.
+
+    What stood under the name is untouched otherwise.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,25 +250,22 @@ class CheckedCheckpointIO(CheckpointIO):
     """Lightning's access to checkpoint files, through the functions above."""
 
     def save_checkpoint(
-        self,
-        checkpoint: dict[str, Any],
-        path: str | Path,
-        storage_options: Any | None = None,
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """Write atomically. See `save_checkpoint`."""
         if storage_options is not None:
-            raise TypeError(f"storage_options is not supported, got {storage_options!r}")
+            raise TypeError(f"storage_options is not supported, received {storage_options!r}")
         save_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(
-        self,
-        path: str | Path,
-        map_location: Any | None = "cpu",
-        weights_only: bool | None = None,
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Check and load. Objects that need code are refused unless `weights_only` is False."""
         loaded = load_checkpoint(Path(path), map_location, weights_only is not False)
-        return _require_parts(loaded, Path(path))
+        missing = ", ".join(name for name in _PARTS if name not in loaded)
+        if missing:
+            raise CheckpointError(f"{path} is not a training checkpoint: missing keys {missing}")
+        return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint; a missing one is fine."""
@@ -298,16 +288,13 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
     state = load_checkpoint(checkpoint).get("state_dict", {})
     prefix = "model."
-    weights = {
-        name.removeprefix(prefix): tensor.clone().contiguous()
-        for name, tensor in state.items()
-        if name.startswith(prefix)
-    }
+    named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
+    weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}
     if not weights:
         raise CheckpointError(f"checkpoint {checkpoint} holds no tensors named {prefix}*")
     content = save(weights, metadata={"format": "pt"})
     try:
-        with _replacing(output) as file:
+        with replacing(output) as file:
             file.write(content)
     except OSError as error:
         raise CheckpointError(f"cannot write {output}: {error}") from error

@@ -1,7 +1,7 @@
 """Logs of a run, `metrics.csv` and TensorBoard events, continued when the run is resumed."""
 
 import csv
-import os
+import io
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+
+from lit_probattn.records.provenance import replace_text
 
 FILE_NAME = "metrics.csv"
 
@@ -95,16 +97,15 @@ class RunCSVLogger(Logger):
         self._rewrite()
 
     def _rewrite(self) -> None:
-        temporary = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
-            writer.writeheader()
-            writer.writerows(self._rows)
-        temporary.replace(self.path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        replace_text(self.path, text.getvalue())
 
 
 def steps_taken(lightning_step: int | None) -> int:
-    """Optimiser steps taken when Lightning logs: its step numbers count from 0."""
+    """Return the optimiser steps taken when Lightning logs: its step numbers count from 0."""
     return 0 if lightning_step is None else lightning_step + 1
 
 

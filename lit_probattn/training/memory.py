@@ -15,10 +15,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from lit_probattn.attention import Attention, recorded_choices
+from lit_probattn.torch_internals import FakeTensorMode, peak_bytes, storage_key, with_child
 
 _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -33,14 +32,14 @@ Resident = Sequence[torch.nn.Module | torch.Tensor]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that an allocation failed, on the host or on a GPU."""
+    """Return whether an exception says that an allocation failed, on the host or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
 
 
 def told_out_of_memory(error: BaseException) -> str:
-    """One line about an allocation that failed: the advice if there is one, else the plain fact."""
+    """Return a line about an allocation that failed: the advice if any, else the plain fact."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("out of memory")]
     if notes:
         return notes[0]
@@ -77,24 +76,14 @@ class MemoryAdvice(Callback):
         self._batch: Any = None
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *numbers: int
     ) -> None:
         """Remember the batch."""
         self._batch = batch
 
-    def on_validation_batch_start(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Remember the batch."""
-        self._batch = batch
-
-    on_test_batch_start = on_validation_batch_start
-    on_predict_batch_start = on_validation_batch_start
+    on_validation_batch_start: Any = on_train_batch_start
+    on_test_batch_start: Any = on_train_batch_start
+    on_predict_batch_start: Any = on_train_batch_start
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -112,7 +101,7 @@ class MemoryAdvice(Callback):
 
 
 def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
-    """One line: what ran out of memory, what it needs, and what to lower.
+    """Return one line: what ran out of memory, what it needs, and what to lower.
 
     Args:
         trainer: while the error is being handled.
@@ -188,9 +177,8 @@ def predicted_step_bytes(step: Step, num_rows: int, backend: str | None) -> int 
         for layer in model.modules():
             if isinstance(layer, Attention):
                 layer.backend = backend or _own_backend(layer)  # type: ignore[assignment]
-        task = copy.copy(step.task)  # leaves the trainer out
-        task.__dict__["_trainer"] = step.task._trainer
-        task.__dict__["_modules"] = {**step.task._modules, "model": model}
+        task = with_child(step.task, "model", model)  # leaves the trainer out
+        task.trainer = step.task.trainer
         batch = {key: _fake_rows(value, num_rows) for key, value in step.batch.items()}
         return lambda: _run(task, batch, step), (model, *_tensors(batch))
 
@@ -298,13 +286,9 @@ def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple
     """
     with FakeTensorMode():
         step, resident = build()
-        tracker = MemTracker()
-        tracker.track_external(*resident)
-        with tracker:
-            step()
-        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+        peak = peak_bytes(resident, step)
         held = resident_bytes(resident)
-    return int(peak) - held, held
+    return peak - held, held
 
 
 def resident_bytes(resident: Resident) -> int:
@@ -315,8 +299,7 @@ def resident_bytes(resident: Resident) -> int:
             [item] if isinstance(item, torch.Tensor) else [*item.parameters(), *item.buffers()]
         )
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
+            storages[storage_key(tensor)] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
 
 

@@ -20,6 +20,8 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
+from lit_probattn.torch_internals import default_store
+
 INTERVAL_S = 1.0
 MISSED_BEATS = 3
 LOST_CONTACT = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout")
@@ -27,7 +29,7 @@ _current: Peers | None = None
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Whether an error says that another rank could not be reached or did not answer."""
+    """Return whether an error says that another rank could not be reached or did not answer."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
@@ -153,7 +155,7 @@ class SignsOfLife(Callback):
         if _current is not None or not (dist.is_available() and dist.is_initialized()):
             return
         if dist.get_world_size() > 1:
-            store = dist.PrefixStore("peers", dist.distributed_c10d._get_default_store().clone())
+            store = dist.PrefixStore("peers", default_store())
             _current = Peers(store, dist.get_rank(), dist.get_world_size())
             trainer.strategy.barrier("signs of life")  # all have given one
 
@@ -166,7 +168,7 @@ class SignsOfLife(Callback):
 
 
 def explain_lost_contact(error: BaseException) -> str | None:
-    """One line that names the rank which caused an error of communication.
+    """Return one line that names the rank which caused an error of communication.
 
     Any other error is noted for the ranks that wait for this one.
 

@@ -21,6 +21,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.tasks.distributed import STOP_SIGNALS, gather_objects
+from lit_probattn.training.lightning_internals import leave_out_sigterm_question
 
 
 class Preempted(BaseException):
@@ -29,7 +30,7 @@ class Preempted(BaseException):
     Not an Exception: nothing went wrong, and nothing should catch it by accident.
 
     Args:
-        number: the signal that this or another rank got.
+        number: the signal that this or another rank received.
         step: optimiser steps taken.
         checkpoint: where they are kept.
     """
@@ -66,16 +67,14 @@ class StopSignals(Callback):
         self._task, self._process = pl_module, os.getpid()
         self._install()
 
-    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_sanity_check_start(self, *_: Any) -> None:
         """Install them again: Lightning has put its own in their place."""
         self._install()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Install them again; leave out Lightning's question after every batch, which is ours."""
         self._install()
-        loop: Any = trainer.fit_loop.epoch_loop
-        if hasattr(loop, "_broadcast_sigterm_tensor"):
-            loop._broadcast_sigterm_tensor = lambda: None
+        leave_out_sigterm_question(trainer)
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():

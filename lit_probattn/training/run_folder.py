@@ -9,11 +9,13 @@ configuration differs in more than `FREE_KEYS` gets a folder of its own.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,32 +163,19 @@ def _agree(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
 
 
 def _encode(plan: RunPlan) -> str:
-    values: dict[str, Any] = {
-        "folder": str(plan.folder),
-        "checkpoint": None if plan.checkpoint is None else str(plan.checkpoint),
-        "created": plan.created,
-        "notes": plan.notes,
-    }
-    return json.dumps(values)
+    return json.dumps(asdict(plan), default=str)
 
 
 def _decode(text: str) -> RunPlan:
-    values = json.loads(text)
-    checkpoint = values["checkpoint"]
-    return RunPlan(
-        folder=Path(values["folder"]),
-        checkpoint=None if checkpoint is None else Path(checkpoint),
-        created=values["created"],
-        notes=values["notes"],
-    )
+    plan = RunPlan(**json.loads(text))
+    plan.folder = Path(plan.folder)
+    plan.checkpoint = None if plan.checkpoint is None else Path(plan.checkpoint)
+    return plan
 
 
 def versions_of(root: Path, name: str) -> list[Path]:
-    """Version folders of a name, newest first."""
-    base = root / name
-    if not base.is_dir():
-        return []
-    folders = [path for path in base.iterdir() if (path / "config.yaml").is_file()]
+    """Return the version folders of a name, newest first."""
+    folders = [path.parent for path in (root / name).glob("*/config.yaml")]
     return sorted(folders, key=_start_time, reverse=True)
 
 
@@ -209,7 +198,6 @@ def plan_fit(
         RunFolderError: there is nothing to continue, or the version exists already.
         CheckpointError: all checkpoints are damaged.
     """
-    root = Path(settings.root)
     begun = _plan_again(settings, name, config) if is_restart() or request == "auto" else None
     if begun is not None:
         return begun
@@ -224,13 +212,12 @@ def plan_fit(
     source, checkpoint_or_none = _newest(_candidates(settings, name), "step")
     if source is None or checkpoint_or_none is None:
         raise RunFolderError(
-            f"nothing to continue: no checkpoint in {root / name}; leave out --ckpt_path for a "
-            "first start, or use --ckpt_path auto, which does either"
+            f"nothing to continue: no checkpoint in {Path(settings.root, name)}; leave out "
+            "--ckpt_path for a first start, or use --ckpt_path auto, which does either"
         )
-    differences = config_differences(read_config(source), config)
+    differences = config_differences(read_yaml(source / "config.yaml"), config)
     if not differences:
-        note = f"continuing {source} from {checkpoint_or_none.name}"
-        return RunPlan(source, checkpoint_or_none, notes=[note])
+        return _continue(source, checkpoint_or_none)
     if settings.version is not None:
         raise RunFolderError(
             f"{source} belongs to another configuration (different: {', '.join(differences)}): "
@@ -252,22 +239,26 @@ def _plan_again(settings: RunSettings, name: str, config: dict[str, Any]) -> Run
     """
     job = job_name() if is_restart() else None
     for folder in _candidates(settings, name):
-        known = (folder / "config.yaml").is_file()
-        if not known or config_differences(read_config(folder), config):
+        own = folder / "config.yaml"
+        if not own.is_file() or config_differences(read_yaml(own), config):
             continue
         if job is not None and not any(start.get("job") == job for start in read_starts(folder)):
             continue
         checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
         if checkpoint is not None or job is not None:
-            place = "its beginning" if checkpoint is None else checkpoint.name
-            return RunPlan(folder, checkpoint, notes=[f"continuing {folder} from {place}"])
+            return _continue(folder, checkpoint)
     return None
+
+
+def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
+    place = "its beginning" if checkpoint is None else checkpoint.name
+    return RunPlan(folder, checkpoint, notes=[f"continuing {folder} from {place}"])
 
 
 def find_checkpoint(
     settings: RunSettings, name: str, request: str, folder: Path | None = None
 ) -> Path:
-    """Checkpoint that a request means.
+    """Return the checkpoint that a request means.
 
     Args:
         settings: the `run` part of the configuration.
@@ -304,17 +295,8 @@ def folder_of_checkpoint(checkpoint: Path) -> Path:
     return parent.parent if is_run else parent
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Resolved configuration of a run folder, in today's terms.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    return read_yaml(folder / "config.yaml")
-
-
 def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Keys in which two configurations differ, apart from `FREE_KEYS`."""
+    """Return the keys in which two configurations differ, apart from `FREE_KEYS`."""
     old, new = _comparable(before), _comparable(now)
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
@@ -342,9 +324,8 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _candidates(settings: RunSettings, name: str) -> list[Path]:
-    if settings.version is None:
-        return versions_of(Path(settings.root), name)
-    return [Path(settings.root) / name / settings.version]
+    root = Path(settings.root)
+    return versions_of(root, name) if settings.version is None else [root / name / settings.version]
 
 
 def _newest(folders: list[Path], kind: Literal["step", "best"]) -> tuple[Path | None, Path | None]:
@@ -369,15 +350,12 @@ def _new_folder(settings: RunSettings, name: str) -> RunPlan:
                 "--run.version"
             ) from error
         return RunPlan(folder, created=True)
-    number = max((int(p.name) for p in base.iterdir() if p.name.isdecimal()), default=-1)
-    while True:
-        number += 1
-        folder = base / str(number)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return RunPlan(folder, created=True)
+    newest = max((int(p.name) for p in base.iterdir() if p.name.isdecimal()), default=-1)
+    for number in itertools.count(newest + 1):
+        with contextlib.suppress(FileExistsError):
+            (base / str(number)).mkdir()
+            return RunPlan(base / str(number), created=True)
+    raise AssertionError
 
 
 def _start_time(folder: Path) -> tuple[str, int]:

@@ -50,8 +50,7 @@ def write_record(
         "git": git_state(),
         "hardware": hardware(),
     }
-    starts = [*read_starts(folder), start]
-    replace_text(folder / FILE_NAME, json.dumps({"starts": starts}, indent=2) + "\n")
+    _write_starts(folder, [*read_starts(folder), start])
     replace_text(folder / "config.yaml", config_text)
 
 
@@ -60,11 +59,15 @@ def add_to_last_start(folder: Path, **values: Any) -> None:
     starts = read_starts(folder)
     if starts:
         starts[-1].update(values)
-        replace_text(folder / FILE_NAME, json.dumps({"starts": starts}, indent=2) + "\n")
+        _write_starts(folder, starts)
+
+
+def _write_starts(folder: Path, starts: list[dict[str, Any]]) -> None:
+    replace_text(folder / FILE_NAME, json.dumps({"starts": starts}, indent=2) + "\n")
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """The recorded starts of a run, oldest first."""
+    """Return the recorded starts of a run, oldest first."""
     path = folder / FILE_NAME
     if not path.is_file():
         return []

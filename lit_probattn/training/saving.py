@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 
 from lit_probattn.tasks.distributed import agree_on_signal
 from lit_probattn.training.checkpoints import checkpoint_path, list_checkpoints
+from lit_probattn.training.lightning_internals import validate_now, write_step_metrics
 from lit_probattn.training.preemption import Preempted
 
 
@@ -45,9 +46,9 @@ class RunCheckpoint(Checkpoint):
         mode: Literal["max", "min"] = "max",
     ) -> None:
         if keep < 2:
-            raise ValueError(f"at least 2 checkpoints must be kept, got {keep}")
+            raise ValueError(f"run.keep_checkpoints must be at least 2, received {keep}")
         if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"steps between checkpoints must be at least 1, got {every_n_steps}")
+            raise ValueError(f"run.checkpoint_every must be at least 1, received {every_n_steps}")
         self.folder = folder
         self.every_n_steps, self.keep = every_n_steps, keep
         self.monitor, self.mode = monitor, mode
@@ -74,7 +75,7 @@ class RunCheckpoint(Checkpoint):
                 checkpoint["callbacks"].pop(callback.state_key, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Best score so far and its step; whether this step is still to be validated."""
+        """Return the best score so far and its step; whether this step is still to be validated."""
         best = {"best_score": self.best_score, "best_step": self.best_step}
         return {**best, "validation_is_due": self._validation_is_due}
 
@@ -116,24 +117,17 @@ class RunCheckpoint(Checkpoint):
         if stop or (due and not validates):
             self._validation_is_due = validates
             # The row of this step first: killed in between, a resumed run would not write it.
-            trainer._logger_connector.update_train_step_metrics()
+            write_step_metrics(trainer)
             self._save_step(trainer)
         if stop:  # leave as soon as this step is logged
             self._stopped = self._preempted(trainer, pl_module)
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         """Leave after a step that was saved for that."""
-        self._leave()
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave after a step that was saved for that."""
-        self._leave()
-
-    def _leave(self) -> None:
         if self._stopped is not None:
             raise self._stopped
+
+    on_validation_start: Any = on_train_batch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the step that was saved before its validation."""
@@ -142,13 +136,7 @@ class RunCheckpoint(Checkpoint):
             validate_now(trainer)
 
     def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
         """Save and leave if a rank was asked to end; the validation is repeated."""
         if self.folder is None or trainer.sanity_checking or trainer.state.fn != "fit":
@@ -226,13 +214,3 @@ def validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
         return True
     interval = trainer.val_check_batch
     return interval is not None and interval != float("inf") and (batch_idx + 1) % interval == 0
-
-
-def validate_now(trainer: pl.Trainer) -> None:
-    """Run the validation that Lightning runs after a training batch."""
-    connector = trainer._logger_connector
-    first_loop_iter = connector._first_loop_iter
-    trainer.validating = True
-    trainer.fit_loop.epoch_loop.val_loop.run()
-    trainer.training = True
-    connector._first_loop_iter = first_loop_iter

@@ -52,7 +52,7 @@ class Trained:
         return {name: module for name, module in named if isinstance(module, Attention)}
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
-        """Output of the model for a batch."""
+        """Return the output of the model for a batch."""
         return self.task.model(
             batch["inputs"], key_mask=batch.get("key_mask"), rng=self.task.random_key(batch)
         )
@@ -141,7 +141,7 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
 
 
 def identity(trained: Trained) -> dict[str, Any]:
-    """What tells this checkpoint from any other, for rows of an interrupted study."""
+    """Return what tells this checkpoint from any other, for rows of an interrupted study."""
     stat = trained.checkpoint.stat()
     return {
         "checkpoint": trained.checkpoint.name,

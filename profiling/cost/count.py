@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import Attention
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
 from lit_probattn.randomness import RandomKey
+from lit_probattn.torch_internals import FakeTensorMode
 from profiling.cost.exact import (
     ExactCost,
     ModelShape,

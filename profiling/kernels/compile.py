@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lit_probattn.configs import ConfigError
 from lit_probattn.kernels.runtime import (
@@ -30,6 +29,7 @@ from lit_probattn.kernels.runtime import (
     write_tuned,
 )
 from lit_probattn.records.provenance import device_name, versions
+from lit_probattn.torch_internals import outside_modes
 from profiling.kernels.cases import Case, compile_cases
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 from profiling.measure.timing import summarise, time_once
@@ -319,7 +319,7 @@ def tune(
             times = {}
             for launch in candidates(shape):
                 try:
-                    with _disable_current_modes(), forced_for(shape.key, launch):
+                    with outside_modes(), forced_for(shape.key, launch):
                         run()
                         seconds = [time_once(run, device) for _ in range(_REPEATS)]
                 except Exception:  # a candidate may ask for more than the GPU has

@@ -18,8 +18,14 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from lit_probattn.torch_internals import (
+    CDIST_OPERATORS,
+    TorchDispatchMode,
+    is_decomposed,
+    packet_of,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it scripts a function on import
@@ -168,21 +174,18 @@ def _cdist_flops(first: Any, second: Any, *args: Any, out_shape: Any = None, **k
     return 2 * math.prod(first[:-2]) * rows * cols * width
 
 
-_EXTRA_FORMULAS: dict[Any, Any] = {
-    torch.ops.aten._cdist_forward: _cdist_flops,
-    torch.ops.aten._euclidean_dist: _cdist_flops,
-}
+_EXTRA_FORMULAS: dict[Any, Any] = dict.fromkeys(CDIST_OPERATORS, _cdist_flops)
 
 
 class _Guard(TorchDispatchMode):
     """Stops at matrix-product-like operations that the counter has no formula for."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        packet = func._overloadpacket
+        packet = packet_of(func)
         if packet not in flop_registry and packet not in _EXTRA_FORMULAS:
             space, _, name = str(packet).partition(".")
             heavy = space != "aten" or _HEAVY.search(name.strip("_")) is not None
-            if heavy and space not in ("prim", "prims", "profiler") and not func._can_decompose():
+            if heavy and space not in ("prim", "prims", "profiler") and not is_decomposed(func):
                 raise UncountedOperationError(
                     f"no FLOP formula is registered for {packet}; register one with "
                     "torch.utils.flop_counter.register_flop_formula"

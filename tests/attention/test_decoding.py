@@ -9,9 +9,8 @@ import torch
 
 from lit_probattn.attention import KVCache
 from lit_probattn.attention.cache import merge_partials, partial_attention
-from lit_probattn.models.decoding import cache_bytes_per_token
 from tests.attention.decoding_layers import CACHED, LAYERS, B, C, E, N, make
-from tests.support.helpers import cpu_backends
+from tests.support.helpers import cache_bytes_per_token, cpu_backends
 
 
 def left_padded_mask(pads=(0, 3)):

@@ -33,7 +33,7 @@ WRONG = [
     (["--model", "lit_probattn.tasks.SequenceClasifier"], "did you mean .*SequenceClassifier"),
     (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
     # wrong types and values
-    (["--model.init_args.num_layers", "four"], "num_layers: expected int, got 'four'"),
+    (["--model.init_args.num_layers", "four"], "num_layers: expected int, received 'four'"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
     (["--trainer.precision", "17"], "trainer.precision: expected"),
     (["--seed_everything", "x"], "seed_everything: expected int"),
@@ -41,9 +41,9 @@ WRONG = [
     ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args: num_heads must be"),
     ([f"--{ATTENTION}.init_args.num_kv_heads", "3"], "num_kv_heads must divide num_heads"),
     (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
-    (["--model.init_args.lr", "-1"], "model.init_args: lr must be positive, got -1"),
+    (["--model.init_args.lr", "-1"], "model.init_args: lr must be positive, received -1"),
     (["--model.init_args.dropout", "1.5"], "model.init_args: dropout .* got 1.5"),
-    (["--run.keep_checkpoints", "1"], "at least 2 checkpoints must be kept, got 1"),
+    (["--run.keep_checkpoints", "1"], "run.keep_checkpoints must be at least 2, received 1"),
     # refused when training begins
     (["--trainer.max_steps", "-1"], "trainer.max_steps must be set"),
     (["--trainer.max_steps", "17"], "goes beyond schedule_steps 16"),
@@ -70,8 +70,8 @@ WRONG_FILES = [
     ("data: {init_args: {batchsize: 3}}", "batchsize' .*did you mean 'batch_size'"),
     ("model: {init_args: {attention: {init_args: {num_head: 3}}}}", "did you mean 'num_heads'"),
     ("model: [1,", r"wrong.yaml:\d+: not valid YAML"),
-    ("- 1", "must hold a mapping of keys, got list"),
-    ("", "must hold a mapping of keys, got NoneType"),
+    ("- 1", "must hold a mapping of keys, received list"),
+    ("", "must hold a mapping of keys, received NoneType"),
 ]
 
 
@@ -113,7 +113,7 @@ def test_a_fault_keeps_its_traceback(tmp_path, monkeypatch):
 
 def test_a_fault_in_a_constructor_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr("lit_probattn.tasks.SequenceClassifier.model_class", None)
-    with pytest.raises(TypeError, match="NoneType"):
+    with pytest.raises(TypeError, match="None is not a callable"):
         main(arguments("fit", tmp_path))
 
 

@@ -110,8 +110,8 @@ def test_the_command_line_reads_files_by_their_old_names(monkeypatch, capsys):
         (None, r"configuration file not found: .*wrong.yaml; did you mean '.*wrong1.yaml'"),
         (b"\xff\xfe\x00", r"wrong.yaml is not a text file: 'utf-8'"),
         (b"a: 1\nb: [1,", r"wrong.yaml:2: not valid YAML: expected the node content"),
-        (b"- 1", r"wrong.yaml must hold a mapping of keys, got list"),
-        (b"", r"wrong.yaml must hold a mapping of keys, got NoneType"),
+        (b"- 1", r"wrong.yaml must hold a mapping of keys, received list"),
+        (b"", r"wrong.yaml must hold a mapping of keys, received NoneType"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(content, message, tmp_path):
@@ -187,7 +187,7 @@ def test_upgrade_is_nested_and_pure():
     assert new["model"]["init_args"] == {"attention": entry(), "lr": 1.0}
     assert new["trainer"]["callbacks"][0]["class_path"] == "made.OldLayer"
     place = new["trainer"]["strategy"]["class_path"]
-    assert place == "lit_probattn.tasks.distributed.ShardedDataParallel"
+    assert place == "lit_probattn.training.sharding.ShardedDataParallel"
     assert configs.class_of(place).__name__ == "ShardedDataParallel"
     assert upgrade(new, OWN) == new
 

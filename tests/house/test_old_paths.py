@@ -50,7 +50,14 @@ STUBS = (
     "profiling.swin_step",
 )
 LOOSE = {
-    "lit_probattn": {"__init__", "__main__", "configs", "quickstart", "randomness"},
+    "lit_probattn": {
+        "__init__",
+        "__main__",
+        "configs",
+        "quickstart",
+        "randomness",
+        "torch_internals",
+    },
     "profiling": {"__init__", "__main__", "cli"},
 }
 

@@ -43,7 +43,7 @@ def test_adaptive_softmax_equals_its_definition():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", ["adaptive", "full"])
 def test_log_probabilities_sum_to_one_and_hold_the_losses(kind, bias):
-    layer = adaptive(bias=bias) if kind == "adaptive" else FullSoftmax(VOCAB, 6, bias=bias)
+    layer = adaptive(bias=bias) if kind == "adaptive" else FullSoftmax(VOCAB, bias=bias)
     table, hidden, target = torch.randn(VOCAB, 6), torch.randn(20, 6), torch.randint(VOCAB, (20,))
     log_probs = layer.log_probs(hidden, table)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(20))

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import LinearState
-from lit_probattn.models.decoding import Sampling, cache_bytes_per_token, generate, next_tokens
+from lit_probattn.models.decoding import Sampling, generate, next_tokens
 from lit_probattn.models.embeddings import TokenEmbedding
 from lit_probattn.models.transformer import Transformer
 from tests.attention.decoding_layers import LAYERS, B, C, E
+from tests.support.helpers import cache_bytes_per_token
 
 
 class TinyDecoder(nn.Module):

@@ -128,3 +128,18 @@ def parity_table(rows: list[dict[str, object]]) -> str:
             f"{max(cell['grad']):9.1e}  {covers}"
         )
     return "\n".join(lines)
+
+
+@torch.no_grad()
+def cache_bytes_per_token(layer: Attention, dtype: torch.dtype = torch.float32) -> tuple[int, int]:
+    """Measure a layer's memory in decoding: bytes for each further token, and constant bytes."""
+    was_training = layer.training
+    layer.eval()
+    held = []
+    for length in (2, 5):
+        cache = layer.new_cache()
+        layer(torch.zeros(1, length, layer.embed_dim, dtype=dtype), is_causal=True, cache=cache)
+        held.append(cache.num_bytes)
+    layer.train(was_training)
+    per_token = (held[1] - held[0]) // 3
+    return per_token, held[0] - 2 * per_token

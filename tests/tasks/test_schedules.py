@@ -68,13 +68,13 @@ def test_cosine_and_constant():
 
 @pytest.mark.parametrize("step", [-1, 10])
 def test_a_step_outside_is_refused(step):
-    with pytest.raises(ValueError, match=f"0..9.*got {step}"):
+    with pytest.raises(ValueError, match=f"0..9.*received {step}"):
         schedule_values("one_cycle", step, peak_lr=1.0, total_steps=10, warmup_steps=2)
 
 
 def test_lengths_without_meaning_are_refused():
     with pytest.raises(ValueError, match="warmup_steps 10 and schedule_steps 10"):
         check_schedule("cosine", total_steps=10, warmup_steps=10)
-    with pytest.raises(ValueError, match="at least 0, got -1"):
+    with pytest.raises(ValueError, match="at least 0, received -1"):
         check_schedule("constant", total_steps=10, warmup_steps=-1)
     check_schedule("constant", total_steps=-1, warmup_steps=10)

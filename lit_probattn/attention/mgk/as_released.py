@@ -18,8 +18,8 @@ from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
-from lit_probattn.attention.mgk.m_step import in_backward
 from lit_probattn.attention.mgk.priors import PRIOR_FLOOR
+from lit_probattn.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
 

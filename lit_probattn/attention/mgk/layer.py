@@ -31,7 +31,7 @@ from lit_probattn.attention.mgk.functions import (
     mgk_triton,
     mixture_scores,
 )
-from lit_probattn.attention.mgk.m_step import in_backward, responsibility_sums
+from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.attention.mgk.priors import (
     PRIOR_FLOOR,
     EStep,
@@ -43,6 +43,7 @@ from lit_probattn.attention.mgk.priors import (
     variance_multipliers,
 )
 from lit_probattn.attention.rotary import Rotary, RotaryShift
+from lit_probattn.torch_internals import in_backward
 
 
 class MGKCore(Core):

@@ -84,8 +84,3 @@ def responsibility_sums(
         numerator += weighted.unflatten(0, grouped).sum(1)
         denominator += counts.unflatten(0, grouped).sum(1)
     return numerator, denominator
-
-
-def in_backward() -> bool:
-    """Whether this runs inside a backward pass, as recomputation of checkpoints does."""
-    return torch._C._current_graph_task_id() != -1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from lit_probattn.torch_internals import FollowingModule
 
 EStep = Literal["learned", "soft", "hard"]
 PriorShare = Literal["layer", "head", "head_position"]
@@ -53,7 +55,7 @@ def variance_multipliers(
     return values
 
 
-class MixtureVariance(nn.Module):
+class MixtureVariance(FollowingModule):
     """Variances σ²_r, fixed or learnable (σ² = exp θ), shared by positions.
 
     Learnable variances stay within a factor 8 of √E, so that no component can become flat enough
@@ -83,13 +85,11 @@ class MixtureVariance(nn.Module):
             self.log_variance = None
             self.register_buffer("fixed", variance.repeat(num_heads, 1), persistent=False)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> MixtureVariance:
-        """Move with the module, but keep fixed variances in float64 through every cast."""
-        super()._apply(fn, recurse)
+    def after_move(self) -> None:
+        """Keep fixed variances in float64 through every cast."""
         if self.log_variance is None:
             exact = torch.tensor(self._exact, dtype=torch.float64, device=self.fixed.device)
             self.fixed = exact.repeat(self.fixed.shape[0], 1)
-        return self
 
     def forward(self) -> Tensor:
         """Return σ², (num_heads, K): float64 when fixed, the parameter's dtype when learned."""

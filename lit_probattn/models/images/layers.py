@@ -18,7 +18,7 @@ from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
 
 # Choice of `auto` for windows. Maps of windows take memory linear in the picture, so nothing needs
-# blocks; and the position bias wants a gradient in training, which the fused reduction has not.
+# blocks; and the position bias wants a gradient in training, which the fused reduction lacks.
 WINDOW_RULES = {
     "cpu": AutoRule(("reference", "sdpa", "blockwise")),
     "cuda": AutoRule(("sdpa", "reference", "blockwise")),
@@ -46,7 +46,14 @@ class KeySlot:
 
 
 class _Replaced(nn.Module):
-    """One of our layers with what a block of timm expects of its attention."""
+    """One of our layers with what a block of timm expects of its attention.
+
+    Args:
+        attention: the layer.
+        old: timm's layer, whose dropout of the output is kept, and its table of positions.
+        slot: where the random key of a call is.
+        index: number of the block in the model.
+    """
 
     def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
         super().__init__()
@@ -57,14 +64,7 @@ class _Replaced(nn.Module):
 
 
 class TokenAttention(_Replaced):
-    """Attention over all tokens of a picture, in a block of a ViT.
-
-    Args:
-        attention: the layer.
-        old: timm's layer, whose dropout of the output is kept.
-        slot: where the random key of a call is.
-        index: number of the block in the model.
-    """
+    """Attention over all tokens of a picture, in a block of a ViT."""
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -92,12 +92,6 @@ class WindowAttention(_Replaced):
     Source: Swin Transformer, ICCV 2021, Eq. (4); with mixed heads FiSH, NeurIPS 2022, appendix A.3.
     Departs from the source: pairs that a shifted window must not see are masked, where the source
     adds -100 to their scores.
-
-    Args:
-        attention: the layer.
-        old: timm's layer, whose table of positions and dropout of the output are kept.
-        slot: where the random key of a call is.
-        index: number of the block in the model.
     """
 
     relative_position_index: Tensor

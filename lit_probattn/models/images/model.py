@@ -17,22 +17,7 @@ from lit_probattn.randomness import RandomKey
 class ImageModel(nn.Module):
     """A Swin or ViT of timm with the attention of some blocks replaced.
 
-    Args:
-        attention: makes one attention layer from (embed_dim, head_dim, num_heads).
-        name: timm's name of the model. Nothing is downloaded.
-        num_classes: number of logits.
-        image_size: side of the pictures, in pixels.
-        replace: False leaves every layer of timm in its place; `attention` is then not used.
-        stages: stages whose attention is replaced; see `replace_attention`.
-        blocks: blocks whose attention is replaced.
-        global_heads: global heads per stage.
-        head_ratio: local heads per global head.
-        init: weights of the new layers.
-        allow_padding: accept windows that do not divide the picture.
-        drop_path: largest probability of leaving out a branch; grows linearly with the depth.
-        activation_checkpointing: recompute blocks in backward.
-        channels_last: keep pictures and convolutions in the layout (B, S, S, channels).
-        options: further arguments of the model in timm.
+    The arguments are those of `lit_probattn.tasks.ImageClassifier`; nothing is downloaded.
 
     Raises:
         ValueError: timm has no model of that name, or refuses the sizes; or see
@@ -43,7 +28,7 @@ class ImageModel(nn.Module):
         self,
         attention: Callable[..., Attention],
         *,
-        name: str,
+        model_name: str,
         num_classes: int,
         image_size: int = 224,
         replace: bool = True,
@@ -51,25 +36,25 @@ class ImageModel(nn.Module):
         blocks: Sequence[int] | None = None,
         global_heads: int | Sequence[int] | Mapping[int, int] | None = None,
         head_ratio: float | None = None,
-        init: WeightInit = "fresh",
+        attention_weights: WeightInit = "fresh",
         allow_padding: bool = False,
         drop_path: float = 0.0,
         activation_checkpointing: bool = False,
         channels_last: bool = False,
-        options: Mapping[str, Any] | None = None,
+        model_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if name not in timm.list_models():
-            close = timm.list_models(f"*{name[:6]}*")[:8]
-            raise ValueError(f"timm has no model {name!r}; similar: {', '.join(close) or 'none'}")
+        if model_name not in timm.list_models():
+            close = ", ".join(timm.list_models(f"*{model_name[:6]}*")[:8])
+            raise ValueError(f"timm has no model {model_name!r}; similar: {close or 'none'}")
         self.image_size, self.channels_last = image_size, channels_last
         net: Any = timm.create_model(
-            name,
+            model_name,
             pretrained=False,
             num_classes=num_classes,
             img_size=image_size,
             drop_path_rate=drop_path,
-            **(options or {}),
+            **(model_options or {}),
         )
         places_of(net)
         self.replaced: list[str] = []
@@ -81,7 +66,7 @@ class ImageModel(nn.Module):
                 blocks=blocks,
                 global_heads=global_heads,
                 head_ratio=head_ratio,
-                init=init,
+                init=attention_weights,
                 allow_padding=allow_padding,
             )
         self._slot = key_slot(net)

@@ -129,7 +129,7 @@ def load_timm_state_dict(
     if projections:
         required = {f"{r}.{part}.weight" for r in replaced for part in ("qkv", "proj")}
         if required - state.keys():
-            raise ValueError(f"the state dict has no {sorted(required - state.keys())[0]}")
+            raise ValueError(f"the state dict lacks {sorted(required - state.keys())[0]}")
     loaded = [name for name in own if name not in inside]
     model.load_state_dict({name: state[name] for name in loaded}, strict=False)
     copied = []

@@ -1,7 +1,7 @@
 """The encoder of multivariate series: embedding, post-norm blocks, flattened head.
 
-Source: FiSH, NeurIPS 2022, table 6, by the two repositories that it builds on (section c.5 of the
-specification): mvts (batch norm) and Flowformer (layer norm).
+Source: FiSH, NeurIPS 2022, table 6, by the two repositories that it builds on: mvts (batch norm)
+and Flowformer (layer norm).
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ AttentionInit = Literal["xavier", "default"]
 class SeriesEmbedding(nn.Module):
     """Linear map of every step times √C, plus positions, then dropout.
 
-    Args:
-        num_features: F, dimensions of a series.
-        max_seq_len: number of positions.
-        embed_dim: C.
-        positions: `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
-        dropout: dropout probability.
+    Positions are `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
 
     Raises:
         ValueError: fixed positions of an odd width.
@@ -92,14 +87,7 @@ class SeriesBlock(nn.Module):
     x ─┬─ attention ─ drop ─ + ─ norm1 ─┬─ mlp ─ + ─ norm2 ─
        └──────────────────┘             └──────┘
 
-    Args:
-        attention: the attention layer.
-        embed_dim: C.
-        mlp_dim: inner width of the MLP.
-        norm: `batch` or `layer`.
-        norm_positions: steps that count in batch norm.
-        dropout: dropout on the attention's output and in the MLP.
-        activation: activation of the MLP.
+    `dropout` acts on the attention's output and in the MLP; see `make_norm` for the norms.
     """
 
     def __init__(
@@ -134,12 +122,6 @@ class FlattenedClassifier(nn.Module):
 
     A batch padded to fewer steps than `max_seq_len` uses the columns of its steps: the others would
     meet zeros.
-
-    Args:
-        embed_dim: C.
-        max_seq_len: longest series.
-        num_classes: number of logits.
-        dropout: dropout probability.
     """
 
     def __init__(
@@ -179,23 +161,7 @@ class SeriesTransformer(nn.Module):
     attention_init=default, final_norm=True` (its 1×1 convolutions are the MLP's linear layers).
     Departs from the source: layers start independently; there, as copies of one.
 
-    Args:
-        attention: makes one attention layer from (embed_dim, head_dim).
-        num_features: F, dimensions of a series.
-        num_classes: number of logits.
-        max_seq_len: longest series.
-        embed_dim: C.
-        head_dim: E.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the MLPs.
-        dropout: dropout of embedding, attention output, MLPs and head.
-        norm: `batch` or `layer`.
-        norm_positions: steps that count in batch norm: `real`, or `all` as in the source, which
-            needs batches padded to `max_seq_len`.
-        final_norm: a layer norm after the last block.
-        positions: `learnable` or `fixed`.
-        attention_init: `xavier` as nn.MultiheadAttention, or `default` as nn.Linear.
-        activation: activation of the MLPs.
+    The arguments are those of `lit_probattn.tasks.SeriesClassifier`.
 
     Raises:
         ValueError: fewer than one layer, or an unknown choice.

@@ -13,6 +13,8 @@ from lit_probattn.attention.functional import autocast_off
 Norm = Literal["batch", "layer"]
 NormPositions = Literal["real", "all"]
 Reduce = Callable[[Tensor], Tensor]
+EPS = 1e-5
+MOMENTUM = 0.1  # weight of a new value in the running averages
 
 
 def _alone(values: Tensor) -> Tensor:
@@ -29,10 +31,7 @@ class SeriesBatchNorm(nn.Module):
     Departs from the source: there, padded steps count too (`positions=all`).
 
     Args:
-        embed_dim: C.
         positions: which steps count: `real`, or `all`, which depends on the padded length.
-        momentum: weight of a new value in the running averages.
-        eps: ε.
 
     Attributes:
         sum_over_ranks: sums a tensor over the processes of a run, with gradients; the task sets it.
@@ -41,15 +40,9 @@ class SeriesBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(
-        self,
-        embed_dim: int,
-        positions: NormPositions = "real",
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> None:
+    def __init__(self, embed_dim: int, positions: NormPositions = "real") -> None:
         super().__init__()
-        self.positions, self.momentum, self.eps = positions, momentum, eps
+        self.positions = positions
         self.weight = nn.Parameter(torch.ones(embed_dim))
         self.bias = nn.Parameter(torch.zeros(embed_dim))
         self.register_buffer("running_mean", torch.zeros(embed_dim))
@@ -64,7 +57,7 @@ class SeriesBatchNorm(nn.Module):
                 mean, var = self._statistics(values, key_mask)
             else:
                 mean, var = self.running_mean, self.running_var
-            scale = self.weight * torch.rsqrt(var + self.eps)
+            scale = self.weight * torch.rsqrt(var + EPS)
             return ((values - mean) * scale + self.bias).to(x.dtype)
 
     def _statistics(self, x: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -88,12 +81,12 @@ class SeriesBatchNorm(nn.Module):
         """Move the running averages, unless a value is not finite: that step is not taken."""
         finite = mean.isfinite().all() & var.isfinite().all()
         for running, new in ((self.running_mean, mean), (self.running_var, var)):
-            moved = torch.lerp(running, new.to(running.dtype), self.momentum)
+            moved = torch.lerp(running, new.to(running.dtype), MOMENTUM)
             running.copy_(torch.where(finite, moved, running))
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""
-        return f"{len(self.weight)}, positions={self.positions!r}, momentum={self.momentum}"
+        return f"{len(self.weight)}, positions={self.positions!r}"
 
 
 class SeriesLayerNorm(nn.LayerNorm):

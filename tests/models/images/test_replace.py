@@ -116,10 +116,10 @@ def test_any_variant_runs_and_draws_by_sample():
     """Dropout of a picture's windows depends on its id, not on its place in the batch."""
     model = ImageModel(
         lambda *a, **k: MGKAttention(*a, dropout=0.5, **k),
-        name="swin_tiny_patch4_window7_224",
+        model_name="swin_tiny_patch4_window7_224",
         num_classes=7,
         image_size=32,
-        options=SWIN,
+        model_options=SWIN,
     )
     spread(model).train()
     x, ids = pictures(4), torch.tensor([11, 12, 13, 14])
@@ -136,10 +136,10 @@ def test_recomputation_in_backward_sees_the_same_draw():
         torch.manual_seed(0)
         model = ImageModel(
             lambda *a, **k: SoftmaxAttention(*a, dropout=0.5, **k),
-            name="swin_tiny_patch4_window7_224",
+            model_name="swin_tiny_patch4_window7_224",
             num_classes=7,
             image_size=32,
-            options=SWIN,
+            model_options=SWIN,
             activation_checkpointing=recompute,
         )
         spread(model).train()
@@ -205,15 +205,15 @@ def test_what_cannot_be_replaced_is_named():
 def test_picture_of_another_size_is_refused():
     model = ImageModel(
         SoftmaxAttention,
-        name="swin_tiny_patch4_window7_224",
+        model_name="swin_tiny_patch4_window7_224",
         num_classes=7,
         image_size=32,
-        options=SWIN,
+        model_options=SWIN,
     )
     with pytest.raises(ValueError, match=r"pictures \(B, 3, 32, 32\), received \(2, 3, 16, 32\)"):
         model(torch.zeros(2, 3, 16, 32))
     with pytest.raises(ValueError, match="no model 'swin_tinny'; similar: swin_tiny"):
-        ImageModel(SoftmaxAttention, name="swin_tinny", num_classes=3)
+        ImageModel(SoftmaxAttention, model_name="swin_tinny", num_classes=3)
 
 
 @pytest.mark.parametrize(

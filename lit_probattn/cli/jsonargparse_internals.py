@@ -1,0 +1,152 @@
+"""What jsonargparse keeps to itself: its parsers' options, and the causes behind its messages.
+
+The one home of its private members and of patterns over its wording; each has a test in
+`tests/cli/test_jsonargparse_internals.py` that provokes the real thing and fails when it changes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from argparse import ArgumentError
+from collections.abc import Iterator
+from typing import Any
+
+from lit_probattn.attention import Attention
+from lit_probattn.configs import nearest, public_path
+
+# Where the library raises a bare TypeError, KeyError or ValueError, only its text says what and
+# where. The rest is read from exceptions: an unknown class from AttributeError, ImportError and
+# ModuleNotFoundError, a class and its arguments from `Refused`.
+KEY = re.compile(r'Parser key "([^"]+)"')
+UNKNOWN_FLAG = re.compile(r"unrecognized arguments: --([^\s=]+)")
+UNKNOWN_KEY = re.compile(r"[Oo]ption '([^']+)'")
+MISSING = re.compile(r"arguments are required: ([\w, ]+)")
+EXPECTED = re.compile(
+    r"Expected a ((?:<class|typing\.).*?)(?:\. Got value: (.*?))?(?=\. Got value:|\n|$)"
+)
+NOT_A_PATH = re.compile(r"Expected a dot import path string: (\S+)")
+NOT_A_SUBCLASS = re.compile(r"Expected '([\w.]+)' to be a subclass")
+
+
+class Refused(ArgumentError):
+    """What the parser of a class's arguments refused.
+
+    Args:
+        message: what jsonargparse says.
+        owner: the class whose arguments were parsed.
+        names: its arguments.
+    """
+
+    def __init__(self, message: str, owner: type | None, names: list[str]) -> None:
+        super().__init__(None, message)
+        self.owner, self.names = owner, names
+
+
+def option_names(parser: Any) -> list[str]:
+    """Return the options of a parser and of its sub-commands, without `--`."""
+    action = parser._subcommands_action
+    parsers = [parser, *(action.choices.values() if action is not None else ())]
+    options = [option for each in parsers for option in each._option_string_actions]
+    return [option[2:] for option in options if option.startswith("--")]
+
+
+def readable(message: str, error: BaseException | None, options: list[str]) -> str:
+    """Reduce a refusal of the argument parser to one line, with the nearest valid name.
+
+    Args:
+        message: what jsonargparse says.
+        error: the exception behind it.
+        options: the valid options, without `--`.
+    """
+    causes = list(_causes(error))
+    cause = causes[-1] if causes else None
+    owners = [item for item in causes if isinstance(item, Refused)]
+    path = ".init_args.".join(KEY.findall(message))
+    text = str(cause)
+    flag = UNKNOWN_FLAG.search(message)
+    key = UNKNOWN_KEY.search(text) if isinstance(cause, KeyError) else None
+    if key and owners and owners[-1].owner is not None:
+        name = public_path(owners[-1].owner)
+        close = nearest(key[1], owners[-1].names)
+        return f"unknown key '{path}.init_args.{key[1]}' for {name}{close}"
+    if flag or key:
+        unknown = (flag or key)[1]  # type: ignore[index]
+        return f"unknown key {unknown!r}{_nearest_option(unknown, options)}"
+    missing = MISSING.search(text)
+    if missing and missing[1] == "attention":
+        return (
+            "no attention variant: add a file of configs/attention after the task file, for "
+            "example --config configs/attention/softmax.yaml"
+        )
+    if missing and path:
+        return f"{path}: missing {missing[1]}"
+    problem = _unknown_class(cause)
+    if problem:
+        return f"{path}: {problem[0]} {problem[1]!r}{_suggest_class(problem[1], path)}"
+    return _wrong_value(message, path) or _in_one_line(message)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _nearest_option(key: str, options: list[str]) -> str:
+    """The nearest option, or the nearest first part if that is what is wrong."""
+    first = key.split(".")[0]
+    firsts = {option.split(".")[0] for option in options}
+    return nearest(key, options) if first in firsts else nearest(first, firsts)
+
+
+def _unknown_class(cause: BaseException | None) -> tuple[str, str] | None:
+    """What is wrong with the path of a class, and the path."""
+    if isinstance(cause, AttributeError):
+        return "unknown class", f"{getattr(cause.obj, '__name__', cause.obj)}.{cause.name}"
+    if isinstance(cause, ModuleNotFoundError):
+        return "no module named", str(cause.name)
+    for problem, pattern in (
+        ("not the path of a class:", NOT_A_PATH),
+        ("not a class that fits here:", NOT_A_SUBCLASS),
+    ):
+        found = pattern.search(str(cause))
+        if found:
+            return problem, found[1]
+    return None
+
+
+def _suggest_class(given: str, path: str) -> str:
+    """The nearest class of the same name or module; for an attention variant, all of them."""
+    is_attention = path.endswith("attention")
+    package = "lit_probattn.attention" if is_attention else given.rpartition(".")[0]
+    try:
+        module = importlib.import_module(package)
+    except (ImportError, ValueError):
+        return ""
+    public = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    names = [name for name, item in public.items() if isinstance(item, type)]
+    if is_attention:
+        names = [n for n in names if issubclass(public[n], Attention) and n != "Attention"]
+    close = difflib.get_close_matches(given.rpartition(".")[2], names, n=1, cutoff=0.6)
+    hint = f"; did you mean '{package}.{close[0]}'?" if close else ""
+    every = ", ".join(f"{package}.{name}" for name in names)
+    return f"{hint} (available: {every})" if is_attention or not close else hint
+
+
+def _wrong_value(message: str, path: str) -> str | None:
+    found = [m for m in EXPECTED.finditer(message) if "NoneType" not in m[1]]
+    if not path or not found:
+        return None
+    kinds = [re.sub(r"<class '([\w.]+)'>|typing\.", r"\1", m[1]) for m in found]
+    kinds = [re.sub(r"Literal\[(.*?)\]", r"one of \1", kind) for kind in kinds]
+    values = [m[2] for m in found if m[2]]
+    given = f", received {values[0]!r}" if values else ""
+    return f"{path}: expected {' or '.join(kinds)}{given}"
+
+
+def _in_one_line(message: str) -> str:
+    lines = [line.strip(" -") for line in message.split("Given value type:")[0].splitlines()]
+    skip = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>")
+    return "; ".join(line for line in lines if line and not line.startswith(skip))

@@ -1,0 +1,119 @@
+"""What jsonargparse says and hides: mend `cli/jsonargparse_internals.py` on failure.
+
+Every pattern over its wording meets the error that the library raises, from a parser like ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.cli import jsonargparse_internals as internals
+from lit_probattn.cli.errors import CommandError
+from lit_probattn.cli.parser import RunParser
+
+
+class Inner:
+    def __init__(self, size: int, name: str = "a") -> None: ...
+
+
+def parser() -> RunParser:
+    made = RunParser()
+    made.add_argument("--number", type=int)
+    made.add_argument("--choice", type=Literal["a", "b"])
+    made.add_argument("--attention", type=AttentionFactory)
+    made.add_subclass_arguments(Inner, "inner", required=False)
+    return made
+
+
+def library_error(arguments: list[str]) -> tuple[str, list[BaseException]]:
+    """Message and causes of what the library raises for a command line."""
+    told = []
+    made = parser()
+
+    def error(message, ex=None):
+        told.append((message, list(internals._causes(ex))))
+        raise SystemExit(2)
+
+    made.error = error
+    with pytest.raises(SystemExit):
+        made.parse_args(arguments)
+    return told[0]
+
+
+INNER = f"{__name__}.Inner"
+WORDING = [
+    (internals.UNKNOWN_FLAG, ["--numbr", "3"], ("numbr",)),
+    (internals.KEY, ["--number", "x"], ("number",)),
+    (internals.EXPECTED, ["--number", "x"], ("<class 'int'>", "x")),
+    (internals.EXPECTED, ["--choice", "c"], ("typing.Literal['a', 'b']", "c")),
+]
+CAUSES = [
+    (internals.UNKNOWN_KEY, ["--inner", INNER, "--inner.size", "1", "--inner.sze", "2"], "sze"),
+    (internals.MISSING, ["--inner", INNER], "size"),
+    (internals.NOT_A_PATH, ["--attention", "Softmx"], "Softmx"),
+    (internals.NOT_A_SUBCLASS, ["--attention.class_path", "torch.nn.Linear"], "torch.nn.Linear"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "arguments", "groups"), WORDING)
+def test_wording_of_messages(pattern, arguments, groups):
+    message, _ = library_error(arguments)
+    found = pattern.search(message)
+    assert found, message
+    assert found.groups() == groups
+
+
+@pytest.mark.parametrize(("pattern", "arguments", "group"), CAUSES)
+def test_wording_of_causes(pattern, arguments, group):
+    _, causes = library_error(arguments)
+    found = pattern.search(str(causes[-1]))
+    assert found, causes
+    assert found[1] == group
+
+
+def test_keys_of_a_file_and_of_a_class_are_key_errors():
+    _, causes = library_error(["--inner", INNER, "--inner.size", "1", "--inner.sze", "2"])
+    assert isinstance(causes[-1], KeyError)
+    (refused,) = (cause for cause in causes if isinstance(cause, internals.Refused))
+    assert refused.owner is Inner
+    assert refused.names == ["size", "name"]
+    with pytest.raises(CommandError, match="unknown key 'nmber'; did you mean 'number'"):
+        parser().parse_object({"nmber": 3})
+
+
+def test_an_unknown_class_is_told_by_python():
+    _, causes = library_error(["--attention", "lit_probattn.attention.Softmx"])
+    assert isinstance(causes[-1], AttributeError)
+    assert (causes[-1].obj.__name__, causes[-1].name) == ("lit_probattn.attention", "Softmx")
+    _, causes = library_error(["--attention", "nowhere.Softmx"])
+    assert isinstance(causes[-1], ModuleNotFoundError)
+    assert causes[-1].name == "nowhere"
+
+
+def test_options_of_a_parser_and_of_its_commands():
+    outer, inner = RunParser(), RunParser()
+    inner.add_argument("--size", type=int)
+    assert isinstance(outer, ArgumentParser)
+    outer.add_subcommands().add_subcommand("fit", inner)
+    assert {"help", "size"} <= set(internals.option_names(outer))
+    assert "size" in internals.option_names(inner)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--number", "x"], "number: expected int, received 'x'"),
+        (["--choice", "c"], "choice: expected one of 'a', 'b', received 'c'"),
+        (["--inner", INNER], "inner: missing size"),
+    ],
+)
+def test_what_a_user_reads(arguments, line):
+    make: Callable[[], object] = lambda: parser().parse_args(arguments)  # noqa: E731
+    with pytest.raises(CommandError) as told:
+        make()
+    assert str(told.value) == line

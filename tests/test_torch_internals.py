@@ -1,0 +1,188 @@
+"""What PyTorch keeps to itself and we use: each name as it is today, and used in one file only.
+
+A failure here means that the library has changed: mend the file that the test names.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.utils.flop_counter import flop_registry
+
+from lit_probattn import torch_internals
+from tests.support.paths import ROOT
+from tests.support.private_members import members_of, own_names, private_uses
+
+PACKAGES = ("lit_probattn", "datamodules", "profiling")
+HOMES = {
+    "lit_probattn/torch_internals.py",
+    "lit_probattn/training/lightning_internals.py",
+    "lit_probattn/cli/jsonargparse_internals.py",
+    "datamodules/core/loaders.py",
+}
+BASES = (
+    *(nn.Module, torch.utils.data.Dataset, torch.utils.data.Sampler, torch.autograd.Function),
+    *(pl.LightningModule, pl.LightningDataModule, Callback, RichProgressBar, pl.Trainer),
+    *(LightningCLI, ModelParallelStrategy, ArgumentParser),
+)
+
+
+def trees() -> dict[str, ast.Module]:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in paths
+    }
+
+
+def test_private_members_of_libraries_stay_in_their_homes():
+    parsed = trees()
+    inherited = members_of(iter(BASES))
+    own = own_names(parsed, inherited)
+    outside = [
+        f"{path}:{line} {name}"
+        for path, tree in parsed.items()
+        if path not in HOMES
+        for line, name in private_uses(tree, own, inherited)
+    ]
+    assert outside == []
+    for home in (home for home in HOMES if home.endswith("_internals.py")):
+        assert list(private_uses(parsed[home], own, inherited)), f"{home} has nothing private"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "from lightning.pytorch.cli import _InstantiatorFn",
+        "import torch._dynamo",
+        "trainer._logger_connector.update()",
+        "class M(nn.Module):\n    def _apply(self, fn): ...",
+        "self._modules['a']",
+        "task.__dict__['_modules'] = {}",
+    ],
+)
+def test_a_private_member_is_found(source):
+    uses = private_uses(ast.parse(source), {"_own"}, members_of(iter(BASES)))
+    assert [name for _, name in uses]
+
+
+def test_what_is_ours_or_documented_is_left_alone():
+    source = "self._own\nvalues._replace(a=1)\nos._exit(0)\nfrom ours import _own\nx.__dict__"
+    assert list(private_uses(ast.parse(source), {"_own"}, set())) == []
+
+
+# ---- the members ------------------------------------------------------------------------------
+
+
+def test_backward_passes_are_told_apart():
+    seen = []
+
+    class Note(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(torch_internals.in_backward())
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(torch_internals.in_backward())
+            return grad
+
+    Note.apply(torch.ones((), requires_grad=True)).backward()
+    assert seen == [False, True]
+
+
+def test_gradient_of_softmax():
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(3, 5, dtype=torch.float64)
+    output = x.softmax(-1)
+    (expected,) = torch.autograd.grad(output, x, grad)
+    torch.testing.assert_close(torch_internals.softmax_backward(grad, output), expected)
+
+
+def test_modes_see_operators_and_can_be_left():
+    seen = []
+
+    class Mode(torch_internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append((torch_internals.packet_of(func), torch_internals.is_decomposed(func)))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, 3)
+    with Mode():
+        x @ x
+        with torch_internals.outside_modes():
+            x @ x
+        torch.ops.aten.silu_backward(x, x)
+    assert seen == [(torch.ops.aten.mm, False), (torch.ops.aten.silu_backward, True)]
+    assert torch.ops.aten.mm in flop_registry
+
+
+def test_distances_run_the_operators_that_are_counted():
+    seen = set()
+
+    class Mode(torch_internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.add(torch_internals.packet_of(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        for rows in (3, 40):
+            torch.cdist(torch.randn(rows, 4), torch.randn(rows, 4))
+    assert seen >= set(torch_internals.CDIST_OPERATORS)
+
+
+def test_peak_and_storages_of_fake_tensors():
+    with torch_internals.FakeTensorMode():
+        x = torch.empty(1024)
+        assert torch_internals.peak_bytes([x], lambda: x + 1) == 2 * 4096
+        assert torch_internals.storage_key(x) == torch_internals.storage_key(x[3:])
+        assert torch_internals.storage_key(x) != torch_internals.storage_key(x + 1)
+
+
+def test_a_copy_has_another_child():
+    module = nn.Sequential(nn.Linear(2, 2))
+    copied = torch_internals.with_child(module, "0", nn.Identity())
+    assert isinstance(copied[0], nn.Identity)
+    assert isinstance(module[0], nn.Linear)
+
+
+def test_modules_are_told_of_moves_and_of_state_dicts():
+    class Follower(torch_internals.FollowingModule, torch_internals.RenamingModule):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.moves = nn.Parameter(torch.zeros(1)), 0
+
+        def after_move(self):
+            self.moves += 1
+
+        def rename_state(self, state_dict, prefix):
+            state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}old")
+
+    parent = nn.ModuleDict({"a": Follower()}).double()
+    parent.load_state_dict({"a.old": torch.ones(1)})
+    assert parent["a"].moves == 1
+    assert parent["a"].weight.item() == 1.0
+
+
+def test_the_store_of_the_process_group():
+    found = inspect.getattr_static(torch.distributed.distributed_c10d, "_get_default_store")
+    assert list(inspect.signature(found).parameters) == []
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        torch_internals.default_store().set("key", "value")
+        assert torch_internals.default_store().get("key") == b"value"
+    finally:
+        torch.distributed.destroy_process_group()
