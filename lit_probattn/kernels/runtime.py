@@ -190,7 +190,11 @@ def _pair_tensor(tensor: Tensor | None) -> PairTensor:
 
 
 class Pairs(NamedTuple):
-    """What kernels read of a call's pairs beside their scores; None where it has none."""
+    """What kernels read of a call's pairs beside their scores; None where it has none.
+
+    `end`: Triton 3.6 reads a stride of 1 in a tuple within this one as None, unless a constant
+    comes last; so in every named tuple of a call that holds others.
+    """
 
     num_queries: int
     num_keys: int
@@ -200,6 +204,7 @@ class Pairs(NamedTuple):
     draw: Tensor | None
     threshold: int
     keep_scale: float
+    end: None = None
 
 
 def make_pairs(num_queries: int, num_keys: int, call: Any) -> Pairs:

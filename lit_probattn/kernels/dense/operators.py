@@ -86,6 +86,7 @@ class DenseArguments(NamedTuple):
     num_heads: int
     heads_per_key: int
     heads_per_value: int
+    end: None = None  # see `Pairs`
 
 
 class Form(NamedTuple):

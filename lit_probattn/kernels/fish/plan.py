@@ -211,6 +211,7 @@ class FishArguments(NamedTuple):
     num_groups: int
     first_row: int
     on_global: float
+    end: None = None  # see `Pairs`
 
 
 class FishForm(NamedTuple):

@@ -139,6 +139,7 @@ class LinearArguments(NamedTuple):
     num_sources: int
     num_rows: int
     num_chunks: int
+    end: None = None  # see `Pairs`
 
 
 class LinearForm(NamedTuple):
