@@ -100,7 +100,7 @@ def _make(command: str, name: str, options: list[str]) -> DataModule:
     data_class = getattr(importlib.import_module(module), class_name)
     parser = _parser(command, name, data_class)
     # Name the nearest valid option for one that does not exist, shortened ones included.
-    known = re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_usage())
+    known = ["-h", "--help", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_usage())]
     for option in options:
         flag = option.split("=", 1)[0]
         if re.match(r"-(?![\d.])", flag) and flag not in known:

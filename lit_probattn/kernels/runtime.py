@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -24,11 +24,9 @@ INTERPRET_VARIABLE = "TRITON_INTERPRET"
 HEAD_DIMS = range(1, 129)  # wider heads do not fit the registers of a program
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_recorders: list[list[Launched]] = []
-_targets: list[int] = []
 TUNED = Path(__file__).parent / "tuned"
-_forced: list[Launch] = []
-_forced_for: dict[str, Launch] = {}
+_recorders: list[tuple[int, list[Launched]]] = []
+_forced: list[tuple[str | None, Launch]] = []
 _watchers: list[dict[Shape, None]] = []
 
 
@@ -79,13 +77,12 @@ def recording(capability: int = 90) -> Iterator[list[Launched]]:
 
     Outputs stay uninitialised. Configurations are those for a GPU of this capability (80, 90).
     """
-    _recorders.append([])
-    _targets.append(capability)
+    launches: list[Launched] = []
+    _recorders.append((capability, launches))
     try:
-        yield _recorders[-1]
+        yield launches
     finally:
         _recorders.pop()
-        _targets.pop()
 
 
 def target_capability(device: torch.device) -> int:
@@ -93,7 +90,7 @@ def target_capability(device: torch.device) -> int:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return 10 * major + minor
-    return _targets[-1] if _targets else 90
+    return _recorders[-1][0] if _recorders else 90
 
 
 def is_recording() -> bool:
@@ -102,12 +99,12 @@ def is_recording() -> bool:
 
 
 def launch(kernel: Any, num_programs: int, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Launch a kernel over a one-dimensional grid on the device of its first argument.
+    """Launch a kernel over a one-dimensional grid on the device of its first tensor.
 
     Args:
         kernel: a function under `triton.jit`.
         num_programs: size of the grid; nothing happens when it is 0.
-        args: positional arguments, the first a tensor.
+        args: positional arguments; the first is a tensor, or a tuple that begins with one.
         options: compile-time arguments, `num_warps`, `num_stages`.
 
     Raises:
@@ -116,12 +113,15 @@ def launch(kernel: Any, num_programs: int, args: tuple[Any, ...], options: dict[
     if num_programs == 0:
         return
     if _recorders:
-        _recorders[-1].append(Launched(kernel, args, options))
+        _recorders[-1][1].append(Launched(kernel, args, options))
         return
-    device = args[0].device
-    reason = refusal(device.type, args[0].dtype)
+    first = args[0]
+    while isinstance(first, tuple):
+        first = first[0]
+    device = first.device
+    reason = refusal(device.type, first.dtype)
     if reason is not None:
-        raise ValueError(f"this kernel {reason}; received tensors on {device}, {args[0].dtype}")
+        raise ValueError(f"this kernel {reason}; received tensors on {device}, {first.dtype}")
     if device.type == "cpu":
         kernel[(num_programs,)](*args, **options)
         return
@@ -151,26 +151,116 @@ def draw_tensor(key: tuple[int, int], samples: Tensor) -> Tensor:
     return torch.cat([words.to(samples.device, non_blocking=True), samples])
 
 
-def like(tensor: Tensor, **options: Any) -> Tensor:
-    """Return an uninitialised tensor of the same shape, and strides where they are dense."""
-    return torch.empty_like(tensor, **options)
+def plain_float(tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor contiguous and in float32; None stays None."""
+    return None if tensor is None else tensor.float().contiguous()
+
+
+class HeadRows(NamedTuple):
+    """A tensor (batch, head[, part], row, column) as pointer and strides; that of columns is 1."""
+
+    base: Tensor
+    batch: int
+    head: int
+    part: int
+    row: int
+
+
+def head_rows(tensor: Tensor) -> HeadRows:
+    """Return a tensor with unit column stride as kernels take it."""
+    batch, head, *part, row, _ = tensor.stride()
+    return HeadRows(tensor, batch, head, part[0] if part else 0, row)
+
+
+class PairTensor(NamedTuple):
+    """A mask or bias (batch, head, query, key) as pointer and strides, 0 where it is broadcast."""
+
+    base: Tensor | None
+    batch: int = 0
+    head: int = 0
+    row: int = 0
+    col: int = 0
+
+
+def _pair_tensor(tensor: Tensor | None) -> PairTensor:
+    if tensor is None:
+        return PairTensor(None)
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return PairTensor(tensor, *(0 if size == 1 else stride for size, stride in pairs))
+
+
+class Pairs(NamedTuple):
+    """What kernels read of a call's pairs beside their scores; None where it has none.
+
+    `end`: Triton 3.6 reads a stride of 1 in a tuple within this one as None, unless a constant
+    comes last; so in every named tuple of a call that holds others.
+    """
+
+    num_queries: int
+    num_keys: int
+    key_mask: Tensor | None
+    mask: PairTensor
+    bias: PairTensor
+    draw: Tensor | None
+    threshold: int
+    keep_scale: float
+    end: None = None
+
+
+def make_pairs(num_queries: int, num_keys: int, call: Any) -> Pairs:
+    """Return the masks, bias and dropout of an operator's inputs as kernels take them."""
+    masks = [None if x is None else x.view(torch.uint8) for x in (call.key_mask, call.pair_mask)]
+    return Pairs(
+        *(num_queries, num_keys, None if masks[0] is None else masks[0].contiguous()),
+        *(_pair_tensor(masks[1]), _pair_tensor(call.bias), call.draw),
+        *(call.threshold, 65536 / (32768 - call.threshold)),
+    )
+
+
+class PairOptions(TypedDict, total=False):
+    """Masks, bias and dropout, as every attention function on kernels takes them by name.
+
+    Args:
+        bias: additive, 4-dimensional, broadcastable to (B, H, N, L).
+        key_mask: real keys, (B, L) bool.
+        pair_mask: allowed pairs, 4-dimensional bool, broadcastable to (B, H, N, L).
+        draw: words of attention dropout, see `draw_tensor`; None means no dropout.
+        threshold: `AttentionDropout.threshold`.
+        is_causal: bottom-right aligned causal mask.
+    """
+
+    bias: Tensor | None
+    key_mask: Tensor | None
+    pair_mask: Tensor | None
+    draw: Tensor | None
+    threshold: int
+    is_causal: bool
+
+
+NO_PAIRS: PairOptions = {
+    **{"bias": None, "key_mask": None, "pair_mask": None, "draw": None},
+    **{"threshold": 0, "is_causal": False},
+}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Launch configuration of one kernel.
-
-    Args:
-        block_q: queries per tile.
-        block_k: keys per tile.
-        num_warps: warps per program.
-        num_stages: depth of the software pipeline.
-    """
+    """Launch configuration of one kernel: queries and keys per tile, warps, pipeline stages."""
 
     block_q: int
     block_k: int
     num_warps: int = 4
     num_stages: int = 2
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Warps and stages, as launch options."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """All launch options of a kernel with tiles of pairs."""
+        return {"BLOCK_Q": self.block_q, "BLOCK_K": self.block_k, **self.resources}
 
 
 @dataclass(frozen=True)
@@ -196,23 +286,13 @@ class Shape:
 
 
 @contextmanager
-def forced(launch: Launch) -> Iterator[None]:
-    """Use one configuration for every kernel, for tests and tuning."""
-    _forced.append(launch)
+def forced(launch: Launch, key: str | None = None) -> Iterator[None]:
+    """Use a configuration for the kernels of one `Shape.key`, or for all; for tests and tuning."""
+    _forced.append((key, launch))
     try:
         yield
     finally:
         _forced.pop()
-
-
-@contextmanager
-def forced_for(key: str, launch: Launch) -> Iterator[None]:
-    """Use a configuration for the kernels of one `Shape.key`, for tuning."""
-    _forced_for[key] = launch
-    try:
-        yield
-    finally:
-        del _forced_for[key]
 
 
 @contextmanager
@@ -265,10 +345,9 @@ def choose_launch(
     """Return the configuration of a kernel on a device: forced, tuned or its family's default."""
     if _watchers:
         _watchers[-1][shape] = None
-    if _forced:
-        return _forced[-1]
-    if shape.key in _forced_for:
-        return _forced_for[shape.key]
+    for key, choice in reversed(_forced):
+        if key in (None, shape.key):
+            return choice
     if is_recording():
         return default(shape)
     if device.type != "cuda":  # the interpreter: fewer, larger operations

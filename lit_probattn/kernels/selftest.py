@@ -67,7 +67,8 @@ def run(family: str, device: torch.device, dtype: torch.dtype, head_dim: int) ->
     where = f"on {device} in {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
     test: SelfTest = import_module(FAMILIES[family]).self_test
     try:
-        with outside_modes(), torch.enable_grad():
+        # Inference mode, in which Lightning validates, would leave the test without gradients.
+        with torch.inference_mode(False), torch.enable_grad(), outside_modes():
             pairs = test(family, device, dtype, head_dim)
             errors = [_relative_error(found, exact) for found, exact in pairs]
     except Exception as error:  # a compiler may fail in any way

@@ -1,30 +1,24 @@
 """Pieces of kernels that every family uses: tile loads, hidden pairs, Philox, dropout bits.
 
 Rows are queries, columns are keys. A helper that takes `rows` and `cols` as two-dimensional index
-tiles, one (BLOCK, 1) and one (1, BLOCK), serves both orientations of a score tile.
+tiles, one (BLOCK, 1) and one (1, BLOCK), serves both orientations of a score tile. What a tensor
+is to a kernel, a pointer with its strides, `runtime.py` defines.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(
-    1.4426950408889634
-)  # scores are kept in units of log 2: exp2 is one instruction
+# Scores are kept in units of log 2: exp2 is one instruction.
+LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def load_rows(
-    base,
-    start,
-    stride,
-    limit,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    base, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
     CHECK: tl.constexpr,
-):
+):  # fmt: skip
     """Load rows start … start + BLOCK - 1 of a matrix with unit column stride: (BLOCK, PADDED).
 
     Columns from WIDTH on are zero, and with CHECK the rows from `limit` on.
@@ -42,16 +36,20 @@ def load_rows(
 
 
 @triton.jit
+def load_head(
+    x, b, h, start, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
+    """Load rows of head h of sample b of a `HeadRows`, see `load_rows`."""
+    base = x.base + b * x.batch + h * x.head
+    return load_rows(base, start, x.row, limit, WIDTH, PADDED, BLOCK, CHECK)
+
+
+@triton.jit
 def store_rows(
-    base,
-    tile,
-    start,
-    stride,
-    limit,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
+    base, tile, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Store the rows below `limit` and the columns below WIDTH of a (BLOCK, PADDED) tile."""
     rows, cols = tl.arange(0, BLOCK), tl.arange(0, PADDED)
     pointers = base + tl.cast(start, tl.int64) * stride + rows[:, None] * stride + cols[None, :]
@@ -60,45 +58,77 @@ def store_rows(
 
 
 @triton.jit
+def load_vector(base, start, limit, other, BLOCK: tl.constexpr):
+    """Load numbers start … start + BLOCK - 1; `other` from `limit` on."""
+    index = start + tl.arange(0, BLOCK)
+    return tl.load(base + index, mask=index < limit, other=other)
+
+
+@triton.jit
+def store_vector(base, values, start, limit, BLOCK: tl.constexpr):
+    """Store the numbers below `limit`."""
+    index = start + tl.arange(0, BLOCK)
+    tl.store(base + index, values, mask=index < limit)
+
+
+@triton.jit
+def zero_tile(ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return a zero tile of float32."""
+    return tl.zeros((ROWS, COLS), tl.float32)
+
+
+@triton.jit
+def zero_vector(SIZE: tl.constexpr):
+    """Return a zero vector of float32."""
+    return tl.zeros((SIZE,), tl.float32)
+
+
+@triton.jit
+def zero_tiles(COUNT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Return COUNT zero tiles of float32."""
+    out = ()
+    for _ in tl.static_range(COUNT):
+        out = out + (zero_tile(ROWS, COLS),)
+    return out
+
+
+@triton.jit
+def zero_vectors(COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """Return COUNT zero vectors of float32."""
+    out = ()
+    for _ in tl.static_range(COUNT):
+        out = out + (zero_vector(SIZE),)
+    return out
+
+
+@triton.jit
+def load_pairs(x, b, h, rows, cols, pairs):
+    """Load a tile of a `PairTensor`; zero outside."""
+    at = tl.cast(rows, tl.int64) * x.row + tl.cast(cols, tl.int64) * x.col
+    inside = (rows < pairs.num_queries) & (cols < pairs.num_keys)
+    return tl.load(x.base + b * x.batch + h * x.head + at, mask=inside, other=0)
+
+
+@triton.jit
 def visible_pairs(
-    rows,
-    cols,
-    num_queries,
-    num_keys,
-    KEY_MASK,
-    PAIR_MASK,
-    pair_stride_row,
-    pair_stride_col,
-    EDGE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HAS_KEY_MASK: tl.constexpr,
-    HAS_PAIR_MASK: tl.constexpr,
-):
-    """Return which pairs of a tile may attend. The masks' pointers stand at their sample and head.
+    pairs, b, h, rows, cols, EDGE: tl.constexpr, CAUSAL: tl.constexpr, LOOK: tl.constexpr,
+):  # fmt: skip
+    """Return which pairs of a tile may attend; the mask of pairs is read with LOOK only.
 
     EDGE says that the tile reaches past the last key or, with CAUSAL, past a row's last key; other
     tiles skip both comparisons.
     """
     visible = (rows >= 0) & (cols >= 0)
     if EDGE:
-        visible = visible & (cols < num_keys)
+        visible = visible & (cols < pairs.num_keys)
         if CAUSAL:
-            visible = visible & (cols <= rows + (num_keys - num_queries))
-    if HAS_KEY_MASK:
-        visible = visible & (tl.load(KEY_MASK + cols, mask=cols < num_keys, other=0) != 0)
-    if HAS_PAIR_MASK:
-        at = tl.cast(rows, tl.int64) * pair_stride_row + tl.cast(cols, tl.int64) * pair_stride_col
-        inside = (rows < num_queries) & (cols < num_keys)
-        visible = visible & (tl.load(PAIR_MASK + at, mask=inside, other=0) != 0)
+            visible = visible & (cols <= rows + (pairs.num_keys - pairs.num_queries))
+    if pairs.key_mask is not None:
+        at = pairs.key_mask + b * pairs.num_keys + cols
+        visible = visible & (tl.load(at, mask=cols < pairs.num_keys, other=0) != 0)
+    if LOOK:
+        visible = visible & (load_pairs(pairs.mask, b, h, rows, cols, pairs) != 0)
     return visible
-
-
-@triton.jit
-def load_pairs(base, rows, cols, num_queries, num_keys, stride_row, stride_col):
-    """Load a tile of a pair tensor (a bias); zero outside."""
-    at = tl.cast(rows, tl.int64) * stride_row + tl.cast(cols, tl.int64) * stride_col
-    inside = (rows < num_queries) & (cols < num_keys)
-    return tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -121,21 +151,27 @@ def draw_words(DRAW, sample):
 
 
 @triton.jit
-def keep_tile(DRAW, sample, head, row, col, threshold, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return the keep decisions of `AttentionDropout` for a tile at (row, col): (ROWS, COLS) bool.
+def kept_pairs(pairs, b, h, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, FLIP: tl.constexpr):
+    """Return the keep decisions of `AttentionDropout` for a tile at (row, col): bool.
 
     One Philox call at counter (query, key // 8, head, sample) serves eight neighbouring keys: key j
     reads 16-bit lane j mod 8, lane 2w + h being half h of word w. `col` is a multiple of 8.
-    A pair is kept when its lane, a signed number, is at least `threshold`.
+    A pair is kept when its lane, a signed number, is at least the threshold. (ROWS, COLS), or
+    (COLS, ROWS) with FLIP; without dropout one true entry.
     """
-    k0, k1, sample_word = draw_words(DRAW, sample)
-    zero = tl.zeros((ROWS, COLS // 8), tl.uint32)
-    query = (row + tl.arange(0, ROWS)).to(tl.uint32)[:, None] + zero
-    group = (col // 8 + tl.arange(0, COLS // 8)).to(tl.uint32)[None, :] + zero
-    head_word = zero + tl.cast(head, tl.uint32)
-    x0, x1, x2, x3 = philox4x32(query, group, head_word, sample_word + zero, k0, k1)
-    # The last dimensions are (upper bit of w, lower bit of w, h), so that reshaping orders lanes.
-    words = tl.join(tl.join(x0, x2), tl.join(x1, x3))
-    lanes = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (ROWS, COLS))
-    signed = ((lanes ^ 0x8000).to(tl.int32)) - 0x8000
-    return signed >= threshold
+    if pairs.draw is None:
+        keep = tl.full((1, 1), 1, tl.int1)
+    else:
+        k0, k1, sample_word = draw_words(pairs.draw, b)
+        zero = tl.zeros((ROWS, COLS // 8), tl.uint32)
+        query = (row + tl.arange(0, ROWS)).to(tl.uint32)[:, None] + zero
+        group = (col // 8 + tl.arange(0, COLS // 8)).to(tl.uint32)[None, :] + zero
+        head_word = zero + tl.cast(h, tl.uint32)
+        x0, x1, x2, x3 = philox4x32(query, group, head_word, sample_word + zero, k0, k1)
+        # The last dimensions are (upper bit of w, lower bit of w, h): reshaping orders the lanes.
+        words = tl.join(tl.join(x0, x2), tl.join(x1, x3))
+        lanes = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (ROWS, COLS))
+        keep = ((lanes ^ 0x8000).to(tl.int32)) - 0x8000 >= pairs.threshold
+        if FLIP:
+            keep = tl.trans(keep)
+    return keep

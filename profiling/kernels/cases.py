@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from lit_probattn.attention import (
     Attention,
     FiSHAttention,
@@ -15,6 +17,8 @@ from lit_probattn.attention import (
     MLKAttention,
     SoftmaxAttention,
 )
+from lit_probattn.attention.layer import split_heads
+from lit_probattn.configs import ConfigError
 
 _FISH = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
 
@@ -95,6 +99,35 @@ CASES: list[Case] = [
     Case("linear fish", LinearFiSHAttention, _FISH, ("causal",)),
     Case("linear fish, own normaliser", LinearFiSHAttention, {**_FISH, "normalizer": "nonneg"}),
 ]
+
+
+def named_like(cases: list[Case], names: str | None) -> list[Case]:
+    """Return the cases whose name contains one of the comma-separated parts.
+
+    Raises:
+        ConfigError: none does.
+    """
+    parts = [part.strip() for part in (names or "").split(",")]
+    found = [case for case in cases if any(part in case.name for part in parts)]
+    if not found:
+        known = ", ".join(case.name for case in cases)
+        raise ConfigError(f"no kernel is named like {names!r}; expected a part of one of: {known}")
+    return found
+
+
+def draw_heads(
+    layer: Attention, batch: int, num_queries: int, num_keys: int, draw: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, stored keys and value of a layer as projections of drawn numbers would be."""
+    layout = layer.layout
+    query = draw(batch, num_queries, layout.query * layout.head_dim)
+    key = draw(batch, num_keys, layer.key_width)
+    value = draw(batch, num_keys, layout.value * layout.value_head_dim)
+    return (
+        split_heads(query, layout.query),
+        split_heads(key, layout.key, layout.keys_per_head),
+        split_heads(value, layout.value),
+    )
 
 
 def _of_8(num_global_heads: int) -> dict[str, int]:

@@ -13,10 +13,32 @@ from lit_probattn.records.provenance import command_line, device_name, git_revis
 from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
 
+Outcome = tuple[str, list[dict[str, object]], bool]
+
 PARITY_SHAPES = {
     "cpu": [(37, 45), (29, 31), (7, 33), (33, 5)],
     "cuda": [(517, 517), (300, 1031), (129, 64)],
 }
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def integers(text: str) -> list[int]:
+    """Read integers separated by commas."""
+    return [int(part) for part in text.split(",")]
+
+
+def dtypes(text: str) -> list[torch.dtype]:
+    """Read names of dtypes separated by commas.
+
+    Raises:
+        ArgumentTypeError: an unknown name.
+    """
+    for name in text.split(","):
+        if name not in _DTYPES:
+            raise argparse.ArgumentTypeError(
+                f"unknown dtype {name!r}; expected some of {', '.join(_DTYPES)}"
+            )
+    return [getattr(torch, name) for name in text.split(",")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,28 +62,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="train N steps of a small ListOps with triton and with the reference",
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=None, help="default: a GPU")
-    parser.add_argument("--dtypes", help="comma-separated, e.g. float32,bfloat16")
-    parser.add_argument("--cases", help="only kernels whose name holds one of these parts")
-    parser.add_argument("--head-dims", help="comma-separated head sizes")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
+    parser.add_argument("--dtypes", type=dtypes, help="comma-separated, e.g. float32,bfloat16")
+    parser.add_argument("--cases", help="only kernels whose name contains one of these parts")
+    parser.add_argument("--head-dims", type=integers, help="head sizes, comma-separated")
     parser.add_argument(
         "--passes", choices=["all", "forward"], default="all", help="kernels to compile"
     )
-    parser.add_argument("--capabilities", help="comma-separated, default 80,90")
-    parser.add_argument("--out", help="report folder; default prints only")
+    parser.add_argument("--capabilities", type=integers, default=[80, 90], help="default 80,90")
+    parser.add_argument("--out", help="report folder; by default the report is only printed")
 
 
-def run(options: argparse.Namespace) -> tuple[str, list[dict[str, object]], bool]:
+def run(options: argparse.Namespace) -> Outcome:
     """Run what the flags ask for; return the report, its rows and whether it passed.
 
     Raises:
         ConfigError: the device is not there, or a flag has no meaning.
     """
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not options.compile_table:
-        gone = missing_device(device)
-        if gone is not None:
-            raise ConfigError(gone)
+    gone = missing_device(device)
+    if gone is not None and not options.compile_table:
+        raise ConfigError(gone)
     if options.compile_table:
         return _compile_table(options)
     if options.parity:
@@ -79,47 +100,27 @@ def write(folder: Path, text: str, rows: list[dict[str, object]]) -> None:
         pd.DataFrame(rows).to_csv(folder / "rows.csv", index=False)
 
 
-def _report(title: str, facts: list[str], rows: list[dict[str, object]]) -> str:
-    lines = [f"# {title}", "", f"- Command: `{command_line()}`"]
-    lines += [f"- Versions: {versions()}; revision {git_revision()}", *(f"- {f}" for f in facts)]
-    return "\n".join([*lines, "", *markdown_lines(pd.DataFrame(rows))])
+def header(title: str, facts: list[str]) -> list[str]:
+    """Return the first lines of a report: how it was made, and facts."""
+    made = [f"Command: `{command_line()}`", f"Versions: {versions()}; revision {git_revision()}"]
+    return [f"# {title}", "", *(f"- {fact}" for fact in (*made, *facts))]
 
 
-def _integers(text: str | None, default: tuple[int, ...]) -> list[int]:
-    try:
-        return list(default) if text is None else [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"expected integers separated by commas, received {text!r}") from error
+def _outcome(title: str, facts: list[str], rows: list[dict[str, object]], passed: bool) -> Outcome:
+    text = "\n".join([*header(title, facts), "", *markdown_lines(pd.DataFrame(rows))])
+    return text, rows, passed
 
 
-def _dtypes(text: str | None, default: str) -> list[torch.dtype]:
-    names = (text or default).split(",")
-    known = ("float32", "float16", "bfloat16")
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown dtype {name!r}; expected some of {', '.join(known)}")
-    return [getattr(torch, name) for name in names]
+def _compile_table(options: argparse.Namespace) -> Outcome:
+    from profiling.kernels.cases import compile_cases, named_like
+    from profiling.kernels.compile import HEAD_DIMS, compile_rows, faults
 
-
-def _compile_table(
-    options: argparse.Namespace,
-) -> tuple[str, list[dict[str, object]], bool]:
-    from profiling.kernels.compile import (
-        CAPABILITIES,
-        HEAD_DIMS,
-        as_dicts,
-        compile_rows,
-        faults,
-        selected_cases,
-    )
-
-    (dtype,) = _dtypes(options.dtypes, "bfloat16")[:1]
     found = list(
         compile_rows(
-            selected_cases(options.cases),
-            _integers(options.head_dims, HEAD_DIMS),
-            _integers(options.capabilities, CAPABILITIES),
-            dtype,
+            named_like(compile_cases(), options.cases),
+            options.head_dims or HEAD_DIMS,
+            options.capabilities,
+            (options.dtypes or [torch.bfloat16])[0],
             forward_only=options.passes == "forward",
         )
     )
@@ -130,78 +131,66 @@ def _compile_table(
         f"Forward kernels that spill, programs over the chip's shared memory: "
         f"{'; '.join(wrong) or 'none'}",
     ]
-    rows = as_dicts(found)
-    return _report("Kernels, compiled ahead of time", facts, rows), rows, not wrong
+    rows = [dict(vars(row)) for row in found]
+    return _outcome("Kernels, compiled ahead of time", facts, rows, not wrong)
 
 
-def _parity(options: argparse.Namespace, device: str) -> tuple[str, list[dict[str, object]], bool]:
+def _parity(options: argparse.Namespace, device: str) -> Outcome:
     from lit_probattn.kernels.runtime import interpreted
-    from profiling.kernels.cases import CASES
+    from profiling.kernels.cases import CASES, named_like
     from profiling.kernels.parity import BUDGET, parity_rows
 
     if device == "cpu" and not interpreted():
         raise ConfigError("without a GPU kernels run in the interpreter: set TRITON_INTERPRET=1")
-    parts = (options.cases or "").split(",")
-    cases = [case for case in CASES if any(part.strip() in case.name for part in parts)]
-    default = "float32,float16" if device == "cpu" else "float32,bfloat16"
+    usual = torch.float16 if device == "cpu" else torch.bfloat16
+    shapes = PARITY_SHAPES[device]
     rows: list[dict[str, object]] = []
-    passed = bool(cases)
-    for case in cases:
-        for dtype in _dtypes(options.dtypes, default):
-            for head_dim in _integers(options.head_dims, (13,) if device == "cpu" else (64,)):
+    passed = True
+    for case in named_like(CASES, options.cases):
+        for dtype in options.dtypes or [torch.float32, usual]:
+            for head_dim in options.head_dims or [13 if device == "cpu" else 64]:
                 found = parity_rows(
-                    case,
-                    dtype,
-                    device=torch.device(device),
-                    head_dim=head_dim,
-                    shapes=PARITY_SHAPES[device],
+                    case, dtype, device=torch.device(device), head_dim=head_dim, shapes=shapes
                 )
                 passed &= all(row.ratio <= BUDGET for row in found)
-                rows += [
-                    {
-                        "kernel": row.case,
-                        "head_dim": head_dim,
-                        "dtype": row.dtype,
-                        "tensor": row.tensor,
-                        "largest error": f"{row.largest:.1e}",
-                        "rms error": f"{row.rms:.1e}",
-                        "rms error, eager": f"{row.eager_rms:.1e}",
-                        "ratio": f"{row.ratio:.2f}",
-                    }
-                    for row in found
-                ]
+                rows += [row.shown(head_dim) for row in found]
     facts = [
-        f"Hardware: {device_name(device)}{' (interpreter)' if device == 'cpu' else ''}",
-        f"Queries x keys: {PARITY_SHAPES[device]}; batch 2; the yardstick is the reference in "
+        _hardware(device),
+        f"Queries x keys: {shapes}; batch 2; the yardstick is the reference in "
         "float64, eager code has its matrix products in the kernel's precision",
         f"Errors are at most {BUDGET:g} times those of eager code: {'yes' if passed else 'NO'}",
     ]
-    return _report("Parity of the fused kernels", facts, rows), rows, passed
+    return _outcome("Parity of the fused kernels", facts, rows, passed)
 
 
-def _tune(options: argparse.Namespace, device: str) -> tuple[str, list[dict[str, object]], bool]:
-    from profiling.kernels.compile import HEAD_DIMS, selected_cases, tune
+def _tune(options: argparse.Namespace, device: str) -> Outcome:
+    from profiling.kernels.cases import compile_cases, named_like
+    from profiling.kernels.compile import HEAD_DIMS, tune
 
     if device != "cuda":
         raise ConfigError("launch configurations are found by measurement, which needs a GPU")
     path, rows = tune(
-        _integers(options.head_dims, HEAD_DIMS),
-        _dtypes(options.dtypes, "bfloat16"),
-        selected_cases(options.cases),
+        options.head_dims or HEAD_DIMS,
+        options.dtypes or [torch.bfloat16],
+        named_like(compile_cases(), options.cases),
     )
-    facts = [f"Hardware: {device_name(device)}", f"Stored in {Path(path).name}"]
-    return _report("Launch configurations", facts, rows), rows, bool(rows)
+    facts = [_hardware(device), f"Stored in {Path(path).name}"]
+    return _outcome("Launch configurations", facts, rows, bool(rows))
 
 
-def _train(options: argparse.Namespace, device: str) -> tuple[str, list[dict[str, object]], bool]:
+def _train(options: argparse.Namespace, device: str) -> Outcome:
     from profiling.kernels.parity import BOUND, TASK, compare_training
 
     if options.train_steps < 1:
         raise ConfigError(f"--train-steps must be at least 1, received {options.train_steps}")
     rows, followed = compare_training(options.train_steps, device)
     facts = [
-        f"Task: {TASK}, dropout on; {options.train_steps} steps on {device_name(device)}"
-        f"{' (interpreter)' if device == 'cpu' else ''}",
+        f"Task: {TASK}, dropout on; {options.train_steps} steps",
+        _hardware(device),
         f"Every loss within {BOUND:g} of the reference's: {'yes' if followed else 'NO'}",
     ]
-    return _report("Training with the fused kernels", facts, rows), rows, followed
+    return _outcome("Training with the fused kernels", facts, rows, followed)
+
+
+def _hardware(device: str) -> str:
+    return f"Hardware: {device_name(device)}{' (interpreter)' if device == 'cpu' else ''}"

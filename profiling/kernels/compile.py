@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -22,7 +22,7 @@ from lit_probattn.kernels.runtime import (
     Launch,
     Launched,
     Shape,
-    forced_for,
+    forced,
     interpreted,
     recording,
     seen_shapes,
@@ -30,46 +30,16 @@ from lit_probattn.kernels.runtime import (
 )
 from lit_probattn.records.provenance import device_name, versions
 from lit_probattn.torch_internals import outside_modes
-from profiling.kernels.cases import Case, compile_cases
+from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 from profiling.measure.timing import summarise, time_once
 
 # Shared memory that one program may use, in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 
-_POINTERS = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.uint8: "*u8",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-}
-
-_OPTIONS = ("num_warps", "num_stages")
-CAPABILITIES = (80, 90)
 HEAD_DIMS = (16, 32, 64, 128)
 _LENGTH = 1024  # a multiple of every tile, as the tests of speed use
 _TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one program of a compiled kernel takes.
-
-    Args:
-        registers: per thread.
-        spill_bytes: stored to memory for want of registers, per thread.
-        shared_bytes: shared memory.
-        num_warps: warps.
-        uses_wgmma: whether products use Hopper's warp-group instructions.
-    """
-
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    num_warps: int
-    uses_wgmma: bool
 
 
 @dataclass(frozen=True)
@@ -78,13 +48,8 @@ class CompiledRow:
 
     Args:
         case: the layer whose call needs it.
-        kernel: its name.
-        head_dim: E.
-        dtype: precision of query, key and value.
         capability: 80 for A100, 90 for H100 and H200.
         tiles: queries x keys of a tile.
-        num_warps: warps of a program.
-        num_stages: depth of the software pipeline.
         registers: per thread.
         spill_bytes: stored for want of registers, per thread.
         shared_bytes: shared memory of a program.
@@ -107,17 +72,22 @@ class CompiledRow:
     compile_s: float
 
 
-def _argument(value: Any) -> tuple[str, Any, bool]:
-    """Return the type of an argument, its value if it is compiled in, and whether 16 divides it."""
-    if value is None:
-        return "constexpr", None, False
-    if isinstance(value, torch.Tensor):
-        return _POINTERS[value.dtype], None, True
-    if isinstance(value, float):
-        return "fp32", None, False
-    if value == 1:
-        return "constexpr", 1, False
-    return ("i32" if abs(value) < 2**31 else "i64"), None, value % 16 == 0
+class _Driver:
+    """What Triton's launcher asks a driver before it compiles, answered for a GPU not there."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # the launcher keeps what it compiled per device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 def compile_launch(launched: Launched, capability: int) -> Any:
@@ -127,33 +97,22 @@ def compile_launch(launched: Launched, capability: int) -> Any:
         RuntimeError: the kernel was imported for the interpreter.
     """
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.runtime import driver
 
-    kernel = launched.kernel
-    if not isinstance(kernel, triton.JITFunction):
+    if not isinstance(launched.kernel, triton.JITFunction):
         raise RuntimeError(
             "kernels were imported for the interpreter; unset TRITON_INTERPRET to compile"
         )
-    options = {k: v for k, v in launched.options.items() if k in _OPTIONS}
-    constexprs = {k: v for k, v in launched.options.items() if k not in _OPTIONS}
-    signature: dict[str, str] = {}
-    attributes = {}
-    for index, (name, value) in enumerate(zip(kernel.arg_names, launched.args, strict=False)):
-        kind, fixed, divisible = _argument(value)
-        signature[name] = kind
-        if kind == "constexpr":
-            constexprs[name] = fixed
-        if divisible:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    for name in kernel.arg_names[len(launched.args) :]:
-        signature[name] = "constexpr"
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    driver.set_active(_Driver(capability))
+    try:
+        return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
+    finally:
+        if torch.cuda.is_available():  # elsewhere there is no driver to go back to
+            driver.reset_active()
 
 
-def resources(compiled: Any, capability: int) -> Resources:
-    """Assemble compiled code once more, verbosely, and return what it takes."""
+def resources(compiled: Any, capability: int) -> dict[str, Any]:
+    """Assemble compiled code once more, verbosely; return what its row says of it."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     ptx = compiled.asm["ptx"]
@@ -172,13 +131,13 @@ def resources(compiled: Any, capability: int) -> Resources:
         assert match is not None, log
         return int(match.group(1))
 
-    return Resources(
-        registers=number(r"Used (\d+) reg"),
-        spill_bytes=number(r"(\d+) bytes spill stores"),
-        shared_bytes=compiled.metadata.shared,
-        num_warps=compiled.metadata.num_warps,
-        uses_wgmma="wgmma" in ptx,
-    )
+    return {
+        "registers": number(r"Used (\d+) reg"),
+        "spill_bytes": number(r"(\d+) bytes spill stores"),
+        "shared_bytes": compiled.metadata.shared,
+        "num_warps": compiled.metadata.num_warps,
+        "wgmma": "wgmma" in ptx,
+    }
 
 
 def recorded_launches(
@@ -220,29 +179,18 @@ def _row(
     start = time.perf_counter()
     compiled = compile_launch(launched, capability)
     seconds = time.perf_counter() - start
-    found = resources(compiled, capability)
     options = launched.options
-    tiles = f"{options.get('BLOCK_Q', '–')}x{options.get('BLOCK_K', '–')}"
     return CompiledRow(
         case=case.name,
         kernel=launched.kernel.__name__,
         head_dim=head_dim,
         dtype=str(dtype).removeprefix("torch."),
         capability=capability,
-        tiles=tiles,
-        num_warps=found.num_warps,
+        tiles=f"{options.get('BLOCK_Q', '–')}x{options.get('BLOCK_K', '–')}",
         num_stages=options.get("num_stages", 1),
-        registers=found.registers,
-        spill_bytes=found.spill_bytes,
-        shared_bytes=found.shared_bytes,
-        wgmma=found.uses_wgmma,
         compile_s=round(seconds, 1),
+        **resources(compiled, capability),
     )
-
-
-def as_dicts(rows: Sequence[CompiledRow]) -> list[dict[str, object]]:
-    """Return rows for a table."""
-    return [asdict(row) for row in rows]
 
 
 def faults(rows: Sequence[CompiledRow]) -> list[str]:
@@ -257,23 +205,6 @@ def faults(rows: Sequence[CompiledRow]) -> list[str]:
     return found
 
 
-def selected_cases(names: str | None) -> list[Case]:
-    """Return the cases of the table whose name holds one of the comma-separated parts.
-
-    Raises:
-        ConfigError: none does.
-    """
-    cases = compile_cases()
-    if names is None:
-        return cases
-    parts = [part.strip() for part in names.split(",")]
-    found = [case for case in cases if any(part in case.name for part in parts)]
-    if not found:
-        known = ", ".join(case.name for case in cases)
-        raise ConfigError(f"no kernel is named like {names!r}; expected a part of one of: {known}")
-    return found
-
-
 def candidates(shape: Shape) -> Iterator[Launch]:
     """Return what is worth trying for a kernel."""
     tiles = [(128, 64), (128, 32), (64, 64), (64, 32), (128, 128), (64, 128), (32, 64), (32, 32)]
@@ -285,9 +216,7 @@ def candidates(shape: Shape) -> Iterator[Launch]:
 
 
 def tune(
-    head_dims: Sequence[int] = HEAD_DIMS,
-    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
-    cases: Sequence[Case] | None = None,
+    head_dims: Sequence[int], dtypes: Sequence[torch.dtype], cases: Sequence[Case]
 ) -> tuple[str, list[dict[str, object]]]:
     """Time forward and backward with every candidate; store the fastest of every kernel.
 
@@ -300,7 +229,7 @@ def tune(
     device = torch.device("cuda", torch.cuda.current_device())
     best: dict[str, Launch] = {}
     lines: list[dict[str, object]] = []
-    for case, head_dim, dtype in product(cases or compile_cases(), head_dims, dtypes):
+    for case, head_dim, dtype in product(cases, head_dims, dtypes):
         heads = max(1, 512 // head_dim // case.options.get("num_components", 1))
         torch.manual_seed(0)
         layer = case.layer(head_dim, head_dim=head_dim, **{**case.options, "num_heads": heads}).to(
@@ -319,7 +248,7 @@ def tune(
             times = {}
             for launch in candidates(shape):
                 try:
-                    with outside_modes(), forced_for(shape.key, launch):
+                    with outside_modes(), forced(launch, shape.key):
                         run()
                         seconds = [time_once(run, device) for _ in range(_REPEATS)]
                 except Exception:  # a candidate may ask for more than the GPU has

@@ -6,29 +6,25 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from lit_probattn.configs import ConfigError, read_yaml
-from profiling.sweep.config import AttentionEntry, describe
+from profiling.sweep.config import AttentionEntry, Strict, describe
 
 Mode = Literal["train", "eval"]
-
-
 SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
 
 
-class TorchSdpa(BaseModel):
+class TorchSdpa(Strict):
     """PyTorch's own softmax attention: what it chooses, or one of its backends by name."""
 
-    model_config = ConfigDict(extra="forbid")
     num_heads: int = Field(ge=1)
     backend: SdpaBackend = "any"
 
 
-class Grid(BaseModel):
+class Grid(Strict):
     """Points at which all sides are measured; each value replaces that of the file."""
 
-    model_config = ConfigDict(extra="forbid")
     seq_lens: list[int] = Field(min_length=1)
     head_dims: list[int] = Field(min_length=1)
     is_causal: list[bool] = Field(default=[False], min_length=1)
@@ -36,10 +32,9 @@ class Grid(BaseModel):
     tokens: int = Field(ge=1, description="batch size times length, the same at every point")
 
 
-class Side(BaseModel):
+class Side(Strict):
     """One implementation: an attention variant on a backend, or PyTorch's fused softmax."""
 
-    model_config = ConfigDict(extra="forbid")
     attention: AttentionEntry | None = None
     torch_sdpa: TorchSdpa | None = None
     backend: str = "reference"
@@ -51,10 +46,9 @@ class Side(BaseModel):
         return self
 
 
-class Comparison(BaseModel):
+class Comparison(Strict):
     """Two sides, and what their ratios must not exceed."""
 
-    model_config = ConfigDict(extra="forbid")
     name: str
     side: str
     against: str
@@ -62,10 +56,9 @@ class Comparison(BaseModel):
     max_memory_ratio: float | None = None
 
 
-class KernelsConfig(BaseModel):
+class KernelsConfig(Strict):
     """The file of `python -m profiling kernels`."""
 
-    model_config = ConfigDict(extra="forbid")
     device: str = "cpu"
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     mode: Mode = "train"
@@ -99,21 +92,13 @@ def points(config: KernelsConfig) -> list[KernelsConfig]:
     if config.grid is None:
         return [config]
     grid = config.grid
-    return [
-        config.model_copy(
-            update={
-                "grid": None,
-                "seq_len": length,
-                "head_dim": size,
-                "is_causal": causal,
-                "mode": mode,
-                "batch_size": max(1, grid.tokens // length),
-            }
-        )
-        for size, length, causal, mode in product(
-            grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes
-        )
-    ]
+    names = ("head_dim", "seq_len", "is_causal", "mode")
+    found = []
+    for values in product(grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes):
+        batch_size = max(1, grid.tokens // values[1])
+        point = {**dict(zip(names, values, strict=True)), "batch_size": batch_size, "grid": None}
+        found.append(config.model_copy(update=point))
+    return found
 
 
 def load_kernels(path: str | Path) -> KernelsConfig:

@@ -43,19 +43,7 @@ def mgk_flex(
 ) -> Tensor:
     """Return soft `mgk_attention` for as many key heads as query heads.
 
-    Args:
-        query: (B, H, N, E).
-        key: (B, H, K, L, E).
-        value: (B, H, L, E_v).
-        precision: τ, (H, K).
-        offset: log-prior and normalising terms, (H, K, 1 or L), or None.
-        gaussian: distance or dot product.
-        equal_precision: τ is the same for all components of a head.
-        key_mask: real keys, (B, L) bool, or None.
-        is_causal: bottom-right aligned causal mask.
-
-    Returns:
-        (B, H, N, E_v) in the dtype of `query`.
+    Args: see `mgk_attention`.
 
     Raises:
         ValueError: grouped heads.

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_probattn.attention import Attention, HeadCall, MGKAttention
-from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.configs import ConfigError
 from lit_probattn.randomness import AttentionDropout, RandomKey
-from profiling.kernels.cases import Case
+from profiling.kernels.cases import Case, draw_heads
 
 BUDGET = 2.0  # error of the kernel over that of eager code
 TASK = "configs/tasks/tiny/lra_listops.yaml"
@@ -41,16 +40,7 @@ BOUND = 1e-4
 
 @dataclass(frozen=True)
 class ParityRow:
-    """Errors of one tensor.
-
-    Args:
-        case: name of the case.
-        dtype: precision.
-        tensor: `out` or what the gradient belongs to.
-        largest: largest error of the kernel.
-        rms: root mean square error of the kernel.
-        eager_rms: the same of eager code.
-    """
+    """Errors of one tensor, `out` or what the gradient belongs to; `rms` is root mean square."""
 
     case: str
     dtype: str
@@ -63,6 +53,15 @@ class ParityRow:
     def ratio(self) -> float:
         """Error of the kernel over that of eager code; 0 when both are exact."""
         return self.rms / self.eager_rms if self.eager_rms else (float("inf") if self.rms else 0.0)
+
+    def shown(self, head_dim: int) -> dict[str, object]:
+        """Return the row of the table."""
+        return {
+            **{"kernel": self.case, "head_dim": head_dim, "dtype": self.dtype},
+            **{"tensor": self.tensor, "largest error": f"{self.largest:.1e}"},
+            **{"rms error": f"{self.rms:.1e}", "rms error, eager": f"{self.eager_rms:.1e}"},
+            "ratio": f"{self.ratio:.2f}",
+        }
 
 
 class _LowProducts(TorchFunctionMode):
@@ -113,12 +112,7 @@ def make_inputs(
     def coin(*shape: int) -> Tensor:
         return (torch.rand(*shape, generator=generator) < 0.7).to(device)
 
-    layout = layer.layout
-    width = layout.query * layout.head_dim
-    query = split_heads(draw(batch, num_queries, width), layout.query)
-    key = split_heads(draw(batch, num_keys, layer.key_width), layout.key, layout.keys_per_head)
-    width = layout.value * layout.value_head_dim
-    value = split_heads(draw(batch, num_keys, width), layout.value)
+    query, key, value = draw_heads(layer, batch, num_queries, num_keys, draw)
     pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
     if clear and isinstance(layer, MGKAttention) and layer.core.e_step == "hard":
         leads = _clear_winners(layer, query, key)
@@ -153,6 +147,17 @@ def _clear_winners(layer: MGKAttention, query: Tensor, key: Tensor) -> Tensor:
     return best[:, :, 0] - best[:, :, 1] > 0.05
 
 
+def run_heads(layer: Attention, backend: str, call: HeadCall) -> Tensor:
+    """Return the heads' output of a call on one backend; keys are shifted or combined inside."""
+    core = layer.core
+    if backend not in core.backends:
+        raise ConfigError(
+            f"{core.variant} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
+        )
+    choice, run = core.choose(call, backend), core.backends[backend]
+    return run(call.query, choice.key, call.value, call.masks, call.dropout, choice.arguments)
+
+
 def heads_and_gradients(
     layer: Attention, backend: str, inputs: Inputs, dtype: torch.dtype
 ) -> dict[str, Tensor]:
@@ -168,18 +173,9 @@ def heads_and_gradients(
         bias = bias.detach().to(dtype).requires_grad_()
         names.append("bias")
         leaves.append(bias)
-    masks = Masks(
-        inputs.masks.num_queries,
-        inputs.masks.num_keys,
-        inputs.masks.key_mask,
-        inputs.masks.attn_mask,
-        inputs.masks.is_causal,
-        bias,
-    )
+    masks = replace(inputs.masks, bias=bias)
     call = HeadCall(query, key, value, masks, dropout=inputs.dropout, rng=RandomKey(3))
-    choice = layer.core.choose(call, backend)
-    run = layer.core.backends[backend]
-    out = run(query, choice.key, value, masks, inputs.dropout, choice.arguments)
+    out = run_heads(layer, backend, call)
     grads = torch.autograd.grad(out, leaves, inputs.cotangent.to(out.dtype))
     return {"out": out.detach(), **dict(zip(names, grads, strict=True))}
 

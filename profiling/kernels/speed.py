@@ -17,13 +17,15 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_probattn.attention import Attention, HeadCall, MGKAttention
-from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import ConfigError, build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
+from lit_probattn.records.provenance import device_name
 from lit_probattn.records.tables import markdown_lines
+from profiling.kernels.cases import draw_heads
+from profiling.kernels.command import header
 from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
+from profiling.kernels.parity import run_heads
 from profiling.measure.counters import UncountedOperationError, torch_flops
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import Timing, quantile, summarise, time_once, time_sides
@@ -35,23 +37,6 @@ _SDPA = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-
-
-def heads_of(
-    layer: Attention, batch: int, seq_len: int, make: Callable[..., Tensor]
-) -> list[Tensor]:
-    """Return random query, stored keys and value of a layer, as its projections would give."""
-
-    heads = layer.layout
-
-    def draw(head_dim: int, num_heads: int, keys_per_head: int = 1) -> Tensor:
-        width = num_heads * keys_per_head * head_dim
-        return split_heads(make(batch, seq_len, width), num_heads, keys_per_head)
-
-    query = draw(heads.head_dim, heads.query)
-    key = draw(heads.head_dim, heads.key, heads.keys_per_head)
-    value = draw(heads.value_head_dim, heads.value)
-    return [x.contiguous().requires_grad_() for x in (query, key, value)]
 
 
 def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor]]:
@@ -70,20 +55,30 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
     def make(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
 
+    parameters: list[Tensor] = []
     if side.torch_sdpa is not None:
         shape = (config.batch_size, side.torch_sdpa.num_heads, config.seq_len, config.head_dim)
         inputs = [make(*shape).requires_grad_() for _ in range(3)]
-        parameters: list[Tensor] = []
-
-        forward = _sdpa_call(side.torch_sdpa, inputs, config)
+        forward = partial(_sdpa, side.torch_sdpa, inputs, config.is_causal)
     else:
         assert side.attention is not None
         class_path, init_args = side.attention.resolve(Path.cwd())
         layer = build_attention(class_path, init_args, config.head_dim, config.head_dim)
         layer.to(device=device, dtype=dtype).train(train)
-        inputs = heads_of(layer, config.batch_size, config.seq_len, make)
+        found = draw_heads(layer, config.batch_size, config.seq_len, config.seq_len, make)
+        inputs = [x.contiguous().requires_grad_() for x in found]
         parameters = list(layer.core.parameters())
-        forward = _attention_call(layer, side.backend, inputs, config)
+        dropout = None
+        if layer.dropout and train:
+            dropout = AttentionDropout(layer.dropout, RandomKey(config.seed))
+        sizes = (config.batch_size, layer.num_heads, config.seq_len, config.seq_len)
+        masks = make_masks(*sizes, is_causal=config.is_causal)
+        query, key, value = inputs
+        call = HeadCall(query, key, value, masks, dropout=dropout, rng=RandomKey(config.seed))
+        if side.backend == "flex":
+            forward = partial(_flex, layer, call)
+        else:
+            forward = partial(run_heads, layer, side.backend, call)
     with torch.no_grad():
         grad_out = make(*forward().shape)
 
@@ -97,67 +92,28 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
     return run
 
 
-def _sdpa_call(
-    sdpa: TorchSdpa, inputs: list[Tensor], config: KernelsConfig
-) -> Callable[[], Tensor]:
-    def forward() -> Tensor:
-        chosen = _SDPA.get(sdpa.backend)
-        with nullcontext() if chosen is None else sdpa_kernel([chosen]):
-            return F.scaled_dot_product_attention(
-                inputs[0], inputs[1], inputs[2], is_causal=config.is_causal
-            )
-
-    return forward
+def _sdpa(sdpa: TorchSdpa, inputs: list[Tensor], is_causal: bool) -> Tensor:
+    chosen = _SDPA.get(sdpa.backend)
+    with nullcontext() if chosen is None else sdpa_kernel([chosen]):
+        query, key, value = inputs
+        return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
 
 
-def _attention_call(
-    layer: Attention, backend: str, inputs: list[Tensor], config: KernelsConfig
-) -> Callable[[], Tensor]:
-    if backend == "flex":
-        return _flex_call(layer, inputs, config)
-    core = layer.core
-    if backend not in core.backends:
-        raise ConfigError(
-            f"{core.variant} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
-        )
-    dropout = None
-    if layer.dropout and config.mode == "train":
-        dropout = AttentionDropout(layer.dropout, RandomKey(config.seed))
-    query, key, value = inputs
-    sizes = (query.shape[0], layer.num_heads, query.shape[2], value.shape[2])
-    masks = make_masks(*sizes, is_causal=config.is_causal)
-    call = HeadCall(query, key, value, masks, dropout=dropout, rng=RandomKey(config.seed))
-
-    def forward() -> Tensor:
-        choice = core.choose(call, backend)
-        run = core.backends[backend]
-        return run(query, choice.key, value, masks, dropout, choice.arguments)
-
-    return forward
-
-
-def _flex_call(
-    layer: Attention, inputs: list[Tensor], config: KernelsConfig
-) -> Callable[[], Tensor]:
+def _flex(layer: Attention, call: HeadCall) -> Tensor:
     """FlexAttention over the expanded keys; for comparison only, layers have no such backend."""
     from profiling.kernels.flex import mgk_flex
 
     if not isinstance(layer, MGKAttention) or layer.core.e_step == "hard":
         raise ConfigError(f"flex serves soft MGK only, received {layer.core.variant}")
-    query, key, value = inputs
-
-    def forward() -> Tensor:
-        core = layer.core
-        return mgk_flex(
-            *(query, core.components(key), value),
-            precision=1.0 / core.variance(),
-            offset=None if core.prior is None else core.prior(key.shape[-2]),
-            gaussian=core.score == "gaussian",
-            equal_precision=core.variance.is_equal,
-            is_causal=config.is_causal,
-        )
-
-    return forward
+    core = layer.core
+    return mgk_flex(
+        *(call.query, core.components(call.key), call.value),
+        precision=1.0 / core.variance(),
+        offset=None if core.prior is None else core.prior(call.key.shape[-2]),
+        gaussian=core.score == "gaussian",
+        equal_precision=core.variance.is_equal,
+        is_causal=call.masks.is_causal,
+    )
 
 
 @dataclass(frozen=True)
@@ -245,18 +201,15 @@ def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
         raise ConfigError(gone)
     green, summary = parity(config, root)
     ceiling = product_ceiling(torch.device(config.device), getattr(torch, config.dtype))
-    lines = [
-        "# Implementations of attention side by side",
-        "",
-        f"- Command: `{command_line()}`",
-        f"- Random data, {config.dtype}; attention alone, no projections",
-        f"- Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles",
-        f"- Hardware: {device_name(config.device)}; a large matrix product reaches "
+    facts = [
+        f"Random data, {config.dtype}; attention alone, no projections",
+        f"Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles",
+        f"Hardware: {device_name(config.device)}; a large matrix product reaches "
         f"{ceiling / 1e12:.3g} TFLOP/s",
-        "- TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
-        f"- Versions: {versions()}; revision {git_revision()}",
-        f"- Parity tests: {'passed' if green else 'FAILED'}: {summary}",
+        "TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
+        f"Parity tests: {'passed' if green else 'FAILED'}: {summary}",
     ]
+    lines = header("Implementations of attention side by side", facts)
     passed = green
     for point in points(config):
         section, holds = _section(point, ceiling, green)
@@ -312,16 +265,12 @@ def _compare(
     rounds = [a / b for a, b in zip(side.seconds, against.seconds, strict=True)]
     time_ratio = quantile(rounds, 0.5)
     memory_ratio = side.peak_memory_bytes / against.peak_memory_bytes
-    bounds = [
-        (time_ratio, comparison.max_time_ratio),
-        (memory_ratio, comparison.max_memory_ratio),
-    ]
-    passed = all(bound is None or value <= bound for value, bound in bounds)
-    limits = [
-        f"{what} ≤ {bound:g}"
-        for what, bound in zip(("time", "memory"), (b for _, b in bounds), strict=True)
-        if bound is not None
-    ]
+    bounds = {
+        "time": (time_ratio, comparison.max_time_ratio),
+        "memory": (memory_ratio, comparison.max_memory_ratio),
+    }
+    passed = all(bound is None or value <= bound for value, bound in bounds.values())
+    limits = [f"{what} ≤ {bound:g}" for what, (_, bound) in bounds.items() if bound is not None]
     spread = " – ".join(f"{quantile(rounds, share):.3f}" for share in (0.2, 0.8))
     line: dict[str, object] = {
         "comparison": comparison.name,

@@ -193,6 +193,16 @@ def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
     assert "relative error" in selftest.run(family, DEVICE, torch.float32, 8)
 
 
+def test_self_tests_pass_in_inference_mode(monkeypatch):
+    """As in Lightning's sanity check: the first call of a family decides for the whole process."""
+    from lit_probattn.kernels.dense import selftest as dense_selftest
+
+    monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
+    with torch.inference_mode():
+        assert selftest.run("softmax", DEVICE, torch.float32, 8) is None
+        assert torch.is_inference_mode_enabled()
+
+
 def _scaled(function):
     return lambda *args: function(*args) * 1.001
 

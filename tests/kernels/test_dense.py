@@ -152,6 +152,22 @@ def test_strides_of_any_kind_are_read_right():
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("transposed", range(3))
+def test_gradients_of_inputs_with_strided_columns(transposed):
+    """Kernels store rows of numbers: room with the input's strides is too small."""
+    inputs = [draw(B, H, n, E) for n in (N, L, L)]
+    strided = list(inputs)
+    strided[transposed] = inputs[transposed].mT.contiguous().mT
+    cotangent, grads = draw(B, H, N, E), []
+    for tensors in (inputs, strided):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        query, key, value = leaves
+        grads.append(torch.autograd.grad(attend(query, key[:, :, None], value), leaves, cotangent))
+    for found, expected in zip(grads[1], grads[0], strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
 def test_no_queries_and_no_keys():
     empty = draw(B, H, 0, E)
     assert attend(empty, draw(B, H, 1, L, E), draw(B, H, L, E)).shape == (B, H, 0, E)

@@ -346,7 +346,7 @@ def mgk_triton(
     Returns:
         (B, H, N, E_v).
     """
-    from lit_probattn.kernels.dense.attention import mgk_attention, shifted_mgk_attention
+    from lit_probattn.kernels.dense.attention import mgk_attention
 
     owners = max(key.shape[1], arguments.variance.shape[0])
     precision = repeat_rows(1.0 / arguments.variance.to(compute_dtype(query)), owners)
@@ -363,8 +363,6 @@ def mgk_triton(
         "hard": arguments.hard,
         **pair_arguments(masks, dropout, query),
     }
-    key = repeat_heads(key, owners)
-    if arguments.key_shift is None:
-        return mgk_attention(query, key, value, **terms)
-    shift = repeat_rows(arguments.key_shift, owners)
-    return shifted_mgk_attention(query, key, shift, value, **terms)
+    key, shift = repeat_heads(key, owners), arguments.key_shift
+    shift = None if shift is None else repeat_rows(shift, owners)
+    return mgk_attention(query, key, value, shift=shift, **terms)

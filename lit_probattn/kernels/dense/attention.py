@@ -9,12 +9,13 @@ With equal τ the sum over components factorises, and a pair costs one exponenti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.dense.operators import mixture_attention
+from lit_probattn.kernels.dense.operators import MixtureInputs, mixture_attention
+from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions
 
 
 def centred(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,8 +48,7 @@ def gaussian_row_terms(squares: Tensor, precision: Tensor) -> Tensor:
     """
     precision = precision.float()
     difference = (precision - precision[:, :1].detach()) / -2.0
-    difference = difference.repeat_interleave(squares.shape[1] // precision.shape[0], 0)
-    return difference[None, :, :, None] * squares[:, :, None]
+    return _grouped(difference, squares.shape[1])[None, :, :, None] * squares[:, :, None]
 
 
 class _PointTerms(torch.autograd.Function):
@@ -81,9 +81,10 @@ class _PointTerms(torch.autograd.Function):
         return grad.to(points.dtype), grad_shift
 
 
-def _grouped(shift: Tensor, num_heads: int) -> Tensor:
-    groups = num_heads // shift.shape[0]
-    return shift if groups == 1 else shift.repeat_interleave(groups, 0)
+def _grouped(rows: Tensor, num_heads: int) -> Tensor:
+    """Repeat per-head rows for the heads that share them."""
+    groups = num_heads // rows.shape[0]
+    return rows if groups == 1 else rows.repeat_interleave(groups, 0)
 
 
 def point_terms(points: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -107,12 +108,7 @@ def softmax_attention(
     *,
     scale: float,
     key_bias: Tensor | None = None,
-    bias: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    pair_mask: Tensor | None = None,
-    draw: Tensor | None = None,
-    threshold: int = 0,
-    is_causal: bool = False,
+    **pairs: Unpack[PairOptions],
 ) -> Tensor:
     """Return softmax(scale · query · key + key_bias + bias) @ value.
 
@@ -125,21 +121,15 @@ def softmax_attention(
         value: (B, H_kv, L, E_v).
         scale: factor on query · key; positive.
         key_bias: one score per key, (B, H_kv, L), or None.
-        bias: additive, 4-dimensional, broadcastable to (B, H, N, L), or None.
-        key_mask: real keys, (B, L) bool, or None.
-        pair_mask: allowed pairs, 4-dimensional bool, broadcastable, or None.
-        draw: words of attention dropout, see `runtime.draw_tensor`; None means no dropout.
-        threshold: `AttentionDropout.threshold`.
-        is_causal: bottom-right aligned causal mask.
+        pairs: see `PairOptions`.
 
     Returns:
         (B, H, N, E_v) in the dtype of `query`; rows that see nothing are zero.
     """
     key_term = None if key_bias is None else key_bias[:, :, None]
-    out, _ = mixture_attention(
-        *(query, key[:, :, None], value, None, None, key_term, bias, key_mask, pair_mask, draw),
-        *(scale, is_causal, False, True, threshold),
-    )
+    terms = {"scales": None, "row_bias": None, "key_bias": key_term, "scale": scale}
+    call: dict[str, Any] = {**terms, "hard": False, "equal_scales": True, **NO_PAIRS, **pairs}
+    out, _ = mixture_attention(*MixtureInputs(query, key[:, :, None], value, **call))
     return out
 
 
@@ -153,107 +143,69 @@ def mgk_attention(
     gaussian: bool,
     equal_precision: bool,
     hard: bool,
-    bias: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    pair_mask: Tensor | None = None,
-    draw: Tensor | None = None,
-    threshold: int = 0,
-    is_causal: bool = False,
+    shift: Tensor | None = None,
+    **pairs: Unpack[PairOptions],
 ) -> Tensor:
-    """Return attention with K component tiles per key tile and one product with the values.
+    """Return attention with one score per pair and component, and one product with the values.
 
-    Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3, with τ = 1/σ²:
+    Source: MGK, ICML 2022, Eq. (7); hard E-step and shifted keys, section 2.3, with τ = 1/σ²:
         attn_weights[i, j] ∝ Σ_r exp(s_ijr)      or      ∝ max_r exp(s_ijr)
         gaussian:  s_ijr = offset_jr − τ_r ‖query[i] − key[j, r]‖² / 2
         otherwise: s_ijr = offset_jr + τ_r query[i] · key[j, r]
-    Departs from the source: nothing; a constant of the row is dropped.
+        with shift: key[j, r] = key[j] + shift[r]; all components share the product query · key
+    Departs from the source: nothing; a constant of the row is dropped. The factorisation for
+    shifted keys is ours.
 
     Args:
         query: (B, H, N, E).
-        key: (B, H_key, K, L, E), H_key a divisor of H.
+        key: (B, H_key, K, L, E), H_key a divisor of H; (B, H_key, L, E) with `shift`.
         value: (B, H_kv, L, E_v), H_kv a divisor of H_key.
         precision: τ, (H_key, K).
         offset: log-prior and normalising terms, (H_key, K, 1 or L), or None.
         gaussian: which score.
         equal_precision: τ is the same for all components of a head and needs no gradient.
         hard: maximum over components instead of the sum.
-        bias: see `softmax_attention`, as are the other arguments.
+        shift: b_r, (H_key, K, E), or None.
+        pairs: see `PairOptions`.
 
     Returns:
         (B, H, N, E_v) in the dtype of `query`.
     """
-    row_bias, key_bias = None, None
-    if offset is not None:
-        key_bias = offset.float()[None].expand(key.shape[0], -1, -1, key.shape[3])
-    if gaussian:
-        query, key = centred(query, key)
-        norms, _ = point_terms(key.flatten(1, 2), None)
-        norm_term = precision.float()[None, :, :, None] * norms.unflatten(1, key.shape[1:3]) / -2.0
-        key_bias = norm_term if key_bias is None else key_bias + norm_term
-        if not equal_precision and key.shape[2] > 1:
-            squares, _ = point_terms(query, None)
-            row_bias = gaussian_row_terms(squares, precision)
-    out, _ = mixture_attention(
-        *(query, key, value, precision, row_bias, key_bias, bias, key_mask, pair_mask, draw),
-        *(1.0, is_causal, hard, equal_precision, threshold),
-    )
-    return out
-
-
-def shifted_mgk_attention(
-    query: Tensor,
-    key: Tensor,
-    shift: Tensor,
-    value: Tensor,
-    *,
-    precision: Tensor,
-    offset: Tensor | None,
-    gaussian: bool,
-    equal_precision: bool,
-    hard: bool,
-    bias: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    pair_mask: Tensor | None = None,
-    draw: Tensor | None = None,
-    threshold: int = 0,
-    is_causal: bool = False,
-) -> Tensor:
-    """Return `mgk_attention` with key[j, r] = key[j] + shift[r].
-
-    Source: MGK, ICML 2022, section 2.3 (key shifting); the factorisation is ours.
-    Departs from the source: nothing; a constant of the row is dropped.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_key, L, E), H_key a divisor of H.
-        shift: b_r, (H_key, K, E).
-        value: (B, H_kv, L, E_v), H_kv a divisor of H_key.
-        precision: τ, (H_key, K).
-        offset: log-prior and normalising terms, (H_key, K, 1 or L), or None.
-        gaussian: see `mgk_attention`, as are the other arguments.
-
-    Returns:
-        (B, H, N, E_v) in the dtype of `query`.
-    """
-    batch, length, heads = key.shape[0], key.shape[2], query.shape[1]
     precision = precision.float()
-    groups = heads // precision.shape[0]
-    per_row = precision.repeat_interleave(groups, 0)[None, :, :, None]
+    row_bias = None
+    key_bias = None if offset is None else offset.float()
     if gaussian:
         query, key = centred(query, key)
-    squares, products = point_terms(query, shift)
-    row_bias = per_row * products
-    if gaussian and not equal_precision:
-        row_bias = row_bias + gaussian_row_terms(squares, precision)
-    sizes = (batch, precision.shape[0], precision.shape[1], length)
-    key_bias = query.new_zeros((), dtype=precision.dtype) if offset is None else offset.float()
+    has_row_terms = gaussian and not equal_precision and precision.shape[1] > 1
+    if shift is not None or has_row_terms:
+        squares, products = point_terms(query, shift)
+        if shift is not None:
+            row_bias = _grouped(precision, query.shape[1])[None, :, :, None] * products
+        if has_row_terms:
+            differences = gaussian_row_terms(squares, precision)
+            row_bias = differences if row_bias is None else row_bias + differences
     if gaussian:
-        squares, products = point_terms(key, shift)
-        shift_squares = shift.float().square().sum(-1)[None, :, :, None]
-        distance = squares[:, :, None] + 2.0 * products + shift_squares
-        key_bias = key_bias - precision[None, :, :, None] * distance / 2.0
-    out, _ = mixture_attention(
-        *(query, key[:, :, None], value, precision, row_bias, key_bias.expand(sizes), bias),
-        *(key_mask, pair_mask, draw, 1.0, is_causal, hard, equal_precision, threshold),
-    )
+        points = key.flatten(1, 2) if shift is None else key
+        distance, products = point_terms(points, shift)
+        if shift is None:
+            distance = distance.unflatten(1, key.shape[1:3])
+        else:
+            shift_squares = shift.float().square().sum(-1)[None, :, :, None]
+            distance = distance[:, :, None] + 2.0 * products + shift_squares
+        norm_term = precision[None, :, :, None] * distance / -2.0
+        key_bias = norm_term if key_bias is None else key_bias + norm_term
+    elif shift is not None and key_bias is None:
+        key_bias = query.new_zeros((), dtype=torch.float32)
+    if key_bias is not None:
+        key_bias = key_bias.expand(key.shape[0], *precision.shape, key.shape[-2])
+    key = key if shift is None else key[:, :, None]
+    terms = {"scales": precision, "row_bias": row_bias, "key_bias": key_bias, "scale": 1.0}
+    call: dict[str, Any] = {
+        **terms,
+        "hard": hard,
+        "equal_scales": equal_precision,
+        **NO_PAIRS,
+        **pairs,
+    }
+    out, _ = mixture_attention(*MixtureInputs(query, key, value, **call))
     return out

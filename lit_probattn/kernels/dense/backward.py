@@ -3,7 +3,7 @@
 Without atomics: the same bits every time.
 
 With P the weights, dP = grad_out · value (dropped pairs: 0), δ = grad_out · out, the gradient of
-score s_r is g_r = P_r (dP - δ), P_r the share of component r in P (HARD: all to the largest).
+score s_r is g_r = P_r (dP - δ), P_r the share of component r in P (hard: all to the largest).
 Queries get theirs in one kernel, keys and values in another; both compute the scores again.
 """
 
@@ -14,236 +14,219 @@ import triton
 import triton.language as tl
 
 from lit_probattn.kernels.dense.tiles import (
-    across,
     added,
+    added_sums,
     component_scores,
     component_weights,
-    down,
+    factored_score,
+    is_narrow,
+    key_products,
+    load_key,
+    load_key_terms,
+    load_queries,
     load_scales,
-    load_terms,
+    load_value,
+    loop_part,
+    pair_extra,
     pair_factor,
+    query_program,
+    scaled,
+    score_gradients,
+    seen_keys,
     spread,
-    zero_tiles,
-    zero_vectors,
+    view,
+    weight_gradient,
 )
 from lit_probattn.kernels.tiles import (
     LN2,
-    LOG2E,
-    keep_tile,
-    load_pairs,
-    load_rows,
+    kept_pairs,
+    load_head,
     store_rows,
-    visible_pairs,
+    store_vector,
+    zero_tile,
+    zero_tiles,
+    zero_vectors,
 )
 
 
 @triton.jit
 def delta_kernel(
-    OUT, GRAD, DELTA,
-    o_b, o_h, o_n, g_b, g_h, g_n, num_heads, num_queries,
-    VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK_Q: tl.constexpr,
+    call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
     """δ_i = grad_out_i · out_i in float32, (B, H, N)."""
-    num_tiles = tl.cdiv(num_queries, BLOCK_Q)
-    row, pair_index = tl.program_id(0) % num_tiles * BLOCK_Q, tl.program_id(0) // num_tiles
-    b, h = tl.cast(pair_index // num_heads, tl.int64), tl.cast(pair_index % num_heads, tl.int64)
-    out = load_rows(
-        OUT + b * o_b + h * o_h, row, o_n, num_queries, VALUE_DIM, VALUE_PAD, BLOCK_Q, True
-    )
-    grad = load_rows(
-        GRAD + b * g_b + h * g_h, row, g_n, num_queries, VALUE_DIM, VALUE_PAD, BLOCK_Q, True
-    )
-    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    index = row + tl.arange(0, BLOCK_Q)
-    tl.store(DELTA + pair_index.to(tl.int64) * num_queries + index, delta, mask=index < num_queries)
+    length = call.pairs.num_queries
+    row, b, h = query_program(call, BLOCK_Q, False)
+    result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
+    store_vector(DELTA + (b * call.num_heads + h) * length, delta, row, length, BLOCK_Q)
+
+
+@triton.jit
+def _grad_query_tile(
+    call, query, grad, normaliser, delta, scales, row_terms, row_top, row_factors,
+    grad_query, grad_row, share, residual, b, h, key_head, value_head, row, col,
+    EDGE: tl.constexpr, NARROW: tl.constexpr, form: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of a tile of rows after one more tile of keys; EDGE, NARROW as in forward."""
+    pairs = call.pairs
+    rows = (row + tl.arange(0, BLOCK_Q))[:, None]
+    cols = (col + tl.arange(0, BLOCK_K))[None, :]
+    keys, dots = key_products(call, query, b, key_head, col, form, BLOCK_K, EDGE)
+    value = load_value(call, b, value_head, col, form, BLOCK_K, EDGE)
+    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, False)
+    grad_weight = weight_gradient(grad, value, delta[:, None], kept, pairs)
+    col_terms = load_key_terms(call, b, key_head, col, form, BLOCK_K)
+    extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)
+    if NARROW:
+        col_top, col_factors = spread(col_terms, NARROW)
+        score = factored_score(dots, scales, col_top[None, :], extra)
+        # g_r = A_r C_r · shared, and Σ_r A_r C_r = F
+        shared = tl.exp2(score - (normaliser - row_top)[:, None]) * grad_weight
+        factor = pair_factor(view(row_factors, True), view(col_factors, False))
+        sums = ()
+        for r in tl.static_range(len(grad_row)):
+            part = tl.sum(shared * col_factors[r][None, :], 1)
+            sums = sums + (grad_row[r] + part * row_factors[r],)
+        grad_row = sums
+        to_key = (shared * factor).to(keys[0].dtype)
+        grad_query = tl.dot(to_key, keys[0], grad_query, input_precision="ieee")
+    else:
+        scores = component_scores(
+            dots, scales, view(row_terms, True), view(col_terms, False), extra
+        )
+        weights = component_weights(scores, normaliser[:, None], form.hard)
+        gradients = score_gradients(weights, grad_weight)
+        if call.row is not None:
+            grad_row, share = added_sums(grad_row, gradients), added_sums(share, weights)
+        elif call.col is not None:
+            residual += tl.sum(added(gradients), 1)
+        to_key = scaled(gradients, scales, form.equal_scales)
+        if len(keys) == 1:
+            to_key = (added(to_key),)
+        for r in tl.static_range(1, len(keys)):
+            grad_query = tl.dot(
+                to_key[r].to(keys[r].dtype), keys[r], grad_query, input_precision="ieee"
+            )
+        grad_query = tl.dot(
+            to_key[0].to(keys[0].dtype), keys[0], grad_query, input_precision="ieee"
+        )
+    return grad_query, grad_row, share, residual
 
 
 @triton.jit
 def grad_query_kernel(
-    Q, K, V, GRAD, NORMALISER, DELTA, DQ, DROW,
-    SCALES, ROW, COL, SPREAD, KEY_MASK, PAIR_MASK, BIAS, DRAW,
-    scale, keep_scale, threshold, spread_limit,
-    q_b, q_h, q_n, k_b, k_h, k_c, k_n, v_b, v_h, v_n, g_b, g_h, g_n, dq_b, dq_h, dq_n,
-    pair_b, pair_h, pair_n, pair_l, bias_b, bias_h, bias_n, bias_l,
-    num_heads, num_queries, num_keys, heads_per_key, heads_per_value,
-    COMPONENTS: tl.constexpr, PRODUCTS: tl.constexpr, HARD: tl.constexpr, FACTORED: tl.constexpr,
-    EQUAL_SCALES: tl.constexpr, CAUSAL: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_ROW: tl.constexpr, HAS_COL: tl.constexpr, HAS_KEY_MASK: tl.constexpr,
-    HAS_PAIR_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    call, grad_out, NORMALISER, DELTA, DQ, DROW,
+    form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of queries and of their terms.
 
     dquery_i = Σ_jr scale_r g_ijr key_jr,    drow_ir = Σ_j g_ijr
     """
-    SHOWS_ALL: tl.constexpr = not (HAS_KEY_MASK or HAS_PAIR_MASK)
-    num_tiles = tl.cdiv(num_queries, BLOCK_Q)
-    tile, pair_index = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
-    if CAUSAL:  # the longest rows first
-        tile = num_tiles - 1 - tile
-    row, sample, head = tile * BLOCK_Q, pair_index // num_heads, pair_index % num_heads
-    b, h = tl.cast(sample, tl.int64), tl.cast(head, tl.int64)
-    key_head, value_head = h // heads_per_key, h // heads_per_value
-    K += b * k_b + key_head * k_h
-    V += b * v_b + value_head * v_h
-    if HAS_COL:
-        COL += (b * (num_heads // heads_per_key) + key_head) * COMPONENTS * num_keys
-    if HAS_KEY_MASK:
-        KEY_MASK += b * num_keys
-    if HAS_PAIR_MASK:
-        PAIR_MASK += b * pair_b + h * pair_h
-    if HAS_BIAS:
-        BIAS += b * bias_b + h * bias_h
-    query = load_rows(Q + b * q_b + h * q_h, row, q_n, num_queries, KEY_DIM, KEY_PAD, BLOCK_Q, True)
-    grad = load_rows(
-        GRAD + b * g_b + h * g_h, row, g_n, num_queries, VALUE_DIM, VALUE_PAD, BLOCK_Q, True
+    FACTORED: tl.constexpr = form.factored
+    length = call.pairs.num_queries
+    row, b, h = query_program(call, BLOCK_Q, form.causal)
+    key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
+    query, grad, normaliser, delta, row_terms = load_queries(
+        call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
     )
-    index = row + tl.arange(0, BLOCK_Q)
-    first = (b * num_heads + h) * num_queries
-    normaliser = tl.load(NORMALISER + first + index, mask=index < num_queries, other=float("inf"))
-    delta = tl.load(DELTA + first + index, mask=index < num_queries, other=0.0)
-    scales = load_scales(
-        SCALES + key_head * COMPONENTS if HAS_SCALES else SCALES,
-        scale, COMPONENTS, EQUAL_SCALES, HAS_SCALES,
-    )  # fmt: skip
-    row_terms = ()
-    if HAS_ROW:
-        row_terms = load_terms(ROW + first * COMPONENTS, row, num_queries, BLOCK_Q, COMPONENTS)
-    if FACTORED:
-        row_top, row_factors = spread(row_terms, COMPONENTS)
-        narrow = tl.load(SPREAD + pair_index) <= spread_limit
+    scales = load_scales(call, key_head, form.components, form.equal_scales)
+    row_top, row_factors = spread(row_terms, FACTORED)
+    narrow = is_narrow(call, b, h, FACTORED)
 
-    grad_query = tl.zeros((BLOCK_Q, KEY_PAD), tl.float32)
-    grad_row = zero_vectors(COMPONENTS, BLOCK_Q)
-    share = zero_vectors(COMPONENTS, BLOCK_Q)  # Σ_j P_ijr
+    grad_query = zero_tile(BLOCK_Q, form.key_pad)
+    grad_row = zero_vectors(form.components, BLOCK_Q)
+    share = zero_vectors(form.components, BLOCK_Q)  # Σ_j P_ijr
     residual = tl.zeros((BLOCK_Q,), tl.float32)
-    rows = index[:, None]
-    seen_by_all, seen_by_any = num_keys, num_keys
-    if CAUSAL:
-        seen_by_all = tl.minimum(tl.maximum(row + 1 + num_keys - num_queries, 0), num_keys)
-        seen_by_any = tl.minimum(tl.maximum(row + BLOCK_Q + num_keys - num_queries, 0), num_keys)
-    seen_by_all = seen_by_all // BLOCK_K * BLOCK_K
+    by_all, by_any = seen_keys(call.pairs, row, BLOCK_Q, BLOCK_K, form.causal)
     for EDGE in tl.static_range(2):  # as in forward
         for WIDE in tl.static_range(2 if FACTORED else 1):
-            start = seen_by_all if EDGE else 0
-            stop = seen_by_any if EDGE else seen_by_all
-            if FACTORED:
-                stop = tl.where(narrow != (WIDE == 1), stop, start)
+            start, stop = loop_part(0, by_all, by_any, narrow, EDGE, WIDE, FACTORED)
             for col in range(start, stop, BLOCK_K):
-                cols = (col + tl.arange(0, BLOCK_K))[None, :]
-                keys, dots = (), ()
-                for r in tl.static_range(PRODUCTS):
-                    key = load_rows(
-                        K + r * k_c, col, k_n, num_keys, KEY_DIM, KEY_PAD, BLOCK_K, EDGE
-                    )
-                    keys = keys + (key,)
-                    dots = dots + (tl.dot(query, tl.trans(key), input_precision="ieee"),)
-                value = load_rows(V, col, v_n, num_keys, VALUE_DIM, VALUE_PAD, BLOCK_K, EDGE)
-                grad_weight = tl.dot(grad, tl.trans(value), input_precision="ieee")
-                if DROPOUT:
-                    keep = keep_tile(DRAW, sample, head, row, col, threshold, BLOCK_Q, BLOCK_K)
-                    grad_weight = tl.where(keep, grad_weight * keep_scale, 0.0)
-                grad_weight = grad_weight - delta[:, None]
-                col_terms = ()
-                if HAS_COL:
-                    col_terms = load_terms(COL, col, num_keys, BLOCK_K, COMPONENTS)
-                extra = 0.0
-                if HAS_BIAS:
-                    extra = LOG2E * load_pairs(
-                        BIAS, rows, cols, num_queries, num_keys, bias_n, bias_l
-                    )
-                if EDGE or not SHOWS_ALL:
-                    visible = visible_pairs(
-                        rows, cols, num_queries, num_keys, KEY_MASK, PAIR_MASK, pair_n, pair_l,
-                        EDGE, CAUSAL, HAS_KEY_MASK, HAS_PAIR_MASK,
-                    )  # fmt: skip
-                    extra = tl.where(visible, extra, float("-inf"))
-                if FACTORED and not WIDE:
-                    col_top, col_factors = spread(col_terms, COMPONENTS)
-                    score = dots[0] * scales[0] + col_top[None, :]
-                    if EDGE or HAS_BIAS or not SHOWS_ALL:
-                        score = score + extra
-                    # g_r = A_r C_r · shared, and Σ_r A_r C_r = F
-                    shared = tl.exp2(score - (normaliser - row_top)[:, None]) * grad_weight
-                    factor = pair_factor(
-                        down(row_factors, COMPONENTS), across(col_factors, COMPONENTS), COMPONENTS
-                    )
-                    if HAS_ROW:
-                        sums = ()
-                        for r in tl.static_range(COMPONENTS):
-                            part = tl.sum(shared * col_factors[r][None, :], 1)
-                            sums = sums + (grad_row[r] + part * row_factors[r],)
-                        grad_row = sums
-                    to_key = (shared * factor).to(key.dtype)
-                    grad_query = tl.dot(to_key, keys[0], grad_query, input_precision="ieee")
-                else:
-                    scores = component_scores(
-                        dots, scales, down(row_terms, COMPONENTS if HAS_ROW else 0),
-                        across(col_terms, COMPONENTS if HAS_COL else 0), extra,
-                        COMPONENTS, PRODUCTS, HAS_ROW, HAS_COL,
-                        EDGE or HAS_BIAS or not SHOWS_ALL,
-                    )  # fmt: skip
-                    weights = component_weights(scores, normaliser[:, None], COMPONENTS, HARD)
-                    gradients = ()
-                    for r in tl.static_range(COMPONENTS):
-                        gradients = gradients + (weights[r] * grad_weight,)
-                    if HAS_ROW:
-                        sums, shares = (), ()
-                        for r in tl.static_range(COMPONENTS):
-                            sums = sums + (grad_row[r] + tl.sum(gradients[r], 1),)
-                            shares = shares + (share[r] + tl.sum(weights[r], 1),)
-                        grad_row, share = sums, shares
-                    elif HAS_COL:
-                        residual += tl.sum(added(gradients, COMPONENTS), 1)
-                    to_key = gradients[0]
-                    if not EQUAL_SCALES:
-                        to_key = to_key * (scales[0] * LN2)
-                    for r in tl.static_range(1, COMPONENTS):
-                        part = gradients[r]
-                        if not EQUAL_SCALES:
-                            part = part * (scales[r] * LN2)
-                        if PRODUCTS == 1:
-                            to_key = to_key + part
-                        else:
-                            grad_query = tl.dot(
-                                part.to(key.dtype), keys[r], grad_query, input_precision="ieee"
-                            )
-                    grad_query = tl.dot(
-                        to_key.to(key.dtype), keys[0], grad_query, input_precision="ieee"
-                    )
-    if EQUAL_SCALES:
+                grad_query, grad_row, share, residual = _grad_query_tile(
+                    call, query, grad, normaliser, delta, scales, row_terms, row_top, row_factors,
+                    grad_query, grad_row, share, residual, b, h, key_head, value_head, row, col,
+                    EDGE == 1, FACTORED and WIDE == 0, form, BLOCK_Q, BLOCK_K,
+                )  # fmt: skip
+    if form.equal_scales:
         grad_query = grad_query * (scales[0] * LN2)
-    store_rows(
-        DQ + b * dq_b + h * dq_h, grad_query, row, dq_n, num_queries, KEY_DIM, KEY_PAD, BLOCK_Q
+    store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
+               form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
+    head = b * call.num_heads + h
+    if call.row is not None:
+        residual = added(grad_row)
+        for r in tl.static_range(len(grad_row)):
+            at = DROW + (head * len(grad_row) + r) * length
+            store_vector(at, grad_row[r] - residual * share[r], row, length, BLOCK_Q)
+    if call.row is not None or call.col is not None:
+        store_vector(DELTA + head * length, delta + residual, row, length, BLOCK_Q)
+
+
+@triton.jit
+def _grad_key_tile(
+    call, grad_out, NORMALISER, DELTA, keys, value, scales, col_terms, col_top, col_factors,
+    grad_keys, grad_value, grad_col, grad_scale, b, h, row, col,
+    EDGE: tl.constexpr, NARROW: tl.constexpr, WANTS_SCALES: tl.constexpr, form: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of a tile of keys after one more tile of rows."""
+    pairs = call.pairs
+    rows = (row + tl.arange(0, BLOCK_Q))[None, :]
+    cols = (col + tl.arange(0, BLOCK_K))[:, None]
+    query, grad, normaliser, delta, row_terms = load_queries(
+        call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
     )
-    if HAS_ROW:
-        residual = added(grad_row, COMPONENTS)
-        for r in tl.static_range(COMPONENTS):
-            tl.store(
-                DROW + first * COMPONENTS + r * num_queries + index,
-                grad_row[r] - residual * share[r],
-                mask=index < num_queries,
-            )
-    if HAS_ROW or HAS_COL:
-        tl.store(DELTA + first + index, delta + residual, mask=index < num_queries)
+    dots = ()
+    for r in tl.static_range(len(keys)):
+        dots = dots + (tl.dot(keys[r], tl.trans(query), input_precision="ieee"),)
+    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, True)
+    grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
+    # Keys past the last one give gradients that are not stored.
+    extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)
+    if NARROW:
+        row_top, row_factors = spread(row_terms, NARROW)
+        score = factored_score(dots, scales, col_top[:, None], extra)
+        factor = pair_factor(view(row_factors, False), view(col_factors, True))
+        shared = tl.exp2(score - (normaliser - row_top)[None, :])
+        weight = shared * factor
+        shared = shared * grad_weight
+        sums = ()
+        for r in tl.static_range(len(grad_col)):
+            part = tl.sum(shared * row_factors[r][None, :], 1)
+            sums = sums + (grad_col[r] + part * col_factors[r],)
+        grad_col = sums
+        to_query = (weight * grad_weight,)
+    else:
+        scores = component_scores(
+            dots, scales, view(row_terms, False), view(col_terms, True), extra
+        )
+        weights = component_weights(scores, normaliser[None, :], form.hard)
+        weight = added(weights)
+        to_query = score_gradients(weights, grad_weight)
+        if call.col is not None:
+            grad_col = added_sums(grad_col, to_query)
+        if WANTS_SCALES:
+            products = ()
+            for r in tl.static_range(len(to_query)):
+                products = products + (to_query[r] * dots[r % len(dots)],)
+            grad_scale = added_sums(grad_scale, products)
+        if len(keys) == 1:
+            to_query = (added(scaled(to_query, scales, form.equal_scales)),)
+    sums = ()
+    for r in tl.static_range(len(keys)):
+        part = to_query[r].to(query.dtype)
+        sums = sums + (tl.dot(part, query, grad_keys[r], input_precision="ieee"),)
+    if pairs.draw is not None:
+        weight = tl.where(kept, weight * pairs.keep_scale, 0.0)
+    grad_value = tl.dot(weight.to(grad.dtype), grad, grad_value, input_precision="ieee")
+    return sums, grad_value, grad_col, grad_scale
 
 
 @triton.jit
 def grad_key_kernel(
-    Q, K, V, GRAD, NORMALISER, DELTA, DK, DV, DCOL, DSCALE,
-    SCALES, ROW, COL, SPREAD, KEY_MASK, PAIR_MASK, BIAS, DRAW,
-    scale, keep_scale, threshold, spread_limit,
-    q_b, q_h, q_n, k_b, k_h, k_c, k_n, v_b, v_h, v_n, g_b, g_h, g_n,
-    dk_b, dk_h, dk_c, dk_n, dv_b, dv_h, dv_n,
-    pair_b, pair_h, pair_n, pair_l, bias_b, bias_h, bias_n, bias_l,
-    num_heads, num_queries, num_keys, heads_per_key, heads_per_value,
-    COMPONENTS: tl.constexpr, PRODUCTS: tl.constexpr, HARD: tl.constexpr, FACTORED: tl.constexpr,
-    EQUAL_SCALES: tl.constexpr, CAUSAL: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_ROW: tl.constexpr, HAS_COL: tl.constexpr, HAS_KEY_MASK: tl.constexpr,
-    HAS_PAIR_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    WANTS_SCALES: tl.constexpr,
-    KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE,
+    form: tl.constexpr, WANTS_SCALES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of keys, its values and terms, over all query heads that share it.
@@ -253,288 +236,116 @@ def grad_key_kernel(
 
     Score tiles are transposed, keys by queries, so that no tile of weights has to be.
     """
-    SHOWS_ALL: tl.constexpr = not (HAS_KEY_MASK or HAS_PAIR_MASK)
-    num_tiles, num_key_heads = tl.cdiv(num_keys, BLOCK_K), num_heads // heads_per_key
-    tile, pair_index = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
-    col, sample, key_index = tile * BLOCK_K, pair_index // num_key_heads, pair_index % num_key_heads
-    b, key_head = tl.cast(sample, tl.int64), tl.cast(key_index, tl.int64)
-    value_head = key_head * heads_per_key // heads_per_value
+    FACTORED: tl.constexpr = form.factored
+    PRODUCTS: tl.constexpr = form.products
+    num_queries, num_keys = call.pairs.num_queries, call.pairs.num_keys
+    num_tiles, num_key_heads = tl.cdiv(num_keys, BLOCK_K), call.num_heads // call.heads_per_key
+    place = tl.program_id(0) // num_tiles
+    col = tl.program_id(0) % num_tiles * BLOCK_K
+    b, key_head = place // num_key_heads, place % num_key_heads
+    b, key_head = tl.cast(b, tl.int64), tl.cast(key_head, tl.int64)
+    value_head = key_head * call.heads_per_key // call.heads_per_value
     keys = ()
     for r in tl.static_range(PRODUCTS):
-        keys = keys + (
-            load_rows(K + b * k_b + key_head * k_h + r * k_c, col, k_n, num_keys, KEY_DIM, KEY_PAD,
-                      BLOCK_K, True),
-        )  # fmt: skip
-    value = load_rows(
-        V + b * v_b + value_head * v_h, col, v_n, num_keys, VALUE_DIM, VALUE_PAD, BLOCK_K, True
-    )
-    scales = load_scales(
-        SCALES + key_head * COMPONENTS if HAS_SCALES else SCALES,
-        scale, COMPONENTS, EQUAL_SCALES, HAS_SCALES,
-    )  # fmt: skip
-    first_col = (b * num_key_heads + key_head) * COMPONENTS * num_keys
-    col_terms = ()
-    if HAS_COL:
-        col_terms = load_terms(COL + first_col, col, num_keys, BLOCK_K, COMPONENTS)
-    if FACTORED:
-        col_top, col_factors = spread(col_terms, COMPONENTS)
+        keys = keys + (load_key(call, b, key_head, col, r, form, BLOCK_K, True),)
+    value = load_value(call, b, value_head, col, form, BLOCK_K, True)
+    scales = load_scales(call, key_head, form.components, form.equal_scales)
+    col_terms = load_key_terms(call, b, key_head, col, form, BLOCK_K)
+    col_top, col_factors = spread(col_terms, FACTORED)
 
-    grad_keys = zero_tiles(PRODUCTS, BLOCK_K, KEY_PAD)
-    grad_value = tl.zeros((BLOCK_K, VALUE_PAD), tl.float32)
-    grad_col = zero_vectors(COMPONENTS, BLOCK_K)
-    grad_scale = zero_vectors(COMPONENTS, BLOCK_K)
-    cols = (col + tl.arange(0, BLOCK_K))[:, None]
+    grad_keys = zero_tiles(PRODUCTS, BLOCK_K, form.key_pad)
+    grad_value = zero_tile(BLOCK_K, form.value_pad)
+    grad_col = zero_vectors(form.components, BLOCK_K)
+    grad_scale = zero_vectors(form.components, BLOCK_K)
     # Rows from sees_any on see a key of this tile, from sees_all on they see the whole tile.
     sees_any, sees_all = 0, 0
-    if CAUSAL:
+    if form.causal:
         sees_any = tl.minimum(tl.maximum(col - (num_keys - num_queries), 0), num_queries)
         sees_any = sees_any // BLOCK_Q * BLOCK_Q
         sees_all = tl.maximum(col + BLOCK_K - 1 - (num_keys - num_queries), 0)
         sees_all = tl.minimum(tl.cdiv(sees_all, BLOCK_Q) * BLOCK_Q, num_queries)
-    for member in range(0, heads_per_key):
-        h = key_head * heads_per_key + member
-        first = (b * num_heads + h) * num_queries
-        if FACTORED:
-            narrow = tl.load(SPREAD + b * num_heads + h) <= spread_limit
-        for INSIDE in tl.static_range(2):
+    for member in range(0, call.heads_per_key):
+        h = key_head * call.heads_per_key + member
+        narrow = is_narrow(call, b, h, FACTORED)
+        for INSIDE in tl.static_range(0 if form.causal else 1, 2):
             for WIDE in tl.static_range(2 if FACTORED else 1):
-                start = sees_all if INSIDE else sees_any
-                stop = num_queries if INSIDE else sees_all
-                if FACTORED:
-                    stop = tl.where(narrow != (WIDE == 1), stop, start)
+                start, stop = loop_part(
+                    sees_any, sees_all, num_queries, narrow, INSIDE, WIDE, FACTORED
+                )
                 for row in range(start, stop, BLOCK_Q):
-                    index = row + tl.arange(0, BLOCK_Q)
-                    rows = index[None, :]
-                    query = load_rows(
-                        Q + b * q_b + h * q_h, row, q_n, num_queries, KEY_DIM, KEY_PAD, BLOCK_Q,
-                        True,
+                    grad_keys, grad_value, grad_col, grad_scale = _grad_key_tile(
+                        call, grad_out, NORMALISER, DELTA,
+                        keys, value, scales, col_terms, col_top, col_factors,
+                        grad_keys, grad_value, grad_col, grad_scale, b, h, row, col,
+                        INSIDE == 0, FACTORED and WIDE == 0, WANTS_SCALES, form, BLOCK_Q, BLOCK_K,
                     )  # fmt: skip
-                    grad = load_rows(
-                        GRAD + b * g_b + h * g_h, row, g_n, num_queries, VALUE_DIM, VALUE_PAD,
-                        BLOCK_Q, True,
-                    )  # fmt: skip
-                    normaliser = tl.load(
-                        NORMALISER + first + index, mask=index < num_queries, other=float("inf")
-                    )
-                    delta = tl.load(DELTA + first + index, mask=index < num_queries, other=0.0)
-                    row_terms = ()
-                    if HAS_ROW:
-                        row_terms = load_terms(
-                            ROW + first * COMPONENTS, row, num_queries, BLOCK_Q, COMPONENTS
-                        )
-                    dots = ()
-                    for r in tl.static_range(PRODUCTS):
-                        dots = dots + (tl.dot(keys[r], tl.trans(query), input_precision="ieee"),)
-                    grad_weight = tl.dot(value, tl.trans(grad), input_precision="ieee")
-                    if DROPOUT:
-                        keep = tl.trans(
-                            keep_tile(DRAW, sample, h, row, col, threshold, BLOCK_Q, BLOCK_K)
-                        )
-                        grad_weight = tl.where(keep, grad_weight * keep_scale, 0.0)
-                    grad_weight = grad_weight - delta[None, :]
-                    extra = 0.0
-                    if HAS_BIAS:
-                        extra = LOG2E * load_pairs(
-                            BIAS + b * bias_b + h * bias_h, rows, cols, num_queries, num_keys,
-                            bias_n, bias_l,
-                        )  # fmt: skip
-                    # Keys past the last one give gradients that are not stored: only causality
-                    # and masks have to be looked at.
-                    if (CAUSAL and not INSIDE) or not SHOWS_ALL:
-                        visible = visible_pairs(
-                            rows, cols, num_queries, num_keys,
-                            KEY_MASK + b * num_keys if HAS_KEY_MASK else KEY_MASK,
-                            PAIR_MASK + b * pair_b + h * pair_h if HAS_PAIR_MASK else PAIR_MASK,
-                            pair_n, pair_l, not INSIDE, CAUSAL, HAS_KEY_MASK, HAS_PAIR_MASK,
-                        )  # fmt: skip
-                        extra = tl.where(visible, extra, float("-inf"))
-                    if FACTORED and not WIDE:
-                        row_top, row_factors = spread(row_terms, COMPONENTS)
-                        score = dots[0] * scales[0] + col_top[:, None]
-                        if HAS_BIAS or (CAUSAL and not INSIDE) or not SHOWS_ALL:
-                            score = score + extra
-                        factor = pair_factor(
-                            across(row_factors, COMPONENTS), down(col_factors, COMPONENTS),
-                            COMPONENTS,
-                        )  # fmt: skip
-                        shared = tl.exp2(score - (normaliser - row_top)[None, :])
-                        weight = shared * factor
-                        shared = shared * grad_weight
-                        sums = ()
-                        for r in tl.static_range(COMPONENTS):
-                            part = tl.sum(shared * row_factors[r][None, :], 1)
-                            sums = sums + (grad_col[r] + part * col_factors[r],)
-                        grad_col = sums
-                        to_query = (weight * grad_weight).to(query.dtype)
-                        grad_keys = (tl.dot(to_query, query, grad_keys[0], input_precision="ieee"),)
-                    else:
-                        scores = component_scores(
-                            dots, scales, across(row_terms, COMPONENTS if HAS_ROW else 0),
-                            down(col_terms, COMPONENTS if HAS_COL else 0), extra,
-                            COMPONENTS, PRODUCTS, HAS_ROW, HAS_COL,
-                            HAS_BIAS or (CAUSAL and not INSIDE) or not SHOWS_ALL,
-                        )  # fmt: skip
-                        weights = component_weights(scores, normaliser[None, :], COMPONENTS, HARD)
-                        weight = added(weights, COMPONENTS)
-                        gradients = ()
-                        for r in tl.static_range(COMPONENTS):
-                            gradients = gradients + (weights[r] * grad_weight,)
-                        if HAS_COL:
-                            sums = ()
-                            for r in tl.static_range(COMPONENTS):
-                                sums = sums + (grad_col[r] + tl.sum(gradients[r], 1),)
-                            grad_col = sums
-                        if WANTS_SCALES:
-                            sums = ()
-                            for r in tl.static_range(COMPONENTS):
-                                part = tl.sum(gradients[r] * dots[r % PRODUCTS], 1)
-                                sums = sums + (grad_scale[r] + part,)
-                            grad_scale = sums
-                        if PRODUCTS == 1:
-                            to_query = gradients[0]
-                            if not EQUAL_SCALES:
-                                to_query = to_query * (scales[0] * LN2)
-                            for r in tl.static_range(1, COMPONENTS):
-                                part = gradients[r]
-                                if not EQUAL_SCALES:
-                                    part = part * (scales[r] * LN2)
-                                to_query = to_query + part
-                            grad_keys = (
-                                tl.dot(to_query.to(query.dtype), query, grad_keys[0],
-                                       input_precision="ieee"),
-                            )  # fmt: skip
-                        else:
-                            sums = ()
-                            for r in tl.static_range(PRODUCTS):
-                                sums = sums + (
-                                    tl.dot(gradients[r].to(query.dtype), query, grad_keys[r],
-                                           input_precision="ieee"),
-                                )  # fmt: skip
-                            grad_keys = sums
-                    if DROPOUT:
-                        weight = tl.where(keep, weight * keep_scale, 0.0)
-                    grad_value = tl.dot(
-                        weight.to(grad.dtype), grad, grad_value, input_precision="ieee"
-                    )
 
     for r in tl.static_range(PRODUCTS):
         grad_key = grad_keys[r]
-        if PRODUCTS > 1 or EQUAL_SCALES:
+        if PRODUCTS > 1 or form.equal_scales:
             grad_key = grad_key * (scales[r] * LN2)
-        store_rows(DK + b * dk_b + key_head * dk_h + r * dk_c, grad_key, col, dk_n, num_keys,
-                   KEY_DIM, KEY_PAD, BLOCK_K)  # fmt: skip
-    store_rows(DV + b * dv_b + key_head * dv_h, grad_value, col, dv_n, num_keys,
-               VALUE_DIM, VALUE_PAD, BLOCK_K)  # fmt: skip
-    index = col + tl.arange(0, BLOCK_K)
-    for r in tl.static_range(COMPONENTS):
-        at = first_col + r * num_keys + index
-        if HAS_COL:
-            tl.store(DCOL + at, grad_col[r], mask=index < num_keys)
+        store_rows(DK.base + b * DK.batch + key_head * DK.head + r * DK.part, grad_key, col, DK.row,
+                   num_keys, form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
+    store_rows(DV.base + b * DV.batch + key_head * DV.head, grad_value, col, DV.row, num_keys,
+               form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
+    first = (b * num_key_heads + key_head) * len(grad_col)
+    for r in tl.static_range(len(grad_col)):
+        if call.col is not None:
+            store_vector(DCOL + (first + r) * num_keys, grad_col[r], col, num_keys, BLOCK_K)
         if WANTS_SCALES:
-            tl.store(DSCALE + at, grad_scale[r], mask=index < num_keys)
+            store_vector(DSCALE + (first + r) * num_keys, grad_scale[r], col, num_keys, BLOCK_K)
 
 
 @triton.jit
 def grad_bias_kernel(
-    Q, K, V, GRAD, NORMALISER, DELTA, DBIAS,
-    SCALES, ROW, COL, SPREAD, KEY_MASK, PAIR_MASK, BIAS, DRAW,
-    scale, keep_scale, threshold, spread_limit,
-    q_b, q_h, q_n, k_b, k_h, k_c, k_n, v_b, v_h, v_n, g_b, g_h, g_n,
-    pair_b, pair_h, pair_n, pair_l, bias_b, bias_h, bias_n, bias_l,
-    num_heads, num_queries, num_keys, heads_per_key, heads_per_value, num_samples,
-    bias_samples, bias_heads, bias_rows, bias_cols,
-    COMPONENTS: tl.constexpr, PRODUCTS: tl.constexpr, HARD: tl.constexpr, FACTORED: tl.constexpr,
-    EQUAL_SCALES: tl.constexpr, CAUSAL: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_ROW: tl.constexpr, HAS_COL: tl.constexpr, HAS_KEY_MASK: tl.constexpr,
-    HAS_PAIR_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-    KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
-    ONE_ROW: tl.constexpr, ONE_COL: tl.constexpr,
+    call, grad_out, NORMALISER, DELTA, DBIAS,
+    num_samples, bias_samples, bias_heads, bias_rows, bias_cols,
+    form: tl.constexpr, ONE_ROW: tl.constexpr, ONE_COL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one tile of the bias: Σ_r g_ijr, summed over what the bias is broadcast over.
 
     DBIAS is contiguous, (bias_samples, bias_heads, bias_rows, bias_cols), each 1 or the full size.
     """
-    row_tiles = 1 if ONE_ROW else tl.cdiv(num_queries, BLOCK_Q)
-    col_tiles = 1 if ONE_COL else tl.cdiv(num_keys, BLOCK_K)
+    pairs = call.pairs
+    row_tiles = 1 if ONE_ROW else tl.cdiv(pairs.num_queries, BLOCK_Q)
+    col_tiles = 1 if ONE_COL else tl.cdiv(pairs.num_keys, BLOCK_K)
     index = tl.program_id(0)
     first_col = index % col_tiles * BLOCK_K
     first_row = index // col_tiles % row_tiles * BLOCK_Q
     owner = index // (col_tiles * row_tiles)
-    last_row = num_queries if ONE_ROW else first_row + 1
-    last_col = num_keys if ONE_COL else first_col + 1
+    last_row = pairs.num_queries if ONE_ROW else first_row + 1
+    last_col = pairs.num_keys if ONE_COL else first_col + 1
     one_sample, one_head = bias_samples == 1, bias_heads == 1
     first_sample = tl.where(one_sample, 0, owner // bias_heads)
     last_sample = tl.where(one_sample, num_samples, first_sample + 1)
     first_head = tl.where(one_head, 0, owner % bias_heads)
-    last_head = tl.where(one_head, num_heads, first_head + 1)
+    last_head = tl.where(one_head, call.num_heads, first_head + 1)
 
     total = tl.zeros((BLOCK_Q, BLOCK_K), tl.float32)
     for sample in range(first_sample, last_sample):
         for head in range(first_head, last_head):
             b, h = tl.cast(sample, tl.int64), tl.cast(head, tl.int64)
-            key_head, value_head = h // heads_per_key, h // heads_per_value
-            scales = load_scales(
-                SCALES + key_head * COMPONENTS if HAS_SCALES else SCALES,
-                scale, COMPONENTS, EQUAL_SCALES, HAS_SCALES,
-            )  # fmt: skip
-            start = (b * num_heads + h) * num_queries
-            first_key = (b * (num_heads // heads_per_key) + key_head) * COMPONENTS * num_keys
+            key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
+            scales = load_scales(call, key_head, form.components, form.equal_scales)
             for row in range(first_row, last_row, BLOCK_Q):
-                at = row + tl.arange(0, BLOCK_Q)
-                rows, inside = at[:, None], at < num_queries
-                query = load_rows(
-                    Q + b * q_b + h * q_h, row, q_n, num_queries, KEY_DIM, KEY_PAD, BLOCK_Q, True
+                rows = (row + tl.arange(0, BLOCK_Q))[:, None]
+                query, grad, normaliser, delta, row_terms = load_queries(
+                    call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
                 )
-                grad = load_rows(
-                    GRAD + b * g_b + h * g_h, row, g_n, num_queries, VALUE_DIM, VALUE_PAD,
-                    BLOCK_Q, True,
-                )  # fmt: skip
-                normaliser = tl.load(NORMALISER + start + at, mask=inside, other=float("inf"))
-                delta = tl.load(DELTA + start + at, mask=inside, other=0.0)
-                row_terms = ()
-                if HAS_ROW:
-                    row_terms = load_terms(
-                        ROW + start * COMPONENTS, row, num_queries, BLOCK_Q, COMPONENTS
-                    )
                 for col in range(first_col, last_col, BLOCK_K):
                     cols = (col + tl.arange(0, BLOCK_K))[None, :]
-                    dots = ()
-                    for r in tl.static_range(PRODUCTS):
-                        key = load_rows(
-                            K + b * k_b + key_head * k_h + r * k_c, col, k_n, num_keys,
-                            KEY_DIM, KEY_PAD, BLOCK_K, True,
-                        )  # fmt: skip
-                        dots = dots + (tl.dot(query, tl.trans(key), input_precision="ieee"),)
-                    value = load_rows(
-                        V + b * v_b + value_head * v_h, col, v_n, num_keys, VALUE_DIM, VALUE_PAD,
-                        BLOCK_K, True,
-                    )  # fmt: skip
-                    grad_weight = tl.dot(grad, tl.trans(value), input_precision="ieee")
-                    if DROPOUT:
-                        keep = keep_tile(DRAW, sample, h, row, col, threshold, BLOCK_Q, BLOCK_K)
-                        grad_weight = tl.where(keep, grad_weight * keep_scale, 0.0)
-                    col_terms = ()
-                    if HAS_COL:
-                        col_terms = load_terms(COL + first_key, col, num_keys, BLOCK_K, COMPONENTS)
-                    extra = LOG2E * load_pairs(
-                        BIAS + b * bias_b + h * bias_h, rows, cols, num_queries, num_keys,
-                        bias_n, bias_l,
-                    )  # fmt: skip
-                    visible = visible_pairs(
-                        rows, cols, num_queries, num_keys,
-                        KEY_MASK + b * num_keys if HAS_KEY_MASK else KEY_MASK,
-                        PAIR_MASK + b * pair_b + h * pair_h if HAS_PAIR_MASK else PAIR_MASK,
-                        pair_n, pair_l, True, CAUSAL, HAS_KEY_MASK, HAS_PAIR_MASK,
-                    )  # fmt: skip
+                    _keys, dots = key_products(call, query, b, key_head, col, form, BLOCK_K, True)
+                    value = load_value(call, b, value_head, col, form, BLOCK_K, True)
+                    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, False)
+                    grad_weight = weight_gradient(grad, value, delta[:, None], kept, pairs)
+                    col_terms = load_key_terms(call, b, key_head, col, form, BLOCK_K)
                     scores = component_scores(
-                        dots, scales, down(row_terms, COMPONENTS if HAS_ROW else 0),
-                        across(col_terms, COMPONENTS if HAS_COL else 0),
-                        tl.where(visible, extra, float("-inf")),
-                        COMPONENTS, PRODUCTS, HAS_ROW, HAS_COL, True,
+                        dots, scales, view(row_terms, True), view(col_terms, False),
+                        pair_extra(pairs, b, h, rows, cols, True, form.causal),
                     )  # fmt: skip
-                    weights = component_weights(scores, normaliser[:, None], COMPONENTS, HARD)
-                    total += added(weights, COMPONENTS) * (grad_weight - delta[:, None])
+                    weights = component_weights(scores, normaliser[:, None], form.hard)
+                    total += added(weights) * grad_weight
 
     out_rows, out_cols = first_row + tl.arange(0, BLOCK_Q), first_col + tl.arange(0, BLOCK_K)
     DBIAS += tl.cast(owner, tl.int64) * bias_rows * bias_cols

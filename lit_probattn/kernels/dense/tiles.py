@@ -2,165 +2,302 @@
 
 A score in units of log 2 is
 
-    s_r = scale_r · (query · key_r) + row_r + col_r + bias          r < COMPONENTS
+    s_r = scale_r · (query · key_r) + row_r + col_r + bias          r < components
 
-with row_r and col_r one number per query and per key. PRODUCTS is the number of query · key tiles:
-COMPONENTS, or 1 when all components share one product (shifted keys). The weight of a pair is
-Σ_r 2^(s_r) (soft) or max_r 2^(s_r) (HARD) over the row's sum.
+with row_r and col_r one number per query and per key. There are as many query · key tiles
+("products") as components, or one that all components share (shifted keys). The weight of a pair is
+Σ_r 2^(s_r) (soft) or max_r 2^(s_r) (hard) over the row's sum.
 
-FACTORED (one product, equal scales, soft) needs one exponential per pair:
+Factored (one product, equal scales, soft) needs one exponential per pair:
 
     Σ_r 2^(s_r) = 2^(t + row_top) · F,   t = scale · (query · key) + col_top + bias
     F = Σ_r A_r C_r,   A_r = 2^(row_r - row_top),   C_r = 2^(col_r - col_top),
 
 where row_top and col_top are the largest over the components. See docs/kernels.md for its range.
+
+Terms and scales are tuples of one entry per component, empty where the call has none; `call` is a
+`DenseArguments` and `form` a `Form` of operators.py.
 """
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.tiles import LOG2E
+from lit_probattn.kernels.tiles import (
+    LN2,
+    LOG2E,
+    load_head,
+    load_pairs,
+    load_rows,
+    load_vector,
+    visible_pairs,
+)
 
 
 @triton.jit
-def load_terms(base, start, length, BLOCK: tl.constexpr, COUNT: tl.constexpr):
-    """Load terms (COUNT, length) of one head at start, times log₂ e: a tuple of vectors."""
+def load_terms(base, head, start, length, BLOCK: tl.constexpr, COUNT: tl.constexpr):
+    """Load terms (COUNT, length) of a head at start, times log₂ e: a tuple of vectors."""
     out = ()
-    index = start + tl.arange(0, BLOCK)
-    for r in tl.static_range(COUNT):
-        term = tl.load(base + r * length + index, mask=index < length, other=0.0)
-        out = out + (term * LOG2E,)
+    if base is not None:
+        for r in tl.static_range(COUNT):
+            term = load_vector(base + (head * COUNT + r) * length, start, length, 0.0, BLOCK)
+            out = out + (term * LOG2E,)
     return out
 
 
 @triton.jit
-def load_scales(base, scale, COUNT: tl.constexpr, EQUAL: tl.constexpr, HAS: tl.constexpr):
+def load_scales(call, key_head, COUNT: tl.constexpr, EQUAL: tl.constexpr):
     """Return the factors of query · key of every component, times log₂ e."""
     out = ()
     for r in tl.static_range(COUNT):
-        if HAS:
-            out = out + (tl.load(base + (0 if EQUAL else r)) * LOG2E,)
+        if call.scales is not None:
+            at = call.scales + key_head * COUNT + (0 if EQUAL else r)
+            out = out + (tl.load(at) * LOG2E,)
         else:
-            out = out + (scale * LOG2E,)
+            out = out + (call.scale * LOG2E,)
     return out
 
 
 @triton.jit
-def spread(terms, COMPONENTS: tl.constexpr):
+def load_queries(
+    call, grad_out, NORMALISER, DELTA, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return a tile of queries, of grad_out, and their normalisers, δ and terms."""
+    length, head = call.pairs.num_queries, b * call.num_heads + h
+    query = load_head(call.query, b, h, row, length, form.key_dim, form.key_pad, BLOCK, True)
+    grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK, True)
+    normaliser = load_vector(NORMALISER + head * length, row, length, float("inf"), BLOCK)
+    delta = load_vector(DELTA + head * length, row, length, 0.0, BLOCK)
+    terms = load_terms(call.row, head, row, length, BLOCK, form.components)
+    return query, grad, normaliser, delta, terms
+
+
+@triton.jit
+def load_key(
+    call, b, key_head, col, r, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
+):
+    """Load a tile of keys of component r."""
+    x, length = call.key, call.pairs.num_keys
+    base = x.base + b * x.batch + key_head * x.head + r * x.part
+    return load_rows(base, col, x.row, length, form.key_dim, form.key_pad, BLOCK, CHECK)
+
+
+@triton.jit
+def key_products(
+    call, query, b, key_head, col, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
+):
+    """Load the keys of all products; return them and the tiles query · key."""
+    PRODUCTS: tl.constexpr = form.products
+    keys, dots = (), ()
+    for r in tl.static_range(PRODUCTS):
+        keys = keys + (load_key(call, b, key_head, col, r, form, BLOCK, CHECK),)
+        dots = dots + (tl.dot(query, tl.trans(keys[r]), input_precision="ieee"),)
+    return keys, dots
+
+
+@triton.jit
+def load_value(
+    call, b, value_head, col, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
+):
+    """Load a tile of values."""
+    length = call.pairs.num_keys
+    return load_head(
+        call.value, b, value_head, col, length, form.value_dim, form.value_pad, BLOCK, CHECK
+    )
+
+
+@triton.jit
+def load_key_terms(call, b, key_head, col, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Load the terms of a tile of keys."""
+    head = b * (call.num_heads // call.heads_per_key) + key_head
+    return load_terms(call.col, head, col, call.pairs.num_keys, BLOCK, form.components)
+
+
+@triton.jit
+def pair_extra(pairs, b, h, rows, cols, EDGE: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return what is added to the scores of all components, empty if nothing is.
+
+    That is the bias, and -inf at hidden pairs; EDGE as in `visible_pairs`.
+    """
+    extra = ()
+    if pairs.bias.base is not None:
+        bias = load_pairs(pairs.bias, b, h, rows, cols, pairs).to(tl.float32)
+        extra = (LOG2E * bias,)
+    if EDGE or pairs.key_mask is not None or pairs.mask.base is not None:
+        MASKED: tl.constexpr = pairs.mask.base is not None
+        visible = visible_pairs(pairs, b, h, rows, cols, EDGE, CAUSAL, MASKED)
+        extra = (tl.where(visible, extra[0] if len(extra) > 0 else 0.0, float("-inf")),)
+    return extra
+
+
+@triton.jit
+def loop_part(
+    first, middle, last, narrow, SECOND: tl.constexpr, WIDE: tl.constexpr, FACTORED: tl.constexpr
+):
+    """Return where the loop over first … middle, or middle … last with SECOND, starts and stops.
+
+    Factored scores have two versions of every loop, of which one runs: WIDE where F could
+    underflow, the other where the call is `narrow`.
+    """
+    start = middle if SECOND else first
+    stop = last if SECOND else middle
+    if FACTORED:
+        stop = tl.where(narrow != (WIDE == 1), stop, start)
+    return start, stop
+
+
+@triton.jit
+def is_narrow(call, b, h, FACTORED: tl.constexpr):
+    """Whether F cannot underflow in a head."""
+    narrow = True
+    if FACTORED:
+        narrow = tl.load(call.spread + b * call.num_heads + h) <= call.spread_limit
+    return narrow
+
+
+@triton.jit
+def spread(terms, FACTORED: tl.constexpr):
     """Return the largest of the terms and the factors 2^(term - largest), each at most 1."""
-    top = terms[0]
-    for r in tl.static_range(1, COMPONENTS):
-        top = tl.maximum(top, terms[r])
-    factors = ()
-    for r in tl.static_range(COMPONENTS):
-        factors = factors + (tl.exp2(terms[r] - top),)
+    top, factors = (), ()
+    if FACTORED:
+        top = largest(terms)
+        for r in tl.static_range(len(terms)):
+            factors = factors + (tl.exp2(terms[r] - top),)
     return top, factors
 
 
 @triton.jit
-def down(terms, COUNT: tl.constexpr):
-    """View vectors as (BLOCK, 1) tiles."""
+def view(terms, DOWN: tl.constexpr):
+    """View vectors as (BLOCK, 1) tiles, or as (1, BLOCK) ones."""
     out = ()
-    for r in tl.static_range(COUNT):
-        out = out + (terms[r][:, None],)
+    for r in tl.static_range(len(terms)):
+        out = out + (terms[r][:, None] if DOWN else terms[r][None, :],)
     return out
 
 
 @triton.jit
-def across(terms, COUNT: tl.constexpr):
-    """View vectors as (1, BLOCK) tiles."""
+def component_scores(dots, scales, rows, cols, extra):
+    """Return s_r of every component; terms are tiles that broadcast."""
     out = ()
-    for r in tl.static_range(COUNT):
-        out = out + (terms[r][None, :],)
-    return out
-
-
-@triton.jit
-def component_scores(
-    dots,
-    scales,
-    rows,
-    cols,
-    extra,
-    COMPONENTS: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    HAS_ROW: tl.constexpr,
-    HAS_COL: tl.constexpr,
-    HAS_EXTRA: tl.constexpr,
-):
-    """Return s_r of every component; `extra` carries the bias and -inf at hidden pairs."""
-    out = ()
-    for r in tl.static_range(COMPONENTS):
-        score = dots[r % PRODUCTS] * scales[r]
-        if HAS_COL:
+    for r in tl.static_range(len(scales)):
+        score = dots[r % len(dots)] * scales[r]
+        if len(cols) > 0:
             score = score + cols[r]
-        if HAS_ROW:
+        if len(rows) > 0:
             score = score + rows[r]
-        if HAS_EXTRA:
-            score = score + extra
+        if len(extra) > 0:
+            score = score + extra[0]
         out = out + (score,)
     return out
 
 
 @triton.jit
-def largest(scores, COMPONENTS: tl.constexpr):
+def factored_score(dots, scales, col_top, extra):
+    """Return t, of which a pair of factored scores takes one exponential."""
+    score = dots[0] * scales[0] + col_top
+    if len(extra) > 0:
+        score = score + extra[0]
+    return score
+
+
+@triton.jit
+def largest(scores):
     """Return the elementwise maximum over the components."""
     top = scores[0]
-    for r in tl.static_range(1, COMPONENTS):
+    for r in tl.static_range(1, len(scores)):
         top = tl.maximum(top, scores[r])
     return top
 
 
 @triton.jit
-def pair_factor(row_factors, col_factors, COMPONENTS: tl.constexpr):
+def pair_factor(row_factors, col_factors):
     """Return F = Σ_r A_r C_r."""
     total = row_factors[0] * col_factors[0]
-    for r in tl.static_range(1, COMPONENTS):
+    for r in tl.static_range(1, len(row_factors)):
         total = total + row_factors[r] * col_factors[r]
     return total
 
 
 @triton.jit
-def zero_tiles(COUNT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return COUNT zero tiles of float32."""
-    out = ()
-    for _ in tl.static_range(COUNT):
-        out = out + (tl.zeros((ROWS, COLS), tl.float32),)
-    return out
-
-
-@triton.jit
-def zero_vectors(COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Return COUNT zero vectors of float32."""
-    out = ()
-    for _ in tl.static_range(COUNT):
-        out = out + (tl.zeros((SIZE,), tl.float32),)
-    return out
-
-
-@triton.jit
-def added(tiles, COUNT: tl.constexpr):
+def added(tiles):
     """Return the sum of tiles."""
     total = tiles[0]
-    for r in tl.static_range(1, COUNT):
+    for r in tl.static_range(1, len(tiles)):
         total = total + tiles[r]
     return total
 
 
 @triton.jit
-def component_weights(scores, normaliser, COMPONENTS: tl.constexpr, HARD: tl.constexpr):
+def added_sums(sums, tiles):
+    """Return sums plus those of every tile over its second dimension."""
+    out = ()
+    for r in tl.static_range(len(sums)):
+        out = out + (sums[r] + tl.sum(tiles[r], 1),)
+    return out
+
+
+@triton.jit
+def scaled(gradients, scales, EQUAL: tl.constexpr):
+    """Return the gradients of the products; with EQUAL scales their sum is scaled afterwards."""
+    out = ()
+    for r in tl.static_range(len(gradients)):
+        out = out + (gradients[r] if EQUAL else gradients[r] * (scales[r] * LN2),)
+    return out
+
+
+@triton.jit
+def component_weights(scores, normaliser, HARD: tl.constexpr):
     """Return P_r = 2^(s_r - normaliser); HARD: of the first largest component, 0 for the others."""
     weights = ()
-    if HARD and COMPONENTS > 1:
+    if HARD and len(scores) > 1:
         top, winner = scores[0], tl.zeros_like(scores[0]).to(tl.int32)
-        for r in tl.static_range(1, COMPONENTS):
+        for r in tl.static_range(1, len(scores)):
             winner = tl.where(scores[r] > top, r, winner)
             top = tl.maximum(top, scores[r])
         weight = tl.exp2(top - normaliser)
-        for r in tl.static_range(COMPONENTS):
+        for r in tl.static_range(len(scores)):
             weights = weights + (tl.where(winner == r, weight, 0.0),)
     else:
-        for r in tl.static_range(COMPONENTS):
+        for r in tl.static_range(len(scores)):
             weights = weights + (tl.exp2(scores[r] - normaliser),)
     return weights
+
+
+@triton.jit
+def weight_gradient(left, right, delta, kept, pairs):
+    """Return dP - δ of a tile, from grad_out and the values in the tile's orientation."""
+    grad_weight = tl.dot(left, tl.trans(right), input_precision="ieee")
+    if pairs.draw is not None:
+        grad_weight = tl.where(kept, grad_weight * pairs.keep_scale, 0.0)
+    return grad_weight - delta
+
+
+@triton.jit
+def score_gradients(weights, grad_weight):
+    """Return g_r = P_r (dP - δ)."""
+    out = ()
+    for r in tl.static_range(len(weights)):
+        out = out + (weights[r] * grad_weight,)
+    return out
+
+
+@triton.jit
+def query_program(call, BLOCK: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return first row, sample and head of a program that holds a tile of queries."""
+    num_tiles = tl.cdiv(call.pairs.num_queries, BLOCK)
+    tile, place = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
+    if CAUSAL:  # the longest rows first
+        tile = num_tiles - 1 - tile
+    b, h = place // call.num_heads, place % call.num_heads
+    return tile * BLOCK, tl.cast(b, tl.int64), tl.cast(h, tl.int64)
+
+
+@triton.jit
+def seen_keys(pairs, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return the keys that all rows of a tile see, in whole tiles, and those that any row sees."""
+    by_all, by_any = pairs.num_keys, pairs.num_keys
+    if CAUSAL:
+        offset = pairs.num_keys - pairs.num_queries
+        by_all = tl.minimum(tl.maximum(row + 1 + offset, 0), pairs.num_keys)
+        by_any = tl.minimum(tl.maximum(row + BLOCK_Q + offset, 0), pairs.num_keys)
+    return by_all // BLOCK_K * BLOCK_K, by_any

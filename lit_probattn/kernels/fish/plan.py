@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_probattn.kernels.runtime import (
+    HeadRows,
     Launch,
+    Pairs,
     Shape,
     choose_launch,
+    head_rows,
     is_recording,
     launch,
+    make_pairs,
     padded,
     target_capability,
     unit_stride,
@@ -46,13 +49,7 @@ _TILES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How one kernel covers a call.
-
-    Args:
-        group: local heads of one program.
-        num_groups: programs that share a tile.
-        launch: tile sizes, warps and stages.
-    """
+    """How one kernel covers a call: `num_groups` programs of `group` local heads share a tile."""
 
     group: int
     num_groups: int
@@ -68,7 +65,7 @@ class Heads:
         num_heads: H.
         head_dim: padded width of the widest head.
         units: hidden units of a two-layer mixing, or 0.
-        noise: kind of noise.
+        noise: see `FishInputs`.
         itemsize: bytes of an entry of query.
     """
 
@@ -171,124 +168,143 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
     return heads.registers(kernel, group, found) <= budget
 
 
-class FishCall:
-    """Sizes, strides and switches that the forward and backward kernels share.
+class FishInputs(NamedTuple):
+    """The arguments of the operator; see `fish_attention`.
 
-    The arguments are those of the operator; `out` is the output or its gradient.
+    Args:
+        noise: 0 none, 1 per global map, 2 per local head or hidden unit.
     """
 
-    def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        first: Tensor,
-        bias_1: Tensor | None,
-        second: Tensor | None,
-        scale: Tensor | None,
-        noise_draw: Tensor | None,
-        drop_draw: Tensor | None,
-        key_mask: Tensor | None,
-        pair_mask: Tensor | None,
-        bias: Tensor | None,
-        is_causal: bool,
-        noise: int,
-        first_row: int,
-        on_global: float,
-        threshold: int,
-    ) -> None:
-        self.query, self.key, self.value = (unit_stride(x) for x in (query, key, value))
-        self.batch, self.num_global, self.num_rows, head_dim = query.shape
-        self.num_heads, self.num_cols, value_dim = value.shape[1:]
-        self.noise = noise
-        self.units = 0 if second is None else second.shape[1]
-        width = max(padded(head_dim), padded(value_dim))
-        self.heads = Heads(
-            *(self.num_global, self.num_heads, width, self.units, noise, query.element_size())
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    first: Tensor
+    bias_1: Tensor | None
+    second: Tensor | None
+    scale: Tensor | None
+    noise_draw: Tensor | None
+    draw: Tensor | None
+    key_mask: Tensor | None
+    pair_mask: Tensor | None
+    bias: Tensor | None
+    is_causal: bool
+    noise: int
+    first_row: int
+    on_global: float
+    threshold: int
+
+
+class FishArguments(NamedTuple):
+    """What all FiSH kernels of a call read; the number of groups is the plan's."""
+
+    query: HeadRows
+    key: HeadRows
+    value: HeadRows
+    first: Tensor
+    bias_1: Tensor | None
+    second: Tensor | None
+    scale: Tensor | None
+    noise_draw: Tensor | None
+    pairs: Pairs
+    num_batch: int
+    num_heads: int
+    num_groups: int
+    first_row: int
+    on_global: float
+    end: None = None  # see `Pairs`
+
+
+class FishForm(NamedTuple):
+    """What FiSH kernels are compiled for.
+
+    Args:
+        maps: G.
+        units: U, or 0 for a linear mixing.
+        group: local heads of one program.
+        aligned: every group begins at a multiple of four heads, or there is one.
+        mask_per_head: whether the mask of pairs differs between heads.
+        hoist: whether offsets of loads are kept over a loop: forward spills then, backward less.
+    """
+
+    maps: int
+    units: int
+    group: int
+    noise: int
+    aligned: bool
+    causal: bool
+    mask_per_head: bool
+    hoist: bool
+    key_dim: int
+    key_pad: int
+    value_dim: int
+    value_pad: int
+
+
+class FishCall:
+    """Sizes, arguments and switches that the forward and backward kernels share."""
+
+    def __init__(self, x: FishInputs) -> None:
+        query, key, value = (unit_stride(tensor) for tensor in x[:3])
+        batch, maps, self.num_rows, head_dim = query.shape
+        _, num_heads, self.num_cols, value_dim = value.shape
+        units = 0 if x.second is None else x.second.shape[1]
+        widths = (padded(head_dim), padded(value_dim))
+        self.heads = Heads(maps, num_heads, max(widths), units, x.noise, query.element_size())
+        bias_1, second, scale = (
+            None if tensor is None else tensor.contiguous()
+            for tensor in (x.bias_1, x.second, x.scale)
         )
-        small = [None if x is None else x.contiguous() for x in (first, bias_1, second, scale)]
-        masks = [None if x is None else x.view(torch.uint8) for x in (key_mask, pair_mask)]
-        key_mask = None if masks[0] is None else masks[0].contiguous()
-        pointers = (*small, noise_draw, drop_draw, key_mask, masks[1], bias)
-        # Kernels move pointers before the switches say whether they are read: any tensor will do.
-        self.pointers = tuple(query if x is None else x for x in pointers)
-        self.pair_strides = (*_pair_strides(masks[1]), *_pair_strides(bias))
-        self.numbers = (
-            *(self.num_rows, self.num_cols),
-            *(self.num_cols - self.num_rows, first_row, float(on_global), threshold),
-            *(65536 / (32768 - threshold), self.batch),
+        self.arguments = FishArguments(
+            *(head_rows(query), head_rows(key), head_rows(value)),
+            first=x.first.contiguous(),
+            bias_1=bias_1,
+            second=second,
+            scale=scale,
+            noise_draw=x.noise_draw,
+            pairs=make_pairs(self.num_rows, self.num_cols, x),
+            num_batch=batch,
+            num_heads=num_heads,
+            num_groups=1,
+            first_row=x.first_row,
+            on_global=float(x.on_global),
         )
-        pair_heads = 0 if pair_mask is None else (1 if pair_mask.shape[1] == 1 else 2)
-        self.flags: dict[str, Any] = {
-            "G": self.num_global,
-            "U": self.units,
-            "E": head_dim,
-            "EP": padded(head_dim),
-            "D": value_dim,
-            "DP": padded(value_dim),
-            "NOISE": noise,
-            "HAS_B1": bias_1 is not None,
-            "CAUSAL": is_causal,
-            "HAS_KEY_MASK": key_mask is not None,
-            "PAIR_MASK": pair_heads,
-            "HAS_BIAS": bias is not None,
-            "DROPOUT": drop_draw is not None,
-        }
+        per_head = x.pair_mask is not None and x.pair_mask.shape[1] > 1
+        self.form = FishForm(
+            *(maps, units, 1, x.noise, True, x.is_causal, per_head, True),
+            *(head_dim, widths[0], value_dim, widths[1]),
+        )
 
     def plan(self, kernel: str) -> Plan:
         """Return how a kernel covers this call."""
-        return make_plan(kernel, self.heads, self.query.device)
+        return make_plan(kernel, self.heads, self.arguments.query.base.device)
 
     def run(
         self,
         kernel: Any,
         plan: Plan,
         num_tiles: int,
-        tensors: tuple[Tensor, ...],
-        out: Tensor,
-        *numbers: int,
-        **constants: Any,
+        args: tuple[Any, ...],
+        hoist: bool = True,
+        **constants: int,
     ) -> None:
-        """Launch one program per tile of each sample and head group.
+        """Launch one program per tile and head group.
 
         Args:
             kernel: the kernel.
             plan: how it covers the call.
-            num_tiles: tiles of one sample (or of one bias) and group.
-            tensors: what the kernel reads or writes, after query, key and value.
-            out: the output, or its gradient, whose strides the kernel takes.
-            numbers: what this kernel takes after the shared numbers.
-            constants: what this kernel takes beside the shared switches.
+            num_tiles: tiles of all samples (or of all biases).
+            args: what the kernel takes after the shared arguments.
+            hoist: see `FishForm`.
+            constants: what it is compiled for beside the shared form.
         """
-        strides = [s for x in (self.query, self.key, self.value, out) for s in x.stride()[:3]]
+        aligned = plan.num_groups == 1 or plan.group % 4 == 0
         launch(
             kernel,
             num_tiles * plan.num_groups,
-            (
-                *(self.query, self.key, self.value, *tensors, *self.pointers),
-                *(*strides, *self.pair_strides, self.num_heads, plan.num_groups),
-                *(*self.numbers, *numbers),
-            ),
+            (self.arguments._replace(num_groups=plan.num_groups), *args),
             {
-                **self.flags,
+                "form": self.form._replace(group=plan.group, aligned=aligned, hoist=hoist),
                 **constants,
-                "HG": plan.group,
-                "ALIGNED": plan.num_groups == 1 or plan.group % 4 == 0,
-                "BLOCK_Q": plan.launch.block_q,
-                "BLOCK_K": plan.launch.block_k,
-                "num_warps": plan.launch.num_warps,
-                "num_stages": plan.launch.num_stages,
+                **plan.launch.options,
             },
         )
-
-    def tiles(self, size: int, block: int) -> int:
-        """Return how many tiles of `block` all samples have."""
-        return math.ceil(size / block) * self.batch
-
-
-def _pair_strides(tensor: Tensor | None) -> tuple[int, ...]:
-    """Return the four strides, 0 where the tensor is broadcast or absent."""
-    if tensor is None:
-        return (0, 0, 0, 0)
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return tuple(0 if size == 1 else stride for size, stride in pairs)

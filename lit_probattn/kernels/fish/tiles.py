@@ -3,6 +3,7 @@
 Tiles come in two orientations, (queries, keys) and, where keys are the rows of an accumulator,
 (keys, queries). All functions work on index tiles `rows` and `cols` that broadcast against each
 other, so that both orientations read the same noise and run the same arithmetic in the same order.
+`call` is a `FishArguments` and `form` a `FishForm` of plan.py.
 
 The integer counters are Philox4x32-10's, bit for bit. Box-Muller is evaluated in float32 with
 polynomials of our own (fitted for the smallest largest error), because the hardware's approximate
@@ -15,7 +16,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.tiles import LN2, draw_words, philox4x32
+from lit_probattn.kernels.tiles import (
+    LN2,
+    LOG2E,
+    draw_words,
+    kept_pairs,
+    load_head,
+    load_pairs,
+    load_vector,
+    philox4x32,
+    visible_pairs,
+)
 
 # float32 bits of √½: below it the logarithm splits off a power of two.
 _ROOT_HALF_BITS = tl.constexpr(0x3F3504F3)
@@ -27,146 +38,215 @@ _INV_WORD = tl.constexpr(2.3283064365386963e-10)  # 2⁻³²
 
 
 @triton.jit
-def load_rows(POINTER, index, stride, num_rows, DIM: tl.constexpr, PADDED: tl.constexpr):
-    """Load rows `index` of a matrix with contiguous rows, (len(index), PADDED), zeros outside."""
-    cols = tl.arange(0, PADDED)
-    inside = (index[:, None] < num_rows) & (cols[None, :] < DIM)
-    offsets = index[:, None].to(tl.int64) * stride + cols[None, :]
-    return tl.load(POINTER + offsets, mask=inside, other=0.0)
+def tile_program(call, length, BLOCK: tl.constexpr):
+    """Return first row, sample and head group of a program that holds a tile of rows."""
+    num_tiles = tl.cdiv(length, BLOCK)
+    place = tl.program_id(0) // num_tiles
+    start = tl.program_id(0) % num_tiles * BLOCK
+    return start, (place // call.num_groups).to(tl.int64), place % call.num_groups
 
 
 @triton.jit
-def store_rows(POINTER, index, stride, num_rows, DIM: tl.constexpr, PADDED: tl.constexpr, values):
-    """Store rows `index` of a matrix with contiguous rows."""
-    cols = tl.arange(0, PADDED)
-    inside = (index[:, None] < num_rows) & (cols[None, :] < DIM)
-    offsets = index[:, None].to(tl.int64) * stride + cols[None, :]
-    tl.store(POINTER + offsets, values.to(POINTER.dtype.element_ty), mask=inside)
+def stored_head(call, head):
+    """Return whose data a head reads: one beyond the last reads the last one's, stores nothing."""
+    return tl.minimum(head, call.num_heads - 1).to(tl.int64)
 
 
 @triton.jit
-def visible(
-    rows,
-    cols,
-    num_rows,
-    num_cols,
-    offset,
-    KEY_MASK,
-    PAIRS,
-    pair_row,
-    pair_col,
-    CAUSAL: tl.constexpr,
-    HAS_KEY_MASK: tl.constexpr,
-    HAS_PAIRS: tl.constexpr,
-):
-    """Return the tile of pairs that may attend; `PAIRS` is for a mask that all heads share."""
-    seen = (rows < num_rows) & (cols < num_cols)
-    if CAUSAL:
-        seen = seen & (cols <= rows + offset)
-    if HAS_KEY_MASK:
-        seen = seen & (tl.load(KEY_MASK + cols, mask=cols < num_cols, other=0) != 0)
-    if HAS_PAIRS:
-        inside = (rows < num_rows) & (cols < num_cols)
-        where = rows.to(tl.int64) * pair_row + cols.to(tl.int64) * pair_col
-        seen = seen & (tl.load(PAIRS + where, mask=inside, other=0) != 0)
-    return seen
+def _load_head(
+    x, b, h, start, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    HOIST: tl.constexpr,
+):  # fmt: skip
+    """Load rows of a head; without HOIST the offsets are made anew for every tile.
+
+    Offsets that are kept over a loop take registers, which forward has not left.
+    """
+    if HOIST:
+        tile = load_head(x, b, h, start, limit, WIDTH, PADDED, BLOCK, True)
+    else:
+        index, cols = start + tl.arange(0, BLOCK), tl.arange(0, PADDED)
+        inside = (index[:, None] < limit) & (cols[None, :] < WIDTH)
+        offsets = index[:, None].to(tl.int64) * x.row + cols[None, :]
+        tile = tl.load(x.base + b * x.batch + h * x.head + offsets, mask=inside, other=0.0)
+    return tile
 
 
 @triton.jit
-def add_noise(tiles, noise, SCALE, G: tl.constexpr):
-    """Return g_m + s_m ε_m for every global map."""
-    noisy = ()
-    for m in tl.static_range(G):
-        noisy = noisy + (tiles[m] + tl.load(SCALE + m) * noise[m],)
-    return noisy
+def load_map(x, b, m, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Load a tile of queries or keys of global map m."""
+    return _load_head(x, b, m, start, limit, form.key_dim, form.key_pad, BLOCK, form.hoist)
 
 
 @triton.jit
-def mix(tiles, WEIGHT, unit, num_units, G: tl.constexpr):
+def load_value(call, b, head, col, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Load a tile of values of a local head."""
+    source, limit = stored_head(call, head), call.pairs.num_keys
+    return _load_head(
+        call.value, b, source, col, limit, form.value_dim, form.value_pad, BLOCK, form.hoist
+    )
+
+
+@triton.jit
+def load_maps(x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Load a tile of queries or keys of every global map."""
+    MAPS: tl.constexpr = form.maps
+    out = ()
+    for m in tl.static_range(MAPS):
+        out = out + (load_map(x, b, m, start, limit, form, BLOCK),)
+    return out
+
+
+@triton.jit
+def map_products(call, left, x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the global scores of tiles `left` with rows of x: g_m = on_global · q_m · k_m."""
+    out = ()
+    for m in tl.static_range(len(left)):
+        right = load_map(x, b, m, start, limit, form, BLOCK)
+        product = tl.dot(left[m], tl.trans(right), input_precision="ieee")
+        out = out + (product * call.on_global,)
+    return out
+
+
+@triton.jit
+def add_products(sums, tiles, x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Return sums_m + tiles_m @ rows of x_m."""
+    out = ()
+    for m in tl.static_range(len(sums)):
+        right = load_map(x, b, m, start, limit, form, BLOCK)
+        tile = tiles[m].to(right.dtype)
+        out = out + (tl.dot(tile, right, sums[m], input_precision="ieee"),)
+    return out
+
+
+@triton.jit
+def added_to(totals, terms):
+    """Return totals + terms, tile by tile; the terms where there are no totals yet."""
+    out = terms
+    if len(totals) > 0:
+        out = ()
+        for i in tl.static_range(len(terms)):
+            out = out + (totals[i] + terms[i],)
+    return out
+
+
+@triton.jit
+def load_weight(W, row, num_rows, col, num_cols):
+    """Load one weight; zero in a row beyond the last."""
+    return tl.load(W + row * num_cols + col, mask=row < num_rows, other=0.0)
+
+
+@triton.jit
+def mix(tiles, WEIGHT, unit, num_units):
     """Return Σ_m weight[unit, m] g_m; zero for a unit beyond the last."""
-    total = tiles[0] * tl.load(WEIGHT + unit * G, mask=unit < num_units, other=0.0)
-    for m in tl.static_range(1, G):
-        total += tiles[m] * tl.load(WEIGHT + unit * G + m, mask=unit < num_units, other=0.0)
+    total = tiles[0] * load_weight(WEIGHT, unit, num_units, 0, len(tiles))
+    for m in tl.static_range(1, len(tiles)):
+        total += tiles[m] * load_weight(WEIGHT, unit, num_units, m, len(tiles))
     return total
 
 
 @triton.jit
-def hidden_unit(
-    tiles,
-    noise,
-    W1,
-    B1,
-    SCALE,
-    u: tl.constexpr,
-    U: tl.constexpr,
-    G: tl.constexpr,
-    NOISE: tl.constexpr,
-    HAS_B1: tl.constexpr,
-):
+def hidden_unit(call, tiles, noise, u: tl.constexpr, form: tl.constexpr):
     """Return z_u = Σ_m W_1[u, m] g_m (+ c_u ε_u) (+ b_1[u])."""
-    z = mix(tiles, W1, u, U, G)
-    if NOISE == 2:
-        z += tl.load(SCALE + u) * noise[u]
-    if HAS_B1:
-        z += tl.load(B1 + u)
+    z = mix(tiles, call.first, u, form.units)
+    if form.noise == 2:
+        z += tl.load(call.scale + u) * noise[u]
+    if call.bias_1 is not None:
+        z += tl.load(call.bias_1 + u)
     return z
 
 
 @triton.jit
-def two_layers(
-    tiles,
-    noise,
-    W1,
-    B1,
-    W2,
-    SCALE,
-    first,
-    num_heads,
-    G: tl.constexpr,
-    U: tl.constexpr,
-    HG: tl.constexpr,
-    NOISE: tl.constexpr,
-    HAS_B1: tl.constexpr,
-):
-    """Return a_h = Σ_u W_2[h, u] ReLU(z_u) for heads first … first + HG - 1."""
-    local = ()
-    for u in tl.static_range(U):
-        z = hidden_unit(tiles, noise, W1, B1, SCALE, u, U, G, NOISE, HAS_B1)
-        y = tl.maximum(z, 0.0)
-        summed = ()
-        for h in tl.static_range(HG):
-            weight = tl.load(W2 + (first + h) * U + u, mask=first + h < num_heads, other=0.0)
-            if u == 0:
-                summed = summed + (y * weight,)
-            else:
-                summed = summed + (local[h] + y * weight,)
-        local = summed
-    return local
+def unit_noise(call, b, rows, cols, first, form: tl.constexpr):
+    """Return the noise tiles of a pair tile: per global map, per hidden unit, or per local head."""
+    positions = rows + call.first_row
+    if form.noise == 1:
+        return noise_tiles(call.noise_draw, b, positions, cols, 0, form.maps, True)
+    elif form.noise == 2:
+        if form.units > 0:
+            return noise_tiles(call.noise_draw, b, positions, cols, 0, form.units, True)
+        else:
+            return noise_tiles(call.noise_draw, b, positions, cols, first, form.group, form.aligned)
+    else:
+        return ()
 
 
 @triton.jit
-def unit_noise(
-    DRAW,
-    sample,
-    rows,
-    cols,
-    first,
-    G: tl.constexpr,
-    U: tl.constexpr,
-    HG: tl.constexpr,
-    NOISE: tl.constexpr,
-    ALIGNED: tl.constexpr,
+def local_inputs(call, tiles, b, rows, cols, first, form: tl.constexpr):
+    """Return what the local scores of a head group are made of.
+
+    That is the global tiles with their noise, the noise, the pairs that all heads may see, and with
+    two layers the local scores, a_h = Σ_u W_2[h, u] ReLU(z_u).
+    """
+    UNITS: tl.constexpr = form.units
+    GROUP: tl.constexpr = form.group
+    noise = unit_noise(call, b, rows, cols, first, form)
+    if form.noise == 1:
+        noisy = ()
+        for m in tl.static_range(len(tiles)):
+            noisy = noisy + (tiles[m] + tl.load(call.scale + m) * noise[m],)
+        tiles = noisy
+    SHARED: tl.constexpr = call.pairs.mask.base is not None and not form.mask_per_head
+    seen = visible_pairs(call.pairs, b, 0, rows, cols, True, form.causal, SHARED)
+    local = ()
+    for u in tl.static_range(UNITS):
+        y = tl.maximum(hidden_unit(call, tiles, noise, u, form), 0.0)
+        terms = ()
+        for h in tl.static_range(GROUP):
+            terms = terms + (y * load_weight(call.second, first + h, call.num_heads, u, UNITS),)
+        local = added_to(local, terms)
+    return tiles, noise, seen, local
+
+
+@triton.jit
+def local_score(
+    call, tiles, noise, seen, local, b, rows, cols, first, h: tl.constexpr, form: tl.constexpr
 ):
-    """Return the noise tiles of a pair tile: per global map, per hidden unit, or per local head."""
-    if NOISE == 1:
-        return noise_tiles(DRAW, sample, rows, cols, 0, G, True)
-    elif NOISE == 2:
-        if U > 0:
-            return noise_tiles(DRAW, sample, rows, cols, 0, U, True)
-        else:
-            return noise_tiles(DRAW, sample, rows, cols, first, HG, ALIGNED)
+    """Return the scores of head first + h with its bias; -inf where hidden."""
+    head, pairs = first + h, call.pairs
+    if form.units > 0:
+        score = local[h]
     else:
-        return ()
+        score = mix(tiles, call.first, head, call.num_heads)
+        if form.noise == 2:
+            score += tl.load(call.scale + head, mask=head < call.num_heads, other=0.0) * noise[h]
+    source = stored_head(call, head)
+    if pairs.bias.base is not None:
+        score += load_pairs(pairs.bias, b, source, rows, cols, pairs).to(tl.float32)
+    if form.mask_per_head:
+        seen = seen & (load_pairs(pairs.mask, b, source, rows, cols, pairs) != 0)
+    return tl.where(seen, score, float("-inf"))
+
+
+@triton.jit
+def head_gradient(
+    call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+    form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
+    """Return the dropped weights P of a head, E = P ∘ (dP - δ), and its tile of grad_out.
+
+    With FLIP tiles are (keys, queries).
+    """
+    pairs, source = call.pairs, stored_head(call, head)
+    at = (b * call.num_heads + source) * pairs.num_queries
+    limit = tl.where(head < call.num_heads, pairs.num_queries, 0)
+    lse = load_vector(LSE + at, row, limit, float("inf"), BLOCK_Q)
+    delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
+    grad = load_head(
+        grad_out, b, source, row, pairs.num_queries, form.value_dim, form.value_pad, BLOCK_Q, True
+    )
+    if FLIP:
+        lse, delta = lse[None, :], delta[None, :]
+        grad_weight = tl.dot(value, tl.trans(grad), input_precision="ieee")
+    else:
+        lse, delta = lse[:, None], delta[:, None]
+        grad_weight = tl.dot(grad, tl.trans(value), input_precision="ieee")
+    kept = kept_pairs(pairs, b, head, row, col, BLOCK_Q, BLOCK_K, FLIP)
+    weight = tl.exp2(score * LOG2E - lse)
+    dropped = weight
+    if pairs.draw is not None:
+        grad_weight = tl.where(kept, grad_weight * pairs.keep_scale, 0.0)
+        dropped = tl.where(kept, weight * pairs.keep_scale, 0.0)
+    return dropped, weight * (grad_weight - delta), grad
 
 
 @triton.jit
@@ -233,15 +313,7 @@ def normal_pair(word_0, word_1):
 
 @triton.jit
 def philox_words(DRAW, sample, rows, cols, third):
-    """Return four uint32 words of counter (rows, cols, third, sample).
-
-    Args:
-        DRAW: int64: two key words, then the counter word of every sample.
-        sample: index into the batch.
-        rows: int32 tile or vector.
-        cols: int32, broadcastable to `rows`.
-        third: scalar.
-    """
+    """Return four uint32 words of counter (rows, cols, third, sample); int32 tiles, a scalar."""
     k0, k1, last = draw_words(DRAW, sample)
     zero = (rows + cols) * 0
     c0 = (rows + zero).to(tl.uint32)
@@ -255,14 +327,7 @@ def philox_words(DRAW, sample, rows, cols, third):
 def noise_tiles(DRAW, sample, rows, cols, first, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
     """Return the noise of maps first … first + COUNT - 1 for one tile, a tuple of COUNT tiles.
 
-    Args:
-        DRAW: see `philox_words`.
-        sample: index into the batch.
-        rows: positions of the queries, int32, shaped to broadcast with `cols`.
-        cols: positions of the keys.
-        first: first map.
-        COUNT: number of maps.
-        ALIGNED: `first` is a multiple of 4. Otherwise COUNT is 1 or 2 and divides `first`.
+    ALIGNED: `first` is a multiple of 4. Otherwise COUNT is 1 or 2 and divides `first`.
     """
     tiles = ()
     if ALIGNED:

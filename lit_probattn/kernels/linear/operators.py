@@ -1,4 +1,4 @@
-"""Linear attention over chunks as PyTorch operators: calls, launches, fakes, autograd, FLOPs.
+"""Linear attention over chunks as PyTorch operators.
 
 num[h, i] = Σ_s p[h, s] Σ_{j ≤ i} (query[h, i] · key[s, j]) value[s, j]
     den[h, i] = Σ_s r[h, s] Σ_{j ≤ i}  query[h, i] · key[s, j]
@@ -9,14 +9,24 @@ Saved are the inputs; states of chunks are added up again in backward. Nothing i
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.flop_counter import register_flop_formula
 
-from lit_probattn.kernels.runtime import Launch, Shape, choose_launch, launch, padded, unit_stride
+from lit_probattn.kernels.operator import define_operators
+from lit_probattn.kernels.runtime import (
+    HeadRows,
+    Launch,
+    Shape,
+    choose_launch,
+    head_rows,
+    launch,
+    padded,
+    plain_float,
+    unit_stride,
+)
 
 
 def read_sources(
@@ -98,343 +108,206 @@ def default_launch(shape: Shape) -> Launch:
     return Launch(64, 64, 8 if shape.head_dim > 32 else 4, 2)
 
 
+class LinearInputs(NamedTuple):
+    """The arguments of the operator; see `read_sources`, here with as many keys as queries.
+
+    Args:
+        state: Σ key value of earlier positions, (B, S, F, E), or None.
+        total: Σ key of earlier positions, (B, S, F), or None.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor | None
+    norm_weight: Tensor | None
+    state: Tensor | None
+    total: Tensor | None
+    has_totals: bool
+    is_causal: bool
+
+
+class LinearArguments(NamedTuple):
+    """What all kernels of a call read."""
+
+    query: HeadRows
+    key: HeadRows
+    value: HeadRows
+    weight: Tensor | None
+    norm_weight: Tensor | None
+    num_heads: int
+    num_sources: int
+    num_rows: int
+    num_chunks: int
+    end: None = None  # see `Pairs`
+
+
+class LinearForm(NamedTuple):
+    """What kernels are compiled for; `readers` is the number of heads that read one source."""
+
+    readers: int
+    has_totals: bool
+    causal: bool
+    features: int
+    features_pad: int
+    width: int
+    width_pad: int
+    chunk: int
+    precision: str
+
+
 class LinearCall:
-    """Sizes, strides and switches that all kernels of one call share."""
+    """Sizes, arguments and switches that all kernels of one call share."""
 
-    def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        weight: Tensor | None,
-        norm_weight: Tensor | None,
-        has_totals: bool,
-        is_causal: bool,
-    ) -> None:
-        self.query, self.key, self.value = (unit_stride(x) for x in (query, key, value))
-        self.batch, self.heads, self.rows, self.features = query.shape
-        self.sources, self.width = value.shape[1], value.shape[3]
-        self.weight = None if weight is None else weight.float().contiguous()
-        self.norm_weight = None if norm_weight is None else norm_weight.float().contiguous()
-        self.has_totals = has_totals
-        self.weighted = weight is not None
-        self.readers = self.heads if self.weighted else self.heads // self.sources
-        width = max(padded(self.features), padded(self.width))
-        shape = Shape("linear", width, 1, query.element_size())
-        self.found = choose_launch(shape, query.device, default_launch)
-        self.chunk = self.found.block_q
-        self.chunks = max(1, math.ceil(self.rows / self.chunk))
-        self.is_causal = is_causal
-        self.weights = (self.weight, self.norm_weight)
-        self.sizes = (self.heads, self.sources, self.rows, self.chunks)
-        self.flags: dict[str, Any] = {
-            "WEIGHTED": self.weighted,
-            "HAS_TOTALS": has_totals,
-            "F": self.features,
-            "FP": padded(self.features),
-            "E": self.width,
-            "EP": padded(self.width),
-            "T": self.chunk,
-            "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        }
+    def __init__(self, x: LinearInputs) -> None:
+        query, key, value = (unit_stride(tensor) for tensor in x[:3])
+        self.batch, heads, rows, features = query.shape
+        sources, width = value.shape[1], value.shape[3]
+        widths = (padded(features), padded(width))
+        shape = Shape("linear", max(widths), 1, query.element_size())
+        found = choose_launch(shape, query.device, default_launch)
+        self.resources = found.resources
+        self.arguments = LinearArguments(
+            *(head_rows(query), head_rows(key), head_rows(value)),
+            *(plain_float(x.weight), plain_float(x.norm_weight)),
+            *(heads, sources, rows, max(1, math.ceil(rows / found.block_q))),
+        )
+        self.form = LinearForm(
+            *(heads if x.weight is not None else heads // sources, x.has_totals, x.is_causal),
+            *(features, widths[0], width, widths[1], found.block_q),
+            "ieee" if query.dtype == torch.float32 else "tf32",
+        )
 
-    @property
-    def options(self) -> dict[str, int]:
-        """Warps and stages."""
-        return {"num_warps": self.found.num_warps, "num_stages": self.found.num_stages}
+    def run(self, kernel: Any, heads: int, args: tuple[Any, ...], **constants: int) -> None:
+        """Launch one program per chunk of every head (or source)."""
+        programs = self.batch * heads * self.arguments.num_chunks
+        launch(kernel, programs, args, {"form": self.form, **constants, **self.resources})
 
-    def input_strides(self) -> tuple[int, ...]:
-        """Return three strides each of query, key and value."""
-        return tuple(s for x in (self.query, self.key, self.value) for s in x.stride()[:3])
+    def read(self, kernel: Any, args: tuple[Any, ...]) -> None:
+        """Launch a kernel that reads all sources of every head."""
+        sources = 1 if self.arguments.weight is None else self.arguments.num_sources
+        self.run(kernel, self.arguments.num_heads, (self.arguments, *args), SOURCES=sources)
 
     def states(
-        self, x: Tensor, y: Tensor, d: Tensor | None, readers: int, weights: tuple[Any, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the sums of every chunk, (B, S, chunks, F, E), and the totals, (B, S, chunks, F).
+        self,
+        x: HeadRows,
+        y: HeadRows,
+        starts: tuple[Tensor | None, Tensor | None],
+        gradients: Tensor | None = None,
+        backward: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Return states and totals before every chunk, and those after all.
 
         Args:
             x: features, (B, H or S, N, F).
             y: what they are multiplied with, (B, H or S, N, E).
-            d: numbers that weigh `x` in the totals, (B, H, N). None means 1.
-            readers: heads that read one source.
-            weights: p and r.
+            starts: state and total to begin with.
+            gradients: numbers that weigh `x` in the totals, (B, H, N). None means 1.
+            backward: whether x and y belong to heads, which weights map to sources, and the sums
+                go from the last chunk to the first.
         """
-        from lit_probattn.kernels.linear.kernels import chunk_sums_kernel
+        from lit_probattn.kernels.linear import kernels
 
-        places = (self.batch, self.sources, self.chunks)
-        sums = x.new_empty(*places, self.features, self.width, dtype=torch.float32)
-        totals = x.new_empty(
-            (*places, self.features if self.has_totals else 0), dtype=torch.float32
-        )
-        flags = {**self.flags, "WEIGHTED": weights[0] is not None}
-        launch(
-            chunk_sums_kernel,
-            self.batch * self.sources * self.chunks,
-            (
-                *(x, y, d, *weights, sums, totals, *x.stride()[:3], *y.stride()[:3]),
-                *(x.shape[1], self.sources, self.rows, self.chunks),
-            ),
-            {**flags, "READERS": readers, "ONES": d is None, **self.options},
-        )
-        return sums, totals
-
-    def scan(self, sums: Tensor, start: Tensor | None, reverse: bool) -> Tensor:
-        """Turn sums of chunks into sums before (after) each, in place; return the sum of all."""
-        from lit_probattn.kernels.linear.kernels import scan_kernel
-
-        size = math.prod(sums.shape[3:])
-        end = sums.new_empty(*sums.shape[:2], *sums.shape[3:])
-        block = 1024
-        launch(
-            scan_kernel,
-            self.batch * self.sources * math.ceil(size / block),
-            (sums, start, end, self.chunks, size),
-            {
-                "REVERSE": reverse,
-                "HAS_START": start is not None,
-                "TOTAL": not self.is_causal,
-                "BLOCK": block,
-                "num_warps": 4,
-            },
-        )
-        return end
-
-    def forward_states(
-        self, state: Tensor | None, total: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return states and totals before every chunk, and those after all."""
-        sums, totals = self.states(self.key, self.value, None, 1, (None, None))
-        end = self.scan(sums, state, reverse=False)
-        total_end = self.scan(totals, total, reverse=False)
-        return sums, totals, end, total_end
+        call, form = self.arguments, self.form
+        places = (self.batch, call.num_sources, call.num_chunks, form.features)
+        sums = x.base.new_empty(*places, form.width, dtype=torch.float32)
+        features = form.features if form.has_totals else 0
+        totals = x.base.new_empty(*places[:3], features, dtype=torch.float32)
+        weights = (call.weight, call.norm_weight) if backward else (None, None)
+        args = (x, y, gradients, *weights, sums, totals, call, x.base.shape[1])
+        readers = form.readers if backward else 1
+        self.run(kernels.chunk_sums_kernel, call.num_sources, args, READERS=readers)
+        ends = []
+        for parts, start in zip((sums, totals), starts, strict=True):
+            size, block = math.prod(parts.shape[3:]), 1024
+            ends.append(parts.new_empty(*parts.shape[:2], *parts.shape[3:]))
+            launch(
+                *(kernels.scan_kernel, self.batch * call.num_sources * math.ceil(size / block)),
+                (parts, plain_float(start), ends[-1], call.num_chunks, size),
+                {"REVERSE": backward, "TOTAL": not form.causal, "BLOCK": block, "num_warps": 4},
+            )
+        return sums, totals, *ends
 
 
-def contiguous(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor in float32, its numbers in a row; None stays None."""
-    return None if tensor is None else tensor.float().contiguous()
+def _new_outputs(x: LinearInputs) -> tuple[Tensor, ...]:
+    """Return room for num (B, H, N, E), den (B, H, N) and the sums over all keys; float32."""
+    (batch, sources, _, width), features = x.value.shape, x.query.shape[3]
+    num = x.query.new_empty(*x.query.shape[:3], width, dtype=torch.float32)
+    den = num.new_empty(num.shape[:3] if x.has_totals else (0,))
+    end = num.new_empty(batch, sources, features, width)
+    return num, den, end, num.new_empty(batch, sources, features if x.has_totals else 0)
 
 
-@torch.library.custom_op("lit_probattn::linear_forward", mutates_args=())
-def linear_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    norm_weight: Tensor | None,
-    state: Tensor | None,
-    total: Tensor | None,
-    has_totals: bool,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return num (B, H, N, E), den (B, H, N), and the sums over all keys; float32.
-
-    Args:
-        query: features, (B, H, N, F).
-        key: features, (B, S, N, F).
-        value: (B, S, N, E).
-        weight: p, (H, S). None: H/S neighbouring heads read one source each, with weight 1.
-        norm_weight: r, (H, S); given with `weight` if `has_totals`.
-        state: Σ key value of earlier positions, (B, S, F, E). None means none.
-        total: Σ key of earlier positions, (B, S, F).
-        has_totals: whether den is wanted; empty otherwise.
-        is_causal: whether query i reads keys j ≤ i, or all.
-    """
+def _forward(x: LinearInputs) -> tuple[Tensor, ...]:
+    """Return numerators, denominators, and the sums over all keys."""
     from lit_probattn.kernels.linear.kernels import read_kernel
 
-    call = LinearCall(query, key, value, weight, norm_weight, has_totals, is_causal)
-    sums, totals, end, total_end = call.forward_states(contiguous(state), contiguous(total))
-    num, den = _new_outputs(query, value, has_totals)
-    launch(
-        read_kernel,
-        call.batch * call.heads * call.chunks,
-        (
-            *(call.query, call.key, call.value, *call.weights, sums, totals, num, den),
-            *(*call.input_strides(), *call.sizes),
-        ),
-        {
-            **call.flags,
-            "SOURCES": call.sources if call.weighted else 1,
-            "GROUP": call.readers,
-            "INTRA": is_causal,
-            **call.options,
-        },
-    )
-    return num, den, end, total_end
+    call = LinearCall(x)
+    sums, totals, *ends = call.states(call.arguments.key, call.arguments.value, (x.state, x.total))
+    num, den, _, _ = _new_outputs(x)
+    call.read(read_kernel, (sums, totals, num, den))
+    return num, den, *ends
 
 
-def _new_outputs(query: Tensor, value: Tensor, has_totals: bool) -> tuple[Tensor, Tensor]:
-    num = query.new_empty(*query.shape[:3], value.shape[3], dtype=torch.float32)
-    den = query.new_empty(query.shape[:3] if has_totals else (0,), dtype=torch.float32)
-    return num, den
-
-
-@linear_forward.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Any,
-    norm_weight: Any,
-    state: Any,
-    total: Any,
-    has_totals: bool,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num, den = _new_outputs(query, value, has_totals)
-    batch, sources, _, width = value.shape
-    features = query.shape[3]
-    end = num.new_empty(batch, sources, features, width)
-    return num, den, end, num.new_empty(batch, sources, features if has_totals else 0)
-
-
-@torch.library.custom_op("lit_probattn::linear_backward", mutates_args=())
-def linear_backward(
-    grad_num: Tensor,
+def _backward(
+    x: LinearInputs,
+    grad_num: Tensor | None,
     grad_den: Tensor | None,
     grad_end: Tensor | None,
     grad_total: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    norm_weight: Tensor | None,
-    state: Tensor | None,
-    total: Tensor | None,
-    has_totals: bool,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key, value, weight, norm_weight, state and total.
+    skipped: list[str],
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key, value, weight, norm_weight, state and total."""
+    from lit_probattn.kernels.linear import kernels
 
-    Those of weights that do not exist are empty.
-    """
-    from lit_probattn.kernels.linear.kernels import key_gradient_kernel, query_gradient_kernel
-
-    call = LinearCall(query, key, value, weight, norm_weight, has_totals, is_causal)
-    sums, totals, _, _ = call.forward_states(contiguous(state), contiguous(total))
-    grad_num = grad_num.float().contiguous()
-    grad_den = contiguous(grad_den)
-    if has_totals and grad_den is None:
-        grad_den = grad_num.new_zeros(grad_num.shape[:3])
-    heads = (*query.shape[:3],)
-    grad_query = query.new_empty(*heads, call.features)
-    slots = (call.batch, call.heads, call.chunks, 2, call.sources if call.weighted else 0)
-    parts = grad_num.new_zeros(slots) if not has_totals else grad_num.new_empty(slots)
-    common = (
-        *(call.query, call.key, call.value, *call.weights),
-        *(sums, totals, grad_num, grad_den),
-    )
-    flags = {**call.flags, "INTRA": is_causal, **call.options}
-    launch(
-        query_gradient_kernel,
-        call.batch * call.heads * call.chunks,
-        (*common, grad_query, parts, *call.input_strides(), *call.sizes),
-        {**flags, "SOURCES": call.sources if call.weighted else 1, "GROUP": call.readers},
-    )
-    sums, totals = call.states(call.query, grad_num, grad_den, call.readers, call.weights)
-    start = call.scan(sums, contiguous(grad_end), reverse=True)
-    total_start = call.scan(totals, contiguous(grad_total), reverse=True)
-    grad_key = torch.empty_like(key, memory_format=torch.contiguous_format)
-    grad_value = torch.empty_like(value, memory_format=torch.contiguous_format)
-    common = (*common[:5], sums, totals, grad_num, grad_den)
-    launch(
-        key_gradient_kernel,
-        call.batch * call.sources * call.chunks,
-        (*common, grad_key, grad_value, *call.input_strides(), *call.sizes),
-        {**flags, "READERS": call.readers},
-    )
-    found = parts.double().sum((0, 2)).float()  # (H, 2, S)
-    weights = [found[:, i].clone() for i in range(2)]
-    if not has_totals:
-        weights[1] = weights[1][:, :0].clone()
-    return grad_query, grad_key, grad_value, weights[0], weights[1], start, total_start
-
-
-@linear_backward.register_fake
-def _(
-    grad_num: Tensor,
-    grad_den: Any,
-    grad_end: Any,
-    grad_total: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Any,
-    norm_weight: Any,
-    state: Any,
-    total: Any,
-    has_totals: bool,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, sources, _, width = value.shape
-    heads, features = query.shape[1], query.shape[3]
-    count = sources if weight is not None else 0
-
-    def new(*shape: int) -> Tensor:
-        return query.new_empty(shape, dtype=torch.float32)
-
-    return (
-        *(query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)),
-        *(new(heads, count), new(heads, count if has_totals else 0)),
-        *(new(batch, sources, features, width), new(batch, sources, features * has_totals)),
-    )
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.switches = inputs[7:]
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    if all(g is None for g in grads):
-        return (None,) * 9
-    query, key, value, *rest = ctx.saved_tensors
-    grad_num, grad_den, grad_end, grad_total = grads
+    call = LinearCall(x)
+    arguments = call.arguments
+    sums, totals, _, _ = call.states(arguments.key, arguments.value, (x.state, x.total))
     if grad_num is None:
-        grad_num = query.new_zeros(*query.shape[:3], value.shape[3], dtype=torch.float32)
-    has_totals = ctx.switches[0]
-    found = linear_backward(
-        *(grad_num, grad_den if has_totals else None),
-        *(grad_end, grad_total if has_totals else None),
-        *(query, key, value, *rest, *ctx.switches),
+        grad_num = x.query.new_zeros(*x.query.shape[:3], x.value.shape[3], dtype=torch.float32)
+    grad_num = grad_num.float().contiguous()
+    if not x.has_totals:
+        grad_den = grad_total = None
+    elif grad_den is None:
+        grad_den = grad_num.new_zeros(grad_num.shape[:3])
+    grad_den = plain_float(grad_den)
+    points = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in x[:3]]
+    weighted = arguments.num_sources if x.weight is not None else 0
+    slots = (*grad_num.shape[:2], arguments.num_chunks, 2, weighted)
+    parts = grad_num.new_empty(slots) if x.has_totals else grad_num.new_zeros(slots)
+    call.read(kernels.query_gradient_kernel, (sums, totals, grad_num, grad_den, points[0], parts))
+    sums, totals, start, total_start = call.states(
+        arguments.query, head_rows(grad_num), (grad_end, grad_total), grad_den, backward=True
     )
-    inputs = (query, key, value, *rest)
-    result: list[Any] = []
-    for needed, grad, tensor in zip(ctx.needs_input_grad, found, inputs, strict=False):
-        result.append(grad.to(tensor.dtype) if needed else None)
-    return (*result, None, None)
+    args = (arguments, sums, totals, grad_num, grad_den, *points[1:])
+    call.run(kernels.key_gradient_kernel, arguments.num_sources, args)
+    found = parts.double().sum((0, 2)).float()  # (H, 2, S)
+    small = (found[:, 0].clone(), found[:, 1].clone(), start, total_start)
+    given = (x.weight, x.norm_weight, x.state, x.total)
+    none = (grad_num.new_empty(0) for _ in given)
+    return *points, *(
+        b if tensor is None else a for a, b, tensor in zip(small, none, given, strict=True)
+    )
 
 
-linear_forward.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _products(query: Any, value: Any, has_totals: bool) -> tuple[int, int]:
-    """Return FLOPs of writing all sources into states, and of all heads reading them."""
-    batch, heads, rows, features = query
-    width = value[3] + has_totals
-    return 2 * batch * value[
-        1
-    ] * rows * features * width, 2 * batch * heads * rows * features * width
-
-
-@register_flop_formula(torch.ops.lit_probattn.linear_forward)
-def _forward_flops(
-    query: Any, key: Any, value: Any, weight: Any, norm_weight: Any, state: Any, total: Any,
-    has_totals: bool, *args: Any, **_: Any,
-) -> int:  # fmt: skip
-    """2 FLOPs per multiply-add of the O(N) form: writing states and reading them.
+def _flops(x: Any, backward: bool) -> int:
+    """Return FLOPs of the O(N) form: writing all sources into states, and all heads reading them.
 
     Pairs within chunks, whose length is a matter of tuning, are not counted.
     """
-    write, read = _products(query, value, has_totals)
-    return write + read * (1 if weight is None else value[1])
+    batch, heads, rows, features = x.query
+    work = 2 * batch * rows * features * (x.value[3] + x.has_totals)
+    write, read = work * x.value[1], work * heads * (1 if x.weight is None else x.value[1])
+    return 3 * write + 2 * read if backward else write + read
 
 
-@register_flop_formula(torch.ops.lit_probattn.linear_backward)
-def _backward_flops(
-    grad_num: Any, grad_den: Any, grad_end: Any, grad_total: Any, query: Any, key: Any, value: Any,
-    weight: Any, norm_weight: Any, state: Any, total: Any, has_totals: bool, *args: Any, **_: Any,
-) -> int:  # fmt: skip
-    """States again, and two products for every one of forward."""
-    write, read = _products(query, value, has_totals)
-    return 3 * write + 2 * read * (1 if weight is None else value[1])
+linear_forward = define_operators(
+    ("linear_forward", "linear_backward"),
+    LinearInputs,
+    _forward,
+    _backward,
+    new_outputs=_new_outputs,
+    gradients=("query", "key", "value", "weight", "norm_weight", "state", "total"),
+    flops=_flops,
+    has_normaliser=False,
+)

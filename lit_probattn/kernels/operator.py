@@ -1,0 +1,144 @@
+"""A kernel's forward and backward as PyTorch operators: schema, fakes, autograd, FLOP formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "SymInt", float: "float"}
+
+
+def new_gradients(
+    call: Any, names: Sequence[str], skipped: Sequence[str] = (), keep_strides: bool = False
+) -> tuple[Tensor, ...]:
+    """Return room for the gradients of inputs; empty for those that are None or skipped.
+
+    Those of query, key and value have their dtype, and with `keep_strides` their strides where
+    these are dense; the others are float32.
+    """
+    found = []
+    for name in names:
+        x = getattr(call, name)
+        if x is None or name in skipped:
+            found.append(call.query.new_empty(0, dtype=torch.float32))
+        elif name not in ("query", "key", "value"):
+            found.append(x.new_empty(x.shape, dtype=torch.float32))
+        else:
+            room = torch.empty_like(x) if keep_strides else x.new_empty(x.shape)
+            if room.stride(-1) != 1 and room.shape[-1] > 1:  # kernels store rows of numbers
+                room = x.new_empty(x.shape)
+            found.append(room)
+    return tuple(found)
+
+
+def define_operators(
+    names: tuple[str, str],
+    inputs: type[Any],
+    forward: Callable[[Any], tuple[Tensor, ...]],
+    backward: Callable[..., tuple[Tensor, ...]],
+    *,
+    new_outputs: Callable[[Any], tuple[Tensor, ...]],
+    gradients: tuple[str, ...],
+    flops: Callable[[Any, bool], int],
+    optional: tuple[tuple[str, ...], ...] = (),
+    has_normaliser: bool = True,
+    keep_strides: bool = False,
+) -> torch.library.CustomOpDef:
+    """Define `lit_probattn::<name>` and its backward, an operator too; return the first.
+
+    Backward is called as `backward(call, grad, …, [output, …,] skipped)`.
+
+    Args:
+        names: of forward and backward.
+        inputs: a NamedTuple of the arguments, tensors first; its annotations make the schema, and
+            all functions here take one.
+        forward: returns the outputs.
+        backward: returns the gradients of the inputs that `gradients` names, as laid out by
+            `new_gradients`, which the fake calls.
+        new_outputs: returns room for the outputs.
+        gradients: names of the inputs that have gradients.
+        flops: takes inputs whose tensors are replaced by their shapes, and whether backward is
+            meant: 2 FLOPs per multiply-add, products only; a causal mask halves nothing, and what
+            backward computes again counts once, as PyTorch counts its own.
+        optional: groups of inputs whose gradients are made only if one of the group wants it.
+        has_normaliser: the outputs are a result and a normaliser without gradient, which backward
+            reads; otherwise all outputs have gradients and backward reads none.
+        keep_strides: see `new_gradients`.
+    """
+    fields = {name: _TYPES[kind] for name, kind in get_type_hints(inputs).items()}
+    schema = ", ".join(f"{kind} {name}" for name, kind in fields.items())
+    num_tensors = sum(kind.startswith("Tensor") for kind in fields.values())
+    num_grads = 1 if has_normaliser else 4
+    num_outputs = 2 if has_normaliser else 4
+    before = [f"Tensor? grad_{i}" for i in range(num_grads)]
+    before += ["Tensor out", "Tensor normaliser"] if has_normaliser else []
+
+    def returns(count: int) -> str:
+        return f"({', '.join(['Tensor'] * count)})"
+
+    def split(args: Sequence[Any]) -> tuple[Any, Sequence[Any], list[str]]:
+        """Return the inputs, what stands before them, and the names of skipped gradients."""
+        *found, wanted = args
+        call = inputs(*found[len(before) :])
+        groups = [group for group, wants in zip(optional, wanted, strict=True) if not wants]
+        return call, found[: len(before)], [name for group in groups for name in group]
+
+    def run_backward(*args: Any) -> tuple[Tensor, ...]:
+        call, given, skipped = split(args)
+        return backward(call, *given, skipped)
+
+    def fake_backward(*args: Any) -> tuple[Tensor, ...]:
+        call, _, skipped = split(args)
+        return new_gradients(call, gradients, skipped, keep_strides)
+
+    first = torch.library.custom_op(
+        f"lit_probattn::{names[0]}",
+        lambda *args: forward(inputs(*args)),
+        mutates_args=(),
+        schema=f"({schema}) -> {returns(num_outputs)}",
+    )
+    second = torch.library.custom_op(
+        f"lit_probattn::{names[1]}",
+        run_backward,
+        mutates_args=(),
+        schema=f"({', '.join(before)}, {schema}, bool[] wanted) -> {returns(len(gradients))}",
+    )
+    first.register_fake(lambda *args: new_outputs(inputs(*args)))
+    second.register_fake(fake_backward)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        kept = output if has_normaliser else ()
+        ctx.save_for_backward(*kept, *inputs[:num_tensors])
+        ctx.switches = inputs[num_tensors:]
+        ctx.set_materialize_grads(False)
+        if has_normaliser:
+            ctx.mark_non_differentiable(output[1])
+
+    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * len(fields)
+        needed = dict(zip(fields, ctx.needs_input_grad, strict=True))
+        wanted = [any(needed[name] for name in group) for group in optional]
+        saved = ctx.saved_tensors
+        found = second(*grads[:num_grads], *saved, *ctx.switches, wanted)
+        call = inputs(*saved[len(before) - num_grads :], *ctx.switches)
+        made = {
+            name: grad.to(getattr(call, name).dtype)
+            for name, grad in zip(gradients, found, strict=True)
+            if needed[name]
+        }
+        return tuple(made.get(name) for name in fields)
+
+    first.register_autograd(differentiate, setup_context=save)
+    operators = torch.ops.lit_probattn
+    register_flop_formula(getattr(operators, names[0]))(
+        lambda *args, **_: flops(inputs(*args), False)
+    )
+    register_flop_formula(getattr(operators, names[1]))(
+        lambda *args, **_: flops(inputs(*args[len(before) : -1]), True)
+    )
+    return first
