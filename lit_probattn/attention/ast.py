@@ -15,7 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.blockwise import BLOCK_SCORES
-from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import (
+    BackendFunction,
+    Choice,
+    Core,
+    HeadCall,
+    HeadLayout,
+    Learned,
+)
 from lit_probattn.attention.functional import (
     autocast_off,
     compute_dtype,
@@ -225,6 +232,12 @@ class ASTCore(Core):
             scores = scores if bias is None else scores + bias
             allowed = masks.allowed(rows, cols, scores.device)
             return entmax(scores, allowed, self.alphas(call.query))
+
+    def learned(self) -> dict[str, Learned]:
+        """Return α of every head."""
+        if self.pre_alpha is None:
+            return {}
+        return {"alpha": Learned(self.alphas(self.pre_alpha)[:, None], "α of entmax", "α")}
 
     def extra_repr(self) -> str:
         """α, for printing."""

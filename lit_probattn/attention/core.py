@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,35 @@ class HeadCall:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """Numbers that a core learned beside the projections, as studies show them.
+
+    Args:
+        values: (rows, components); a row is a head, or the layer.
+        title: what the numbers are.
+        component: what a column stands for.
+        is_matrix: shown as a matrix, however small.
+        is_share: comparable after division by the sum of a row.
+        of_layer: the only row belongs to the layer.
+    """
+
+    values: Tensor
+    title: str
+    component: str
+    is_matrix: bool = False
+    is_share: bool = False
+    of_layer: bool = False
+
+
+class Gaussians(NamedTuple):
+    """A mixture of Gaussians per key: keys (B, H_key, K, L, E), log π or None, σ² (H_prior, K)."""
+
+    key: Tensor
+    log_prior: Tensor | None
+    variance: Tensor
+
+
+@dataclass(frozen=True)
 class Choice:
     """How a core computes one call.
 
@@ -135,6 +164,10 @@ class Core(nn.Module):
     row_eps: float = 0.0
     # Whether `observe` wants to see training calls.
     observes: bool = False
+    # Whether there are scores before a softmax, and whether `gaussians` and `posterior` exist.
+    has_scores: ClassVar[bool] = True
+    has_gaussians: ClassVar[bool] = False
+    has_components: bool = False
     # Says why a backend cannot serve a call ("cannot …"), or None if it can.
     refusal = common_refusal
 
@@ -242,6 +275,22 @@ class Core(nn.Module):
         self.check(call.masks.bias, call.cache, call.scale)
         with autocast_off(call.query):
             return reference_weights(self.scores(call), call.masks, self.row_eps)
+
+    def gaussians(self, call: HeadCall) -> Gaussians:
+        """Return the Gaussians whose densities the scores are; where `has_gaussians`."""
+        raise NotImplementedError(f"{self.variant} is not a mixture of Gaussians")
+
+    def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
+        """Return weights P_ij (B, H, N, L) and responsibilities γ_ijr of a key's components.
+
+        γ is (B, H, K, N, L); P_ij γ_ijr is the joint posterior of key and component. Where
+        `has_components`.
+        """
+        raise NotImplementedError(f"{self.variant} has no components with responsibilities")
+
+    def learned(self) -> dict[str, Learned]:
+        """Return what was learned beside the projections, by name."""
+        return {}
 
     # ------------------------------------------------------------------ decoding
     def new_cache(self, capacity: int = 0) -> Cache:

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, pair_arguments
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import (
+    BackendFunction,
+    Choice,
+    Core,
+    Gaussians,
+    HeadCall,
+    HeadLayout,
+)
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
@@ -179,6 +186,7 @@ class SoftmaxCore(Core):
 
     variant: ClassVar[str] = "softmax"
     steps_over_cache: ClassVar[bool] = True
+    has_gaussians: ClassVar[bool] = True
     # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
     auto_rules: Mapping[str, AutoRule] = {
         **AUTO_RULES,
@@ -208,6 +216,13 @@ class SoftmaxCore(Core):
         dtype = compute_dtype(call.query)
         arguments = SoftmaxArguments(self.score, call.scale_ratio())
         return softmax_scores(call.query.to(dtype), call.key.to(dtype), arguments)
+
+    def gaussians(self, call: HeadCall) -> Gaussians:
+        """Return one Gaussian per key with σ² = √E, whichever score."""
+        heads = call.query.shape[1]
+        ones = torch.ones(heads, 1, dtype=compute_dtype(call.query), device=call.query.device)
+        key = repeat_heads(call.key, heads)[:, :, None]
+        return Gaussians(key, None, ones * self.layout.head_dim**0.5)
 
     def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
         """Return −‖key‖² / (2 √E) of Gaussian scores, (B, H_kv, L)."""

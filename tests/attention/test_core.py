@@ -7,13 +7,11 @@ import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
-from lit_probattn.attention.ast import ASTCore
 from lit_probattn.attention.core import Choice
 from lit_probattn.attention.fish.layer import FiSHCore
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.mgk.layer import MGKCore
-from lit_probattn.attention.polynomial import PolynomialCore
 from lit_probattn.attention.softmax import SoftmaxCore
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
@@ -94,16 +92,6 @@ def test_hard_fish_scales_its_scores(mixer, position):
     for backend in serving(core, one):
         core.backend = backend
         torch.testing.assert_close(core(one), scores.softmax(-1) @ one.value, **CLOSE)
-
-
-def test_scale_of_entmax_and_of_a_power():
-    one, plain = call(scale=0.2), call()
-    scaled = HeadCall(one.query * 0.2 * E**0.5, one.key, one.value, one.masks)
-    ast = ASTCore(layout(), alpha=1.5)
-    torch.testing.assert_close(ast(one), ast(scaled), **CLOSE)
-    power = PolynomialCore(layout())
-    other = HeadCall(plain.query, plain.key, plain.value, plain.masks, scale=0.2)
-    torch.testing.assert_close(power(other), power(plain), **CLOSE)
 
 
 def test_linear_attention_refuses_a_scale():

@@ -15,9 +15,9 @@ from tests.support.paths import ROOT
 
 NAMES = {
     "lit_probattn.attention": (
-        *("ASTAttention", "Attention", "AttentionFactory", "Cache", "Cost", "FiSHAttention"),
+        *("Attention", "AttentionFactory", "Cache", "Cost", "FiSHAttention"),
         *("KVCache", "LinearAttention", "LinearFiSHAttention", "LinearState", "MGKAttention"),
-        *("MLKAttention", "PolynomialAttention", "SoftmaxAttention", "recorded_choices"),
+        *("MLKAttention", "SoftmaxAttention", "recorded_choices"),
     ),
     "lit_probattn.tasks": (
         *("Batch", "ImageClassifier", "LanguageModeling", "MaskedLanguageModeling"),

@@ -2,8 +2,7 @@
 
     attn_weights[i, j] = kernel(query[i], key[j]) / Σ_j kernel(query[i], key[j])
 
-Source: value-aware attention (Gupta and Berant, 2021), Eq. (1). The layers that train with these
-kernels are `SoftmaxAttention` (exp), `PolynomialAttention` and `LinearAttention` (elu).
+Source: value-aware attention (Gupta and Berant, 2021), Eq. (1).
 Departs from the source: no epsilon in denominators, so that weights sum to one; polynomial kernels
 add 1e-12 to the square of a product.
 """
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from lit_probattn.attention.functional import masked_softmax
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.polynomial import polynomial_scores
 
 Kernel = Literal["exp", "poly", "elu"]
 
@@ -41,7 +39,8 @@ def kernel_weights(
     if kernel == "exp":
         return masked_softmax(query @ key.mT * query.shape[-1] ** -0.5, allowed)
     if kernel == "poly":
-        return masked_softmax(polynomial_scores(query, key, degree=degree), allowed)
+        squares = (query @ key.mT).square() + 1e-12
+        return masked_softmax(squares.log() * (degree / 2), allowed)
     if kernel != "elu":
         raise ValueError(f"kernel must be exp, poly or elu, received {kernel!r}")
     features = FeatureMap("elu")

@@ -22,7 +22,6 @@ from lit_probattn.analysis.options import add_data_arguments, add_model_argument
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers, sequences
-from lit_probattn.attention import LinearAttention
 from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.training.trained import open_trained
 
@@ -88,8 +87,10 @@ def attention_maps(call: LayerCall, kind: str) -> Tensor:
     """
     if kind == "probs":
         return call.weights()[0]
-    if isinstance(call.layer, LinearAttention):
-        raise AnalysisError("linear attention has no scores before a softmax: use --maps probs")
+    if not call.layer.core.has_scores:
+        raise AnalysisError(
+            f"{call.layer.core.variant} attention has no scores before a softmax: use --maps probs"
+        )
     return call.scores()[0]
 
 

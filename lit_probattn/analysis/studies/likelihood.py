@@ -22,7 +22,7 @@ from lit_probattn.analysis.options import add_data_arguments, add_model_argument
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import layer_numbers, sequences
-from lit_probattn.analysis.studies.mixtures import is_mixture, log_kernel, mixture
+from lit_probattn.analysis.studies.mixtures import log_kernel, mixture
 from lit_probattn.records.rows import RowStore
 from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.training.trained import Trained, identity, open_trained
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Compute and write."""
     trained = open_trained(options)
-    if not any(is_mixture(layer) for layer in trained.layers.values()):
+    if not any(layer.core.has_gaussians for layer in trained.layers.values()):
         raise AnalysisError(
             "no layer is a mixture of Gaussians: query likelihood needs MGKAttention, or "
             "SoftmaxAttention (one Gaussian per key)"
@@ -89,7 +89,7 @@ def likelihood_rows(
         for one in batch:
             key = {"layer": numbers[one.layer], "sample": one.sample_id, "part": one.part}
             last = one.call.layer.num_heads - 1
-            if not is_mixture(one.call.layer) or store.has(**key, head=last):
+            if not one.call.layer.core.has_gaussians or store.has(**key, head=last):
                 continue
             nll = {name: values[0] for name, values in query_nll(one.call).items()}
             for head in range(one.call.layer.num_heads):

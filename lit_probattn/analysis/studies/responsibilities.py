@@ -26,7 +26,6 @@ from lit_probattn.analysis.options import add_data_arguments, add_model_argument
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError, Results, describe
 from lit_probattn.analysis.sampling import Sequence, layer_numbers, longest, sequences
-from lit_probattn.analysis.studies.mixtures import has_components, posterior
 from lit_probattn.records.tables import markdown_table, panels
 from lit_probattn.training.trained import open_trained
 
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Compute and write."""
     trained = open_trained(options)
-    if not any(has_components(layer) for layer in trained.layers.values()):
+    if not any(layer.core.has_components for layer in trained.layers.values()):
         raise AnalysisError(
             "no layer has components with responsibilities: expected MGKAttention, or MLKAttention "
             "with mix=after"
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     usage: list[dict[str, Any]] = []
     shown: list[Sequence] = []
     for batch in sequences(trained, options):
-        mixtures = [one for one in batch if has_components(one.call.layer)]
+        mixtures = [one for one in batch if one.call.layer.core.has_components]
         for one in mixtures:
             columns = {"layer": numbers[one.layer], "sample": one.sample_id, "part": one.part}
             usage += [columns | row for row in usage_rows(token_shares(one.call))]
@@ -85,7 +84,7 @@ def token_shares(call: LayerCall) -> dict[str, Tensor]:
         `query_share` (H, K, N), `key_share` (H, K, L), `entropy` and `mutual_information` (H, N),
         `real` (N,) bool.
     """
-    weights, shares = posterior(call)
+    weights, shares = call.layer.core.posterior(call.call())
     real = torch.ones(weights.shape[2], dtype=torch.bool, device=weights.device)
     if call.key is None and call.key_mask is not None:
         real = call.key_mask[0]

@@ -17,6 +17,7 @@ from lit_probattn.attention.core import (
     Core,
     HeadCall,
     HeadLayout,
+    Learned,
 )
 from lit_probattn.attention.fish.cost import mixing_flops, mixing_macs, score_flops, value_flops
 from lit_probattn.attention.fish.functions import (
@@ -175,6 +176,11 @@ class FiSHCore(Core):
         arguments = self.arguments(call)
         arguments = replace(arguments, mixing=arguments.mixing.to(query.dtype))
         return fish_scores(query, key, arguments)
+
+    def learned(self) -> dict[str, Learned]:
+        """Return mixing weights and noise scales."""
+        noise = {} if self.noise_scale is None else self.noise_scale.learned()
+        return self.mixing.learned() | noise
 
     def extra_repr(self) -> str:
         """Noise and scale, for printing."""

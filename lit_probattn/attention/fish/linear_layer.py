@@ -16,6 +16,7 @@ from lit_probattn.attention.core import (
     Core,
     HeadCall,
     HeadLayout,
+    Learned,
 )
 from lit_probattn.attention.fish.cost import linear_fish_flops, linear_fish_macs
 from lit_probattn.attention.fish.functions import ScoreNoise
@@ -66,6 +67,7 @@ class LinearFiSHCore(Core):
         "triton": linear_fish_triton,
     }
     auto_rules = CHUNK_RULES
+    has_scores = False
 
     def __init__(
         self,
@@ -182,6 +184,11 @@ class LinearFiSHCore(Core):
     def new_cache(self, capacity: int = 0) -> LinearFiSHState:
         """Return an empty state; `capacity` does not matter, its size is constant."""
         return LinearFiSHState()
+
+    def learned(self) -> dict[str, Learned]:
+        """Return mixing weights and noise scales."""
+        noise = {} if self.noise_scale is None else self.noise_scale.learned()
+        return self.mixing.learned() | noise
 
     def extra_repr(self) -> str:
         """Switches, for printing."""

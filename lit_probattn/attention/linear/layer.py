@@ -63,6 +63,7 @@ class LinearCore(Core):
         "triton": linear_triton,
     }
     auto_rules = CHUNK_RULES
+    has_scores = False
     projection: Tensor | None
 
     def __init__(

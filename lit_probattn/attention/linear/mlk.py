@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import HeadCall, HeadLayout
-from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.core import HeadCall, HeadLayout, Learned
+from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.linear.functions import LinearArguments, linear_kernel, masked_kernel
 from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
 from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorShare
 
@@ -73,6 +74,34 @@ class MLKCore(LinearCore):
         first = 0 if call.cache is None else call.cache.length - num_keys
         shares = self.prior.probabilities(first + num_keys)
         return shares[..., first:] if shares.shape[-1] > 1 else shares
+
+    @property
+    def has_components(self) -> bool:  # type: ignore[override]
+        """Whether components are told apart: not where keys are mixed before the feature map."""
+        return self.form.mix == "after"
+
+    def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
+        """Return weights and γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same)."""
+        dtype = compute_dtype(call.query)
+        query, key = call.query.to(dtype), self.components(call.key).to(dtype)
+        prior = self.shares(call)
+        assert prior is not None  # a mixture has one
+        parts = []
+        for component in range(self.num_components):
+            alone = torch.zeros_like(prior)
+            alone[:, component] = prior[:, component]
+            arguments = LinearArguments(self.form, self.projection, alone)
+            parts.append(linear_kernel(query, key, arguments))
+        kernel = torch.stack(parts, 2)
+        total = kernel.sum(2)
+        shares = kernel / total.masked_fill(total == 0, 1.0)[:, :, None]
+        visible = masked_kernel(total, call.masks)
+        norm = visible.sum(-1, keepdim=True)
+        return visible / norm.masked_fill(norm == 0, 1.0), shares
+
+    def learned(self) -> dict[str, Learned]:
+        """Return the priors."""
+        return self.prior.learned()
 
     def extra_repr(self) -> str:
         """Switches and the mixture, for printing."""

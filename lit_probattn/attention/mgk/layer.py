@@ -15,14 +15,22 @@ from lit_probattn.attention.core import (
     BackendFunction,
     Choice,
     Core,
+    Gaussians,
     HeadCall,
     HeadLayout,
+    Learned,
 )
-from lit_probattn.attention.functional import check_choice, compute_dtype, repeat_heads
+from lit_probattn.attention.functional import (
+    check_choice,
+    compute_dtype,
+    masked_softmax,
+    repeat_heads,
+)
 from lit_probattn.attention.layer import Attention, Cost
 from lit_probattn.attention.mgk.functions import (
     MGKArguments,
     Score,
+    component_scores,
     key_offsets,
     mgk_blockwise,
     mgk_reference,
@@ -63,6 +71,8 @@ class MGKCore(Core):
 
     variant: ClassVar[str] = "mgk"
     steps_over_cache: ClassVar[bool] = True
+    has_gaussians: ClassVar[bool] = True
+    has_components = True
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
@@ -192,6 +202,48 @@ class MGKCore(Core):
         dtype = compute_dtype(call.query)
         key = self.components(call.key).to(dtype)
         return mgk_scores(call.query.to(dtype), key, self.arguments(call))
+
+    # ------------------------------------------------------------------ what studies ask
+    def gaussians(self, call: HeadCall) -> Gaussians:
+        """Return every component's keys, priors and variances."""
+        dtype = compute_dtype(call.query)
+        prior = None if self.prior is None else self.prior(call.masks.num_keys)
+        return Gaussians(
+            self.components(call.key).to(dtype),
+            None if prior is None else prior.to(call.query.device, dtype),
+            self.variance().to(call.query.device, dtype),
+        )
+
+    def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
+        """Return weights and responsibilities.
+
+        Source: MGK, ICML 2022, Eq. (8): γ_ijr = exp(s_ijr) / Σ_r' exp(s_ijr'); hard inference: 1
+        for the first largest s_ijr.
+        """
+        parts, masks = self.gaussians(call), call.masks
+        scores = component_scores(
+            call.query.to(parts.key),
+            parts.key,
+            log_prior=parts.log_prior,
+            variance=parts.variance,
+            score=self.score,
+            include_log_det=self.include_log_det,
+        )
+        rows, cols = masks.all_rows, range(masks.num_keys)
+        allowed = masks.allowed(rows, cols, call.query.device)
+        bias = masks.bias_block(rows, cols)
+        if self.e_step == "hard":
+            shares = nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)
+            shares, total = shares.movedim(-1, 2), scores.amax(2)
+        else:
+            shares, total = scores.softmax(2), scores.logsumexp(2)
+        weights = masked_softmax(total if bias is None else total + bias, allowed, self.row_eps)
+        return weights, shares
+
+    def learned(self) -> dict[str, Learned]:
+        """Return priors and variances."""
+        prior = {} if self.prior is None else self.prior.learned()
+        return prior | self.variance.learned()
 
     # ------------------------------------------------------------------ setting B
     @property

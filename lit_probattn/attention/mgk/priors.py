@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.attention.core import Learned
+
 EStep = Literal["learned", "soft", "hard"]
 PriorShare = Literal["layer", "head", "head_position"]
 PriorParam = Literal["clamp", "softmax"]
@@ -90,6 +92,10 @@ class MixtureVariance(nn.Module):
             exact = torch.tensor(self._exact, dtype=torch.float64, device=self.fixed.device)
             self.fixed = exact.repeat(self.fixed.shape[0], 1)
         return self
+
+    def learned(self) -> dict[str, Learned]:
+        """Return σ² where components differ or learn."""
+        return {} if self.is_equal else {"variance": Learned(self(), "variance σ²", "component")}
 
     def forward(self) -> Tensor:
         """Return σ², (num_heads, K): float64 when fixed, the parameter's dtype when learned."""
@@ -176,6 +182,12 @@ class MixturePrior(nn.Module):
         if self.param == "softmax" and not self.by_m_step:
             return value.softmax(1)
         return value.clamp(0.0, 1.0)
+
+    def learned(self) -> dict[str, Learned]:
+        """Return π as it enters, the mean over positions where they have their own."""
+        count = self.value.shape[-1] if self.share == "head_position" else 1
+        values = self(count).exp().mean(-1)
+        return {"prior": Learned(values, "prior π", "component", is_share=True)}
 
     def _per_key(self, num_keys: int) -> Tensor:
         value: Tensor = self.value
