@@ -183,7 +183,9 @@ def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor
 class Refusing(Protocol):
     """What `common_refusal` reads of a core."""
 
-    kernel: str
+    @property
+    def kernel(self) -> str: ...  # noqa: D102
+
     refused: dict[str, str]
     layout: Any
 
@@ -214,8 +216,8 @@ def kernel_refusal(
     """Say why the fused kernel of a family cannot serve a call ("cannot …"), or None if it can.
 
     Args:
-        family: name of the kernel, `softmax`, `mgk`, …; its self-test runs at the first call on a
-            GPU with this dtype and head size.
+        family: the kernel, `dense/softmax` and the like; its self-test runs at the first call on
+            a GPU with this dtype and head size.
         call: the call.
         head_dims: sizes of query and value heads.
         bias_gradient: whether the kernel gives an additive bias its gradient.

@@ -160,6 +160,8 @@ class Core(nn.Module):
     score_maps: int = 1
     # Whether `cached_scores` exists: short calls with a cache then read it part by part.
     steps_over_cache: ClassVar[bool] = False
+    # Families of fused kernels, as folder/family below `kernels/`; the defaults' first.
+    kernels: ClassVar[tuple[str, ...]] = ()
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
     # Whether `observe` wants to see training calls.
@@ -176,8 +178,8 @@ class Core(nn.Module):
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         self.layout, self.backend = layout, backend
-        # Family of the fused kernel, and backends that can serve no call, with the reason.
-        self.kernel, self.refused = self.variant, dict[str, str]()
+        # Backends that can serve no call, with the reason.
+        self.refused: dict[str, str] = {}
 
     def forward(self, call: HeadCall) -> Tensor:
         """Attend; (B, H, N, E_v) in the dtype of the queries.
@@ -233,6 +235,20 @@ class Core(nn.Module):
         """
 
     # ------------------------------------------------------------------ choosing
+    @property
+    def kernel(self) -> str:
+        """The family of `kernels` that serves these options."""
+        return self.kernels[0]
+
+    def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Return the pairs whose gradient no rounding decides, (B, H, N, L); None means all.
+
+        Args:
+            query: (B, H, N, E).
+            key: stored keys; see `HeadCall`.
+        """
+        return None
+
     def pick(self, call: HeadCall) -> str:
         """Return the name of the implementation that computes a call.
 

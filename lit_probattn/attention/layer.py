@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,21 @@ class Cost:
     paper_flops: int
     macs: int
     num_parameters: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """Options of a layer and the masks of a call, for checks that walk all variants.
+
+    Args:
+        name: what tables print.
+        options: arguments of the layer; two heads unless they say otherwise.
+        masks: any of causal, key, pairs, bias, dropout.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
 
 
 class Attention(nn.Module):
@@ -64,6 +80,9 @@ class Attention(nn.Module):
     """
 
     core: Core
+    # What the fused kernels are compared with, and each of their forms once, to be compiled.
+    kernel_examples: ClassVar[tuple[Example, ...]] = ()
+    kernel_forms: ClassVar[tuple[Example, ...]] = ()
 
     def __init__(
         self,

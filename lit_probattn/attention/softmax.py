@@ -31,7 +31,7 @@ from lit_probattn.attention.functional import (
     split_precision,
     squared_distance,
 )
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention, Cost, Example
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.randomness import AttentionDropout
@@ -187,6 +187,7 @@ class SoftmaxCore(Core):
     variant: ClassVar[str] = "softmax"
     steps_over_cache: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("dense/softmax",)
     # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
     auto_rules: Mapping[str, AutoRule] = {
         **AUTO_RULES,
@@ -260,6 +261,14 @@ class SoftmaxAttention(Attention):
     Raises:
         ValueError: unknown score; see also `Attention`.
     """
+
+    kernel_examples = (
+        Example("softmax"),
+        Example("softmax, grouped", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+        Example("softmax, value size 9", {"value_head_dim": 9}, ("key", "dropout")),
+        Example("gaussian", {"score": "gaussian"}, ("pairs", "bias")),
+    )
+    kernel_forms = (Example("softmax"),)
 
     def __init__(
         self, embed_dim: int, num_heads: int, *, score: Score = "dot", **common: Any

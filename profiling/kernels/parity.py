@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.configs import ConfigError
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case
@@ -120,9 +119,10 @@ def make_inputs(
     width = layout.value * layout.value_head_dim
     value = split_heads(draw(batch, num_keys, width), layout.value)
     pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
-    if clear and isinstance(layer, MGKAttention) and layer.core.e_step == "hard":
-        leads = _clear_winners(layer, query, key)
-        pairs = leads if pairs is None else leads & pairs
+    if clear:
+        with torch.no_grad():
+            leads = layer.core.clear_pairs(query, key)
+        pairs = pairs if leads is None else leads if pairs is None else leads & pairs
     masks = make_masks(
         *(batch, heads, num_queries, num_keys),
         key_mask=coin(batch, num_keys) if "key" in case.masks else None,
@@ -136,21 +136,6 @@ def make_inputs(
         dropout = AttentionDropout(0.3, RandomKey(3, step=5, sample_ids=samples, layer=2))
     cotangent = draw(batch, heads, num_queries, layer.value_head_dim)
     return Inputs((query, key, value), masks, dropout, cotangent)
-
-
-@torch.no_grad()
-def _clear_winners(layer: MGKAttention, query: Tensor, key: Tensor) -> Tensor:
-    """Return the pairs whose best component leads by more than rounding in 16 bit, (B, H, N, L)."""
-    scores = component_scores(
-        query.double(),
-        layer.core.components(key).double(),
-        log_prior=None,
-        variance=layer.core.variance().double(),
-        score=layer.core.score,
-        include_log_det=False,
-    )
-    best = scores.topk(2, 2).values
-    return best[:, :, 0] - best[:, :, 1] > 0.05
 
 
 def heads_and_gradients(

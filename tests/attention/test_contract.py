@@ -15,10 +15,11 @@ from lit_probattn.attention import (
     KVCache,
     MGKAttention,
     SoftmaxAttention,
+    variants,
 )
 from lit_probattn.attention.backends import AUTO_RULES
 from lit_probattn.randomness import RandomKey
-from tests.attention.variants import EMBED, HEAD, layers, public_variants, serving, shipped_variants
+from tests.attention.variants import EMBED, HEAD, layers, serving, shipped_variants
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
 LAYERS = layers()
@@ -41,8 +42,8 @@ def double(*shape):
 
 def test_every_public_variant_has_a_shipped_file_or_is_a_released_one():
     shipped = {cls.__name__ for cls, _ in shipped_variants().values()}
-    without = {name for name in public_variants() if name not in shipped}
-    assert without == {name for name in public_variants() if name.startswith("Released")}
+    without = {name for name in variants() if name not in shipped}
+    assert without == {name for name in variants() if name.startswith("Released")}
 
 
 @EVERY

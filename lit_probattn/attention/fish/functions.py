@@ -352,7 +352,7 @@ def fish_refusal(mixing: HeadMixing, call: Call, *head_dims: int) -> str | None:
         )
     if len(widths) == 3 and widths[1] > MOST_UNITS:
         return f"cannot hold {widths[1]} hidden units: at most {MOST_UNITS}"
-    family = "gfish" if len(widths) == 3 else "fish"
+    family = "fish/gfish" if len(widths) == 3 else "fish/fish"
     return kernel_refusal(family, replace(call, bias_needs_grad=False), *head_dims)
 
 

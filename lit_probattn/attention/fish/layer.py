@@ -44,7 +44,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice, compute_dtype
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention, Cost, Example
 from lit_probattn.randomness import RandomKey
 
 
@@ -69,6 +69,7 @@ class FiSHCore(Core):
         "triton": fish_triton,
     }
     steps_over_cache: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("fish/fish", "fish/gfish")
     # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
     # faster at every size measured, forward and backward.
     auto_rules: Mapping[str, AutoRule] = {
@@ -187,6 +188,10 @@ class FiSHCore(Core):
         return f"noise={self.noise_kind!r}, scale_position={self.scale_position!r}"
 
 
+_3_HEADS = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
+_8_HEADS = {"num_heads": 8, "num_global_heads": 2}
+
+
 class FiSHAttention(Attention):
     """Attention whose H local score maps are mixed from G global ones.
 
@@ -232,6 +237,19 @@ class FiSHAttention(Attention):
     """
 
     core: FiSHCore
+    kernel_examples = (
+        Example("fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
+        Example("fish", _3_HEADS, ("key",)),
+        Example("fish, noise per head", {**_3_HEADS, "noise": "local"}, ("pairs",)),
+        Example("fish, shared mixing", {**_3_HEADS, "mixer": "shared"}, ("causal", "dropout")),
+        Example("gfish", {**_3_HEADS, "mixer": "mlp"}, ("causal", "key")),
+    )
+    kernel_forms = (
+        Example("fish hard, 2 of 8", {**_8_HEADS, "noise": "none"}),
+        Example("fish hard, 4 of 8", {**_8_HEADS, "num_global_heads": 4, "noise": "none"}),
+        Example("fish, 2 of 8", _8_HEADS),
+        Example("gfish, 2 of 8", {**_8_HEADS, "mixer": "mlp"}),
+    )
 
     def __init__(
         self,

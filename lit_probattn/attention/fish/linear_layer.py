@@ -20,7 +20,12 @@ from lit_probattn.attention.core import (
 )
 from lit_probattn.attention.fish.cost import linear_fish_flops, linear_fish_macs
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.layer import count_global_heads, noise_key
+from lit_probattn.attention.fish.layer import (
+    _3_HEADS,
+    _8_HEADS,
+    count_global_heads,
+    noise_key,
+)
 from lit_probattn.attention.fish.linear import (
     LFiSHMode,
     LinearFiSHArguments,
@@ -41,7 +46,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention, Cost, Example
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import CHUNK_RULES, linear_refusal
 
@@ -68,6 +73,7 @@ class LinearFiSHCore(Core):
     }
     auto_rules = CHUNK_RULES
     has_scores = False
+    kernels = ("linear/linear_fish",)
 
     def __init__(
         self,
@@ -176,7 +182,7 @@ class LinearFiSHCore(Core):
                     "cannot mix states through a ReLU (mixer=mlp), which every position needs anew"
                 )
             sizes = (self.layout.head_dim, self.layout.value_head_dim)
-            return linear_refusal(self.variant, call, *sizes)
+            return linear_refusal(self.kernel, call, *sizes)
         if call.attn_mask:
             return "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
         return common_refusal(self, backend, call)
@@ -242,6 +248,12 @@ class LinearFiSHAttention(Attention):
     """
 
     core: LinearFiSHCore
+    kernel_examples = (
+        Example("linear fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "key")),
+        Example("linear fish", _3_HEADS, ("causal",)),
+        Example("linear fish, own normaliser", {**_3_HEADS, "normalizer": "nonneg"}),
+    )
+    kernel_forms = (Example("linear fish, 2 of 8", {**_8_HEADS, "noise": "none"}),)
 
     def __init__(
         self,

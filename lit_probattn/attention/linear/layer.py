@@ -18,7 +18,7 @@ from lit_probattn.attention.core import (
     HeadLayout,
 )
 from lit_probattn.attention.functional import autocast_off, compute_dtype
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention, Cost, Example
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -64,6 +64,7 @@ class LinearCore(Core):
     }
     auto_rules = CHUNK_RULES
     has_scores = False
+    kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
     projection: Tensor | None
 
     def __init__(
@@ -154,7 +155,7 @@ class LinearCore(Core):
         """Masks of pairs need the pairs; a state has none."""
         if backend == "triton":
             count = self.form.features.num_features(self.layout.head_dim, self.projection)
-            return linear_refusal(self.variant, call, count, self.layout.value_head_dim)
+            return linear_refusal(self.kernel, call, count, self.layout.value_head_dim)
         if backend == "reference" and call.recurrent:
             return "cannot continue from a state"
         if backend == "blockwise" and call.attn_mask:
@@ -199,6 +200,10 @@ class LinearAttention(Attention):
     """
 
     core: LinearCore
+    kernel_examples: ClassVar[tuple[Example, ...]] = (
+        Example("linear", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+    )
+    kernel_forms: ClassVar[tuple[Example, ...]] = (Example("linear"),)
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.core import HeadCall, HeadLayout, Learned
 from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.layer import Example
 from lit_probattn.attention.linear.functions import LinearArguments, linear_kernel, masked_kernel
 from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
 from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorShare
@@ -32,6 +33,7 @@ class MLKCore(LinearCore):
     """
 
     variant: ClassVar[str] = "mlk"
+    kernels = ("linear/mlk",)
 
     def __init__(
         self,
@@ -138,6 +140,11 @@ class MLKAttention(LinearAttention):
     """
 
     core: MLKCore
+    kernel_examples = (
+        Example("mlk", {}, ("causal", "key", "dropout")),
+        Example("mlk, shifted keys", {"shifted_keys": True, "num_components": 3}, ("key",)),
+    )
+    kernel_forms = ()
 
     def __init__(
         self,

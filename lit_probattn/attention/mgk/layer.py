@@ -26,7 +26,7 @@ from lit_probattn.attention.functional import (
     masked_softmax,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention, Cost, Example
 from lit_probattn.attention.mgk.functions import (
     MGKArguments,
     Score,
@@ -73,6 +73,7 @@ class MGKCore(Core):
     steps_over_cache: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
     has_components = True
+    kernels: ClassVar[tuple[str, ...]] = ("dense/mgk", "dense/smgk")
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
@@ -143,7 +144,6 @@ class MGKCore(Core):
                     )
             shift = torch.randn(owners, num_components, size) * shift_init_std
             self.key_shift = nn.Parameter(shift)
-        self.kernel = "smgk" if self.shares_product else "mgk"
         if e_step == "hard":
             self.refused = {"sdpa": "cannot take the maximum over components (e_step=hard)"}
         collapses = shifted_keys and score == "dot" and self.variance.is_equal
@@ -183,6 +183,26 @@ class MGKCore(Core):
         if self.rotary is not None and self.rotary_shift == "before":
             table = self.rotary(table.expand(-1, -1, key.shape[-2], -1), first_position)
         return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
+
+    @property
+    def kernel(self) -> str:
+        """The family that serves these options."""
+        return self.kernels[self.shares_product]
+
+    def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Hard inference: the pairs whose best component leads by more than rounding in 16 bit."""
+        if self.e_step != "hard":
+            return None
+        scores = component_scores(
+            query.double(),
+            self.components(key).double(),
+            log_prior=None,
+            variance=self.variance().double(),
+            score=self.score,
+            include_log_det=False,
+        )
+        best = scores.topk(2, 2).values
+        return best[:, :, 0] - best[:, :, 1] > 0.05
 
     @property
     def shares_product(self) -> bool:
@@ -334,6 +354,9 @@ class MGKCore(Core):
         )
 
 
+_SHIFTED = {"num_components": 2, "shifted_keys": True}
+
+
 class MGKAttention(Attention):
     """Attention with a mixture of K Gaussians per key (Transformer-MGK, -sMGK).
 
@@ -378,6 +401,51 @@ class MGKAttention(Attention):
     """
 
     core: MGKCore
+    kernel_examples = (
+        Example("mgk soft", {}, ("causal",)),
+        Example("mgk soft, K=1", {"num_components": 1}, ("key",)),
+        Example(
+            "mgk soft, K=3, variances 1 3 5",
+            {"num_components": 3, "variance": "paper_main"},
+            ("causal", "key", "bias"),
+        ),
+        Example(
+            "mgk soft, K=4, learned variances",
+            {"num_components": 4, "learn_variance": True, "include_log_det": True},
+        ),
+        Example("mgk soft, dot", {"score": "dot", "variance": "paper_main"}, ("pairs",)),
+        Example("mgk soft, multi-query", {"num_kv_heads": 1}, ("causal", "dropout")),
+        Example(
+            "mgk soft, prior per position",
+            {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
+        ),
+        Example("mgk hard", {"e_step": "hard"}, ("causal",)),
+        Example(
+            "mgk hard, variances 1 3 5",
+            {"e_step": "hard", "num_components": 3, "variance": "paper_main"},
+            ("key",),
+        ),
+        Example("smgk soft", {"shifted_keys": True}, ("causal",)),
+        Example("smgk soft, K=4", {"shifted_keys": True, "num_components": 4}, ("key",)),
+        Example(
+            "smgk soft, learned variances",
+            {"shifted_keys": True, "variance": "paper_main", "learn_variance": True},
+            ("dropout",),
+        ),
+        Example(
+            "smgk soft, mixtures per query head",
+            {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2, "mixture_heads": "query"},
+            ("bias",),
+        ),
+        Example("smgk hard", {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
+    )
+    kernel_forms = (
+        Example("mgk soft", {"num_components": 2}),
+        Example("mgk hard", {"num_components": 2, "e_step": "hard"}),
+        Example("smgk soft", _SHIFTED),
+        Example("smgk hard", {**_SHIFTED, "e_step": "hard"}),
+        Example("smgk soft, variances 1 3", {**_SHIFTED, "variance": "paper_main"}),
+    )
 
     def __init__(
         self,
