@@ -23,15 +23,15 @@ from lit_probattn.attention.core import (
     HeadLayout,
     Learned,
 )
+from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     autocast_off,
     compute_dtype,
     grouped_scores,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.softmax import product_macs, softmax_flops
 from lit_probattn.randomness import AttentionDropout
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
@@ -282,8 +282,8 @@ class ASTAttention(Attention):
         Neither paper counts the bisection, which has no matrix products.
         """
         return Cost(
-            paper_flops=softmax_flops(self, seq_len),
-            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
+            paper_flops=self.softmax_flops(seq_len),
+            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
             num_parameters=self.count_parameters(),
         )
 

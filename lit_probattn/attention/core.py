@@ -160,6 +160,8 @@ class Core(nn.Module):
     score_maps: int = 1
     # Whether `cached_scores` exists: short calls with a cache then read it part by part.
     steps_over_cache: ClassVar[bool] = False
+    # The implementation whose products `cost` states.
+    stated_backend: ClassVar[Backend] = "reference"
     # Families of fused kernels, as folder/family below `kernels/`; the defaults' first.
     kernels: ClassVar[tuple[str, ...]] = ()
     # Added to the sum of exponentials of every row; presets of released code set it.

@@ -13,25 +13,10 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import BACKENDS, Backend
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.randomness import AttentionDropout, RandomKey
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Analytic cost of one attention layer on one sequence, forward.
-
-    Args:
-        paper_flops: multiplications plus additions by the paper's counting rule, for the paper's
-            layer (no biases; output projection included).
-        macs: multiply-adds in matrix products of what the reference runs.
-        num_parameters: parameters of this layer, biases included.
-    """
-
-    paper_flops: int
-    macs: int
-    num_parameters: int
 
 
 @dataclass(frozen=True)
@@ -153,6 +138,18 @@ class Attention(nn.Module):
     def cost(self, seq_len: int) -> Cost:
         """Return the analytic cost of self-attention over `seq_len` tokens."""
 
+    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs | None:
+        """Return the products of a backend per pair; None where they have no closed form."""
+        return None
+
+    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
+        """Return what lies between `Cost.macs` and `Cost.paper_flops`; None if it has no terms."""
+        return None
+
+    def break_even_head_dim(self) -> float | None:
+        """Return the head size above which the N² term of the scores is below that of MHA."""
+        return None
+
     # ------------------------------------------------------------------ what a caller may ask
     @property
     def backend(self) -> Backend:
@@ -162,6 +159,11 @@ class Attention(nn.Module):
     @backend.setter
     def backend(self, name: Backend) -> None:
         self.core.backend = name
+
+    @property
+    def has_plain_heads(self) -> bool:
+        """Whether all heads have one size and keys of their own."""
+        return self.num_kv_heads == self.num_heads and self.value_head_dim == self.head_dim
 
     @property
     def key_width(self) -> int:
@@ -174,6 +176,24 @@ class Attention(nn.Module):
         keys_and_values = self.key_width + heads.value * self.value_head_dim
         inner = heads.query * self.head_dim + heads.out * self.value_head_dim
         return seq_len * (c * inner + self.key_embed_dim * keys_and_values)
+
+    def product_macs(self, seq_len: int) -> int:
+        """Return multiply-adds of one map per head: N² H (E + E_v)."""
+        return seq_len * seq_len * self.num_heads * (self.head_dim + self.value_head_dim)
+
+    def softmax_flops(self, seq_len: int) -> int:
+        """Return operations of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
+        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
+        return n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
+
+    def projection_parameters(self) -> int:
+        """Return the number of parameters of the four projections, from sizes."""
+        weights, biases = self.projection_macs(1), 0
+        if self.use_bias:
+            heads = self.layout
+            biases = heads.query * self.head_dim + heads.value * self.value_head_dim
+            biases += self.key_width + self.embed_dim
+        return weights + biases
 
     def count_parameters(self) -> int:
         """Return the number of parameters."""

@@ -16,15 +16,15 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.blockwise import Block, blockwise_attention
 from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
     reference_output,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.softmax import product_macs, softmax_flops
 from lit_probattn.randomness import AttentionDropout
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
@@ -181,7 +181,7 @@ class PolynomialAttention(Attention):
         """
         powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
         return Cost(
-            paper_flops=softmax_flops(self, seq_len) + powers,
-            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
+            paper_flops=self.softmax_flops(seq_len) + powers,
+            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
             num_parameters=self.count_parameters(),
         )

@@ -23,6 +23,14 @@ from lit_probattn.attention.core import (
     HeadCall,
     HeadLayout,
 )
+from lit_probattn.attention.cost import (
+    Cost,
+    CostTerm,
+    PairMacs,
+    fused_pairs,
+    mixture_terms,
+    num_parts,
+)
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
@@ -31,7 +39,7 @@ from lit_probattn.attention.functional import (
     split_precision,
     squared_distance,
 )
-from lit_probattn.attention.layer import Attention, Cost, Example
+from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.randomness import AttentionDropout
@@ -262,6 +270,7 @@ class SoftmaxAttention(Attention):
         ValueError: unknown score; see also `Attention`.
     """
 
+    core: SoftmaxCore
     kernel_examples = (
         Example("softmax"),
         Example("softmax, grouped", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
@@ -283,18 +292,19 @@ class SoftmaxAttention(Attention):
         is given for that case.
         """
         return Cost(
-            paper_flops=softmax_flops(self, seq_len),
-            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
-            num_parameters=self.count_parameters(),
+            paper_flops=self.softmax_flops(seq_len),
+            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
+            num_parameters=self.projection_parameters(),
         )
 
+    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
+        """Gaussian scores carry the norm of the key in coordinates of its own."""
+        size = self.head_dim
+        if self.core.score == "gaussian" and backend in ("sdpa", "blockwise"):
+            size += num_parts(backend, dtype)
+        return fused_pairs(size, self.value_head_dim, 1, backend)
 
-def softmax_flops(layer: Attention, seq_len: int) -> int:
-    """Return operations by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
-    n, c, e, h = seq_len, layer.embed_dim, layer.head_dim, layer.num_heads
-    return n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
-
-
-def product_macs(layer: Attention, seq_len: int) -> int:
-    """Return multiply-adds of one map per head: N² H (E + E_v)."""
-    return seq_len * seq_len * layer.num_heads * (layer.head_dim + layer.value_head_dim)
+    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
+        """Return the terms where all heads have one size and keys of their own."""
+        sizes = (self.num_heads, self.head_dim, self.embed_dim)
+        return mixture_terms(seq_len, *sizes) if self.has_plain_heads else None

@@ -19,7 +19,14 @@ from lit_probattn.attention.core import (
     HeadLayout,
     Learned,
 )
-from lit_probattn.attention.fish.cost import mixing_flops, mixing_macs, score_flops, value_flops
+from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.fish.cost import (
+    break_even_head_dim,
+    mixing_flops,
+    mixing_macs,
+    score_flops,
+    value_flops,
+)
 from lit_probattn.attention.fish.functions import (
     FiSHArguments,
     NoisePosition,
@@ -44,7 +51,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice, compute_dtype
-from lit_probattn.attention.layer import Attention, Cost, Example
+from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.randomness import RandomKey
 
 
@@ -312,6 +319,15 @@ class FiSHAttention(Attention):
             macs=self.projection_macs(n) + n * n * per_pair_macs,
             num_parameters=self.count_parameters(),
         )
+
+    def break_even_head_dim(self) -> float | None:
+        """Return it for the mixings whose cost appendix D gives; projections always cost less."""
+        mixing, h, g = self.core.mixing, self.num_heads, self.num_global_heads
+        plain = mixing.mixer != "relu_sum" and mixing.widths[1:-1] in ([], [h])
+        if not plain or g >= h:
+            return None
+        noise = self.core.noise_kind
+        return break_even_head_dim(h, g, mixing.mixer, noise, self.mixing_bias)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -18,6 +18,7 @@ from lit_probattn.attention.core import (
     HeadLayout,
     Learned,
 )
+from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import linear_fish_flops, linear_fish_macs
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import (
@@ -46,7 +47,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice
-from lit_probattn.attention.layer import Attention, Cost, Example
+from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import CHUNK_RULES, linear_refusal
 

@@ -17,8 +17,9 @@ from lit_probattn.attention.core import (
     HeadCall,
     HeadLayout,
 )
+from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import autocast_off, compute_dtype
-from lit_probattn.attention.layer import Attention, Cost, Example
+from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -64,6 +65,7 @@ class LinearCore(Core):
     }
     auto_rules = CHUNK_RULES
     has_scores = False
+    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps to be a yardstick
     kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
     projection: Tensor | None
 

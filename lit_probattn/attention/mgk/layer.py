@@ -20,13 +20,21 @@ from lit_probattn.attention.core import (
     HeadLayout,
     Learned,
 )
+from lit_probattn.attention.cost import (
+    Cost,
+    CostTerm,
+    PairMacs,
+    fused_pairs,
+    mixture_terms,
+    num_parts,
+)
 from lit_probattn.attention.functional import (
     check_choice,
     compute_dtype,
     masked_softmax,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, Cost, Example
+from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.mgk.functions import (
     MGKArguments,
     Score,
@@ -510,11 +518,51 @@ class MGKAttention(Attention):
         """
         n, c, e, h, k = seq_len, self.embed_dim, self.head_dim, self.num_heads, self.num_components
         if self.shifted_keys:
-            linear = n * h * e * (6 * c + 2 * h * k * e - 4)
+            linear, gap = n * h * e * (6 * c + 2 * h * k * e - 4), 0
         else:
             linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
+            gap = n * h * e * (k - 1)
+        operations = n * n * h * (2 * (k + 1) * e - 1) + linear
         return Cost(
-            paper_flops=n * n * h * (2 * (k + 1) * e - 1) + linear,
+            paper_flops=operations,
             macs=self.projection_macs(n) + n * n * h * (k * e + self.value_head_dim),
-            num_parameters=self.count_parameters(),
+            num_parameters=self.projection_parameters() + self.mixture_parameters(),
+            paper_flops_printed=operations - gap,
         )
+
+    def mixture_parameters(self) -> int:
+        """Return K priors (setting A), shifts and variances (if learned) of every owner."""
+        core, owners, k = self.core, self.core.num_mixtures, self.num_components
+        total = 0
+        if core.prior is not None and core.e_step == "learned":
+            positions = core.prior.value.shape[-1] if core.prior.share == "head_position" else 1
+            total += (1 if core.prior.share == "layer" else owners) * k * positions
+        if core.key_shift is not None:
+            total += owners * k * core.key_shift.shape[-1]
+        return total + (owners * k if core.variance.log_variance is not None else 0)
+
+    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
+        """K keys, with coordinates that carry prior and norm.
+
+        Kernels add norms and priors as terms; shifted keys share one product, and meet queries
+        and, for Gaussian scores, keys once instead. Setting B computes the scores again.
+        """
+        core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
+        gaussian = core.score == "gaussian"
+        pairs = PairMacs(k * e, e_v)
+        if backend == "triton" and core.shares_product:
+            heads = self.num_heads + (core.num_mixtures if gaussian else 0)
+            pairs = PairMacs(e, e_v, per_token=heads * k * e)
+        elif backend in ("sdpa", "blockwise"):
+            parts = num_parts(backend, dtype)
+            size = e + parts
+            if gaussian and not core.variance.is_equal:
+                size += {1: 1, 3: 6}[parts]
+            pairs = fused_pairs(size, e_v, k, backend)
+        return replace(pairs, m_step=k * e if core.by_m_step else 0)
+
+    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
+        """Return the terms where all heads have one size and keys of their own."""
+        sizes = (self.num_heads, self.head_dim, self.embed_dim, self.num_components)
+        plain = self.has_plain_heads
+        return mixture_terms(seq_len, *sizes, shifted=self.shifted_keys) if plain else None
