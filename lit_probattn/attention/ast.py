@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, BackendFunction, Heads
 from lit_probattn.attention.blockwise import BLOCK_SCORES
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
     HeadCall,
@@ -103,43 +102,21 @@ def _attend(
     return weights @ repeat_heads(value, weights.shape[1])
 
 
-def ast_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: ASTArguments,
-) -> Tensor:
-    """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_kv, L, E).
-        value: (B, H_kv, L, E_v).
-        masks: what each query may see.
-        dropout: attention dropout.
-        arguments: α of every head, and the scale.
-    """
+def ast_reference(given: Heads, arguments: ASTArguments) -> Tensor:
+    """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     tensors = (query.to(dtype), key.to(dtype), value.to(dtype), arguments.alpha.to(dtype))
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     return _attend(*tensors, scale, masks, dropout, masks.all_rows)
 
 
-def ast_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: ASTArguments,
-    block_rows: int | None = None,
-) -> Tensor:
+def ast_blockwise(given: Heads, arguments: ASTArguments, block_rows: int | None = None) -> Tensor:
     """Return the same over blocks of queries, recomputed in backward: O(N · block) memory.
 
     A row's threshold depends on all its keys, so blocks hold whole rows.
     """
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     query, key, value, alpha = (x.to(dtype) for x in (query, key, value, arguments.alpha))
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio

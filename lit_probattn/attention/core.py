@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +21,9 @@ from lit_probattn.attention.backends import (
     BACKENDS,
     AutoRule,
     Backend,
+    BackendFunction,
     Call,
+    Heads,
     choose_backend,
     common_refusal,
 )
@@ -30,9 +32,6 @@ from lit_probattn.attention.functional import autocast_off, compute_dtype, refer
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
-# Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
-# arguments, in at least the dtype of query.
-BackendFunction = Callable[[Tensor, Tensor, Tensor, Masks, AttentionDropout | None, Any], Tensor]
 # With a cache, calls with at most this many new tokens read it part by part.
 STEP_QUERIES = 16
 
@@ -198,9 +197,8 @@ class Core(nn.Module):
                 out = attend_to_cache(self, call)
             else:
                 choice = self.choose(call, self.pick(call))
-                out = self.backends[choice.backend](
-                    call.query, choice.key, call.value, call.masks, call.dropout, choice.arguments
-                )
+                given = Heads(call.query, choice.key, call.value, call.masks, call.dropout)
+                out = self.backends[choice.backend](given, choice.arguments)
         return out.to(call.query.dtype)
 
     # ------------------------------------------------------------------ the variant's part

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, BackendFunction, Heads
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     compute_dtype,
@@ -24,8 +24,6 @@ from lit_probattn.attention.functional import (
     repeat_heads,
 )
 from lit_probattn.attention.layer import Attention
-from lit_probattn.attention.masks import Masks
-from lit_probattn.randomness import AttentionDropout
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
@@ -65,29 +63,17 @@ def polynomial_scores(query: Tensor, key: Tensor, *, degree: int) -> Tensor:
     return log_power(query @ repeat_heads(key, query.shape[1]).mT, degree)
 
 
-def polynomial_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: PolynomialArguments,
-) -> Tensor:
+def polynomial_reference(given: Heads, arguments: PolynomialArguments) -> Tensor:
     """Return Σ_j kernel[i, j] value[j] / Σ_j kernel[i, j], (B, H, N, E_v), in at least float32."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     scores = polynomial_scores(query.to(dtype), key.to(dtype), degree=arguments.degree)
     return reference_output(scores, value, masks, dropout)
 
 
-def polynomial_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: PolynomialArguments,
-) -> Tensor:
+def polynomial_blockwise(given: Heads, arguments: PolynomialArguments) -> Tensor:
     """Return the same block by block, O(N · block) memory."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:

@@ -13,10 +13,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, pair_arguments
+from lit_probattn.attention.backends import (
+    AUTO_RULES,
+    AutoRule,
+    Backend,
+    BackendFunction,
+    Heads,
+    pair_arguments,
+)
 from lit_probattn.attention.blockwise import Block, blockwise_attention
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
     Gaussians,
@@ -40,9 +46,7 @@ from lit_probattn.attention.functional import (
     squared_distance,
 )
 from lit_probattn.attention.layer import Attention, Example
-from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["dot", "gaussian"]
 
@@ -83,15 +87,9 @@ def softmax_scores(query: Tensor, key: Tensor, arguments: SoftmaxArguments) -> T
     return -squared_distance(query, key) / (2.0 * root)
 
 
-def softmax_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_reference(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return softmax(scores) @ value, (B, H, N, E_v), in at least float32."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     scores = softmax_scores(query.to(dtype), key.to(dtype), arguments)
     return reference_output(scores, value, masks, dropout)
@@ -115,30 +113,18 @@ def gaussian_as_dot(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([low_query, ones], -1), torch.cat([low_key, *parts], -1)
 
 
-def softmax_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_sdpa(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return the same through PyTorch's fused attention, O(N) memory."""
+    query, key, value, masks, _ = given
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     if arguments.score == "gaussian":
         query, key = gaussian_as_dot(query, key)
     return fused_attention(query, key, value, masks=masks, scale=scale)
 
 
-def softmax_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_blockwise(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return the same block by block, with dropout, O(N · block) memory."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -160,23 +146,17 @@ def softmax_blockwise(
     return out
 
 
-def softmax_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
     from lit_probattn.kernels.dense.attention import centred, point_terms, softmax_attention
 
+    query, key, value, *_ = given
     scale, key_bias = query.shape[-1] ** -0.5 * arguments.scale_ratio, None
     if arguments.score == "gaussian":
         query, key = centred(query, key)
         squares, _ = point_terms(key, None)
         key_bias = squares * (scale / -2.0)
-    call = pair_arguments(masks, dropout, query)
+    call = pair_arguments(given)
     return softmax_attention(query, key, value, scale=scale, key_bias=key_bias, **call)
 
 

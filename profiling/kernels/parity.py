@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_probattn.attention import Attention, HeadCall
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.configs import ConfigError
@@ -164,7 +165,7 @@ def heads_and_gradients(
     call = HeadCall(query, key, value, masks, dropout=inputs.dropout, rng=RandomKey(3))
     choice = layer.core.choose(call, backend)
     run = layer.core.backends[backend]
-    out = run(query, choice.key, value, masks, inputs.dropout, choice.arguments)
+    out = run(Heads(query, choice.key, value, masks, inputs.dropout), choice.arguments)
     grads = torch.autograd.grad(out, leaves, inputs.cotangent.to(out.dtype))
     return {"out": out.detach(), **dict(zip(names, grads, strict=True))}
 

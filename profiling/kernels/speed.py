@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import ConfigError, build_attention
@@ -131,7 +132,7 @@ def _attention_call(
     def forward() -> Tensor:
         choice = core.choose(call, backend)
         run = core.backends[backend]
-        return run(query, choice.key, value, masks, dropout, choice.arguments)
+        return run(Heads(query, choice.key, value, masks, dropout), choice.arguments)
 
     return forward
 

@@ -26,6 +26,7 @@ from lit_probattn.attention.ast import (
     ast_reference,
     entmax,
 )
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
 from lit_probattn.randomness import RandomKey
@@ -303,12 +304,12 @@ def test_blocks_need_less_memory_for_the_backward_pass():
         return tensor
 
     masks = make_masks(1, 2, 300, 300)
-    call = (masks, None, ASTArguments(torch.tensor([1.2, 1.7])))
+    call = (Heads(query, key, key, masks, None), ASTArguments(torch.tensor([1.2, 1.7])))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ast_reference(query, key, key, *call)
+        ast_reference(*call)
         assert max(sizes) >= 300 * 300
         sizes.clear()
-        ast_blockwise(query, key, key, *call, block_rows=16)
+        ast_blockwise(*call, block_rows=16)
         assert 0 < max(sizes) <= key.numel()
 
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, BackendFunction, Heads
 from lit_probattn.attention.blockwise import blockwise_attention
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
     HeadCall,
@@ -44,15 +43,17 @@ def cosine_scores(query: Tensor, key: Tensor, sharpness: Tensor) -> Tensor:
     return sharpness.to(query.dtype)[:, None, None] * (F.normalize(query, dim=-1) @ key.mT)
 
 
-def cosine_reference(query, key, value, masks, dropout, arguments):  # type: ignore[no-untyped-def]
+def cosine_reference(given: Heads, arguments: CosineArguments) -> Tensor:
     """Return softmax(scores) @ value, storing the maps."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     scores = cosine_scores(query.to(dtype), key.to(dtype), arguments.sharpness)
     return reference_output(scores, value, masks, dropout)
 
 
-def cosine_blockwise(query, key, value, masks, dropout, arguments):  # type: ignore[no-untyped-def]
+def cosine_blockwise(given: Heads, arguments: CosineArguments) -> Tensor:
     """Return the same block by block."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     sharpness = arguments.sharpness.to(dtype)[:, None, None]
     out, _ = blockwise_attention(

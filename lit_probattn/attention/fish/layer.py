@@ -10,9 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call, common_refusal
-from lit_probattn.attention.core import (
+from lit_probattn.attention.backends import (
+    AUTO_RULES,
+    AutoRule,
+    Backend,
     BackendFunction,
+    Call,
+    common_refusal,
+)
+from lit_probattn.attention.core import (
     Choice,
     Core,
     HeadCall,

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, Call, common_refusal
+from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
     HeadCall,

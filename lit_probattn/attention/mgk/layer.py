@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, BackendFunction
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
     Gaussians,
