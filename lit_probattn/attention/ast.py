@@ -143,8 +143,6 @@ class ASTCore(Core):
     """Adaptively sparse attention from heads to heads.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         alpha: `learned` per head, or a number for all heads; see `ASTAttention`.
 
     Raises:
@@ -231,8 +229,6 @@ class ASTAttention(Attention):
     comparison used; AST learns it.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         alpha: `learned` per head, with a ~ N(0, 1) at the start, or a number in [1.01, 2] for all
             heads: 1.5, or 2 for sparsemax.
         common: the other arguments of `Attention`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -62,6 +64,7 @@ class Attention(nn.Module):
         ValueError: a size is not positive, `head_dim` is not given and H does not divide C,
             `num_kv_heads` does not divide `num_heads`, `dropout` is outside [0, 1), or `backend` is
             unknown.
+        TypeError: the variant has no such argument; the message names the nearest.
     """
 
     core: Core
@@ -83,8 +86,11 @@ class Attention(nn.Module):
         backend: Backend = "auto",
         rotary_dim: int = 0,
         rotary_base: float = 10000.0,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        for name in unknown:
+            raise TypeError(_no_such_argument(type(self), name))
         if head_dim is None:
             if num_heads < 1 or embed_dim % num_heads:
                 raise ValueError(
@@ -259,19 +265,17 @@ class Attention(nn.Module):
         value: Tensor | None = None,
         *,
         key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        bias: Tensor | None = None,
         cache: Cache | None = None,
         rng: RandomKey | None = None,
+        **pairs: Any,
     ) -> HeadCall:
         """Return what the core computes from these inputs, without dropout; for analysis too.
 
         Inputs are checked, projected, split into heads, rotated, and appended to the cache. The
-        arguments are those of `forward`.
+        arguments are those of `forward`; `pairs` are attn_mask, is_causal and bias.
         """
         if cache is not None:
-            self.core.check(bias, cache)  # before anything is appended
+            self.core.check(pairs.get("bias"), cache)  # before anything is appended
         if key is None and value is not None:
             raise ValueError("value is given without key; pass both, or neither for self-attention")
         # Keys of self-attention are the queries' tokens; a cache holds others too.
@@ -307,31 +311,13 @@ class Attention(nn.Module):
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]),
             key_mask=key_mask,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            bias=bias,
+            **pairs,
         )
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
 
-    def weights(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        *,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor | None = None, **masks: Any) -> Tensor:
         """Return the maps (B, H, N, L) by the equation, without dropout and noise; for analysis."""
-        call = self.call(
-            *(query, key),
-            key_mask=key_mask,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            bias=bias,
-        )
-        return self.core.weights(call)
+        return self.core.weights(self.call(query, key, **masks))
 
     def _dropout(self, rng: RandomKey | None) -> AttentionDropout:
         if rng is None:
@@ -371,6 +357,16 @@ class AttentionFactory(Protocol):
             overrides: further arguments of the constructor, such as `num_heads` in models whose
                 stages have heads of their own.
         """
+
+
+def _no_such_argument(cls: type[Attention], name: str) -> str:
+    parents = cls.__mro__[: cls.__mro__.index(Attention) + 1]
+    named = [inspect.signature(c.__init__).parameters.values() for c in parents]
+    keywords = [p.name for group in named for p in group if p.kind is p.KEYWORD_ONLY]
+    close = difflib.get_close_matches(name, keywords, n=1)
+    return f"{cls.__name__} received an unexpected keyword argument {name!r}" + (
+        f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(keywords)}"
+    )
 
 
 def split_heads(projected: Tensor, num_heads: int, keys_per_head: int = 1) -> Tensor:

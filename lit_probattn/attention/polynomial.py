@@ -95,8 +95,6 @@ class PolynomialCore(Core):
     """Attention with the kernel (query · key)^degree, from heads to heads; any scale cancels.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         degree: the even power.
 
     Raises:
@@ -144,8 +142,6 @@ class PolynomialAttention(Attention):
     in the denominator: weights sum to one, and rows without any product are uniform.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         degree: the even power; an odd one would make negative weights.
         common: the other arguments of `Attention`, without rotary positions.
 

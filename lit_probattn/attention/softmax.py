@@ -164,8 +164,6 @@ class SoftmaxCore(Core):
     """Softmax attention from heads to heads.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         score: scaled dot product, or one Gaussian per key with variance √E.
 
     Raises:
@@ -241,8 +239,6 @@ class SoftmaxAttention(Attention):
     Departs from the source: nothing.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         score: scaled dot product, or one Gaussian per key with variance √E.
         common: the other arguments of `Attention`.
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.attention.deletion_proof import clone, run_tests
 from tests.support.paths import ROOT
 
-VARIANT = ROOT / "tests/support/cosine.py"
+VARIANT = "tests/support/cosine.py"
 CONFIG = """\
 model:
   init_args:
@@ -121,7 +121,7 @@ def outside(folder: Path, copy: Path) -> None:
     """Use the variant from a folder of its own, beside an untouched repository."""
     mine = folder / "mine"
     mine.mkdir()
-    shutil.copy(VARIANT, mine / "my_cosine.py")
+    shutil.copy(copy / VARIANT, mine / "my_cosine.py")
     config = mine / "my_cosine.yaml"
     config.write_text(CONFIG.format(path="my_cosine.CosineAttention"))
     (mine / "test_my_cosine.py").write_text(OUTSIDE_TEST)
@@ -134,7 +134,7 @@ def outside(folder: Path, copy: Path) -> None:
 
 def add(copy: Path) -> None:
     """Put the variant into a copy of the repository: three files and one line."""
-    shutil.copy(VARIANT, copy / "lit_probattn/attention/cosine.py")
+    shutil.copy(ROOT / VARIANT, copy / "lit_probattn/attention/cosine.py")
     path = "lit_probattn.attention.CosineAttention"
     (copy / "configs/attention/cosine.yaml").write_text(CONFIG.format(path=path))
     (copy / "tests/attention/test_cosine.py").write_text(INSIDE_TEST)

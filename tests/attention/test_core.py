@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -149,6 +151,21 @@ def test_auto_asks_only_the_backends_of_its_order():
     core = Asked(layout())
     core(call())
     assert asked == ["sdpa"]
+
+
+@pytest.mark.parametrize("cls", [MGKAttention, FiSHAttention, LinearAttention])
+def test_a_misspelt_argument_names_the_variant_and_the_nearest(cls):
+    says = f"{cls.__name__} received an unexpected keyword argument"
+    message = f"{says} 'head_dm'; did you mean 'head_dim'?"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        cls(64, 4, head_dm=16)
+    with pytest.raises(TypeError, match=f"{says} 'zzz'; expected .*head_dim"):
+        cls(64, 4, zzz=1)
+
+
+def test_arguments_of_a_variant_are_near_too():
+    with pytest.raises(TypeError, match="did you mean 'num_components'"):
+        MGKAttention(64, 4, num_component=2)
 
 
 def test_common_arguments_that_a_variant_has_not_are_refused():

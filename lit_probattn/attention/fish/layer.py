@@ -66,7 +66,6 @@ class FiSHCore(Core):
 
     Args:
         layout: G query and key heads, H value and output heads.
-        backend: implementation.
 
     The other arguments are those of `FiSHAttention`.
 
@@ -221,7 +220,6 @@ class FiSHAttention(Attention):
     draw from the admixture of Eq. (7), only its relaxation with the same mean.
 
     Args:
-        embed_dim: C.
         num_heads: H, local heads: values and outputs.
         num_global_heads: G, heads of queries and keys, at most H. None means ⌈H / head_ratio⌉.
         head_ratio: local heads per global head, where `num_global_heads` is None; follows

@@ -56,7 +56,6 @@ class LinearFiSHCore(Core):
 
     Args:
         layout: heads and their sizes, as `lfish_mode` has them; keys are global.
-        backend: implementation.
         num_global_heads: G.
 
     The other arguments are those of `LinearFiSHAttention`.
@@ -215,7 +214,6 @@ class LinearFiSHAttention(Attention):
     readings are options. Attention dropout drops whole values, as in linear attention.
 
     Args:
-        embed_dim: C.
         num_heads: H, local heads: outputs, and queries except in score_global.
         num_global_heads: G, at most H. None means ⌈H / head_ratio⌉.
         head_ratio: local heads per global head, where `num_global_heads` is None.

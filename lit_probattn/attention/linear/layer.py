@@ -46,8 +46,6 @@ class LinearCore(Core):
     """Linear attention from heads to heads.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         form: feature map and the switches in which papers and released codes differ.
         num_features: F of `favor`. None means E ln E.
         redraw_features: draw `favor`'s features anew in every training step.
@@ -184,8 +182,6 @@ class LinearAttention(Attention):
     released codes of MGK differ in denominator and output factor: see `ReleasedLinearAttention`.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
             √E)).
         num_features: F of `favor`. None means E ln E.

@@ -22,7 +22,6 @@ class MLKCore(LinearCore):
 
     Args:
         layout: heads and their sizes; K keys per head unless they are shifted here.
-        backend: implementation.
         num_components: K.
         linear: the arguments of `LinearCore`.
 
@@ -124,7 +123,6 @@ class MLKAttention(LinearAttention):
     is no setting B or C.
 
     Args:
-        embed_dim: C.
         num_heads: H. The paper halves it and keeps `head_dim`.
         num_components: K.
         shifted_keys: False (MLK): K key projections. True (sMLK): one projection and K learned

@@ -65,7 +65,6 @@ class MGKCore(Core):
 
     Args:
         layout: heads and their sizes; K keys per head unless they are shifted here.
-        backend: implementation.
         num_components: K.
         rotary: rotary positions of the keys, where shifts come before them.
 
@@ -101,7 +100,6 @@ class MGKCore(Core):
         learn_variance: bool = False,
         prior_share: PriorShare = "head",
         prior_param: PriorParam = "clamp",
-        prior_momentum: float = 0.0,
         prior_floor: float = PRIOR_FLOOR,
         max_positions: int | None = None,
         mixture_heads: Literal["kv", "query"] = "kv",
@@ -135,7 +133,6 @@ class MGKCore(Core):
                 param=prior_param,
                 by_m_step=e_step == "soft",
                 max_positions=max_positions,
-                momentum=prior_momentum,
                 floor=prior_floor,
             )
         self.key_shift: nn.Parameter | None = None
@@ -374,7 +371,6 @@ class MGKAttention(Attention):
     only; in grouped attention the mixture may belong to the key/value head or to the query head.
 
     Args:
-        embed_dim: C.
         num_heads: H. The papers halve it and keep `head_dim`.
         num_components: K.
         shifted_keys: False (MGK): K key projections. True (sMGK): one projection and K learned
@@ -393,7 +389,6 @@ class MGKAttention(Attention):
         shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
         em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
-        prior_momentum: weight of the old prior in an M-step.
         rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
             positions, K products per pair), `after` it (one product where a kernel uses that, but
             absolute positions enter), or in `unrotated` dimensions only (both; recommended where
@@ -472,7 +467,6 @@ class MGKAttention(Attention):
         shift_init_std: float = 1.0,
         include_log_det: bool = False,
         em_weighting: Literal["uniform", "posterior"] = "uniform",
-        prior_momentum: float = 0.0,
         rotary_shift: RotaryShift = "before",
         **common: Any,
     ) -> None:
@@ -489,7 +483,6 @@ class MGKAttention(Attention):
             learn_variance=learn_variance,
             prior_share=prior_share,
             prior_param=prior_param,
-            prior_momentum=prior_momentum,
             max_positions=max_positions,
             mixture_heads=mixture_heads,
             shift_init_std=shift_init_std,

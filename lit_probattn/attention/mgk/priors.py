@@ -118,7 +118,6 @@ class MixturePrior(nn.Module):
         param: how setting A parametrises them.
         by_m_step: setting B; values are a buffer and follow `apply`.
         max_positions: L_max, needed by `head_position`.
-        momentum: weight of the old prior in an M-step; 0 replaces it.
         floor: smallest π in log space, above 0. Below it the gradient is zero, as outside [0, 1].
 
     Raises:
@@ -134,7 +133,6 @@ class MixturePrior(nn.Module):
         param: PriorParam,
         by_m_step: bool,
         max_positions: int | None,
-        momentum: float = 0.0,
         floor: float = PRIOR_FLOOR,
     ) -> None:
         super().__init__()
@@ -154,7 +152,7 @@ class MixturePrior(nn.Module):
             )
         if param not in ("clamp", "softmax"):
             raise ValueError(f"unknown prior_param {param!r}; expected clamp or softmax")
-        self.share, self.param, self.by_m_step, self.momentum = share, param, by_m_step, momentum
+        self.share, self.param, self.by_m_step = share, param, by_m_step
         self.num_heads, self.num_components = num_heads, num_components
         start = 0.0 if param == "softmax" and not by_m_step else 1.0 / num_components
         values = torch.full(shape, start)
@@ -227,6 +225,5 @@ class MixturePrior(nn.Module):
         numerator, denominator = sums
         seen = denominator > 0
         fresh = (numerator / denominator.where(seen, 1.0)).to(self.value.dtype)
-        fresh = self.momentum * self.value + (1.0 - self.momentum) * fresh
         self.value.copy_(torch.where(seen, fresh, self.value))
         self._sums = None
