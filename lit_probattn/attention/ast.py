@@ -25,6 +25,7 @@ from lit_probattn.attention.core import (
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     autocast_off,
+    biased,
     compute_dtype,
     grouped_scores,
     repeat_heads,
@@ -91,10 +92,7 @@ def _attend(
     if len(cols) == 0:
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
     key, value = key[..., : cols.stop, :], value[..., : cols.stop, :]
-    scores = grouped_scores(query * scale, key)
-    bias = masks.bias_block(rows, cols)
-    if bias is not None:
-        scores = scores + bias
+    scores = biased(grouped_scores(query * scale, key), masks, rows, cols)
     weights = entmax(scores, masks.allowed(rows, cols, scores.device), alpha)
     if dropout is not None:
         keep = dropout.keep(*weights.shape[:2], rows, cols, weights.device)
@@ -201,10 +199,8 @@ class ASTCore(Core):
         """Return the maps (B, H, N, L), without dropout."""
         masks = call.masks
         with autocast_off(call.query):
-            scores = self.scores(call)
             rows, cols = masks.all_rows, range(masks.num_keys)
-            bias = masks.bias_block(rows, cols)
-            scores = scores if bias is None else scores + bias
+            scores = biased(self.scores(call), masks, rows, cols)
             allowed = masks.allowed(rows, cols, scores.device)
             return entmax(scores, allowed, self.alphas(call.query))
 

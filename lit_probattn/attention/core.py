@@ -28,7 +28,7 @@ from lit_probattn.attention.backends import (
     common_refusal,
 )
 from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
-from lit_probattn.attention.functional import autocast_off, compute_dtype, reference_weights
+from lit_probattn.attention.functional import autocast_off, biased, compute_dtype, reference_weights
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
@@ -361,9 +361,7 @@ def attend_to_cache(core: Core, call: HeadCall) -> Tensor:
     for cols in cache.parts():
         key, value, offset = cache.part(cols)
         scores = core.cached_scores(query, key.to(dtype), offset, cols, call)
-        bias = masks.bias_block(rows, cols)
-        if bias is not None:
-            scores = scores + bias
+        scores = biased(scores, masks, rows, cols)
         allowed = masks.allowed(rows, cols, query.device)
         output, normaliser = partial_attention(scores, value.to(dtype), allowed)
         outputs.append(output)

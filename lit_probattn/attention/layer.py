@@ -359,9 +359,20 @@ class AttentionFactory(Protocol):
         """
 
 
+def own_options(core: type[Core], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a layer that its core's constructor names too.
+
+    Args:
+        core: class of the core.
+        arguments: `locals()` at the start of the layer's constructor.
+    """
+    named = inspect.signature(core).parameters.values()
+    return {p.name: arguments[p.name] for p in named if p.name in arguments}
+
+
 def _no_such_argument(cls: type[Attention], name: str) -> str:
     parents = cls.__mro__[: cls.__mro__.index(Attention) + 1]
-    named = [inspect.signature(c.__init__).parameters.values() for c in parents]
+    named = [inspect.signature(c).parameters.values() for c in parents]
     keywords = [p.name for group in named for p in group if p.kind is p.KEYWORD_ONLY]
     close = difflib.get_close_matches(name, keywords, n=1)
     return f"{cls.__name__} received an unexpected keyword argument {name!r}" + (

@@ -57,7 +57,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice, compute_dtype
-from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.randomness import RandomKey
 
 
@@ -283,25 +283,11 @@ class FiSHAttention(Attention):
         scale_position: ScalePosition = "after",
         **common: Any,
     ) -> None:
+        options = own_options(FiSHCore, locals())
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
         super().__init__(embed_dim, num_heads, num_kv_heads=None, **common)
         self.mixing_bias: MixingBias = mixing_bias
-        self.core = FiSHCore(
-            self.layout,
-            self._backend,
-            mixer=mixer,
-            mixer_ratios=mixer_ratios,
-            mixing=mixing,
-            mixing_init=mixing_init,
-            mixing_bias=mixing_bias,
-            noise=noise,
-            noise_scale=noise_scale,
-            sigma_shape=sigma_shape,
-            sigma_param=sigma_param,
-            noise_position=noise_position,
-            noise_at_eval=noise_at_eval,
-            scale_position=scale_position,
-        )
+        self.core = FiSHCore(self.layout, self._backend, **options)
 
     def head_layout(self) -> HeadLayout:
         """Queries and keys are global, values local."""

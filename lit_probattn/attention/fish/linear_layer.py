@@ -18,7 +18,7 @@ from lit_probattn.attention.core import (
     Learned,
 )
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.fish.cost import linear_fish_flops, linear_fish_macs
+from lit_probattn.attention.fish.cost import linear_fish_cost
 from lit_probattn.attention.fish.functions import ScoreNoise
 from lit_probattn.attention.fish.layer import (
     _3_HEADS,
@@ -46,7 +46,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice
-from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import CHUNK_RULES, linear_refusal
 
@@ -276,30 +276,14 @@ class LinearFiSHAttention(Attention):
         sum_normalize: bool = False,
         **common: Any,
     ) -> None:
+        options = own_options(LinearFiSHCore, locals())
         check_choice("lfish_mode", lfish_mode, ("kv_global", "key_global", "score_global"))
         self.lfish_mode: LFiSHMode = lfish_mode
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
         super().__init__(
             embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, rotary_base=10000.0, **common
         )
-        self.core = LinearFiSHCore(
-            self.layout,
-            self._backend,
-            lfish_mode=lfish_mode,
-            mixer=mixer,
-            mixer_ratios=mixer_ratios,
-            mixing=mixing,
-            mixing_init=mixing_init,
-            mixing_bias=mixing_bias,
-            noise=noise,
-            noise_scale=noise_scale,
-            sigma_shape=sigma_shape,
-            sigma_param=sigma_param,
-            noise_at_eval=noise_at_eval,
-            normalizer=normalizer,
-            eps=eps,
-            sum_normalize=sum_normalize,
-        )
+        self.core = LinearFiSHCore(self.layout, self._backend, **options)
 
     def head_layout(self) -> HeadLayout:
         """Keys are global; values where states are, queries where scores are."""
@@ -318,23 +302,20 @@ class LinearFiSHAttention(Attention):
         layers) + NHEE_v + NHE + GHE. The paper gives no formula; `paper_flops` counts these parts
         by the convention of its appendix D.
         """
-        sizes: dict[str, Any] = {
-            "seq_len": seq_len,
-            "embed_dim": self.embed_dim,
-            "key_embed_dim": self.key_embed_dim,
-            "head_dim": self.head_dim,
-            "value_dim": self.value_head_dim,
-            "num_heads": self.num_heads,
-            "num_global_heads": self.num_global_heads,
-            "mode": self.lfish_mode,
-            "widths": self.core.mixing.widths,
-            "noise": self.core.noise_kind != "none",
-        }
-        return Cost(
-            paper_flops=linear_fish_flops(**sizes, bias=self.core.mixing.last_bias is not None),
-            macs=linear_fish_macs(**sizes),
-            num_parameters=self.count_parameters(),
+        flops, macs = linear_fish_cost(
+            seq_len=seq_len,
+            embed_dim=self.embed_dim,
+            key_embed_dim=self.key_embed_dim,
+            head_dim=self.head_dim,
+            value_dim=self.value_head_dim,
+            num_heads=self.num_heads,
+            num_global_heads=self.num_global_heads,
+            mode=self.lfish_mode,
+            widths=self.core.mixing.widths,
+            noise=self.core.noise_kind != "none",
+            bias=self.core.mixing.last_bias is not None,
         )
+        return Cost(flops, macs, num_parameters=self.count_parameters())
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

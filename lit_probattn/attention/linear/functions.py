@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, Heads, kernel_refusal
 from lit_probattn.attention.cache import LinearState
-from lit_probattn.attention.functional import compute_dtype, repeat_heads
+from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks
@@ -116,7 +116,7 @@ def linear_kernel(query: Tensor, key: Tensor, arguments: LinearArguments) -> Ten
     if scale is not None:
         scale = scale[:, :, None]
     cols = repeat_heads(features.key(key, projection, scale), heads)  # (B, H, K, L, F)
-    shares = prior.repeat_interleave(heads // prior.shape[0], 0)
+    shares = repeat_rows(prior, heads)
     return ((rows[:, :, None] @ cols.mT) * shares[None, :, :, None]).sum(2)
 
 

@@ -17,7 +17,7 @@ from lit_probattn.attention.core import (
     HeadLayout,
 )
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.functional import autocast_off, compute_dtype
+from lit_probattn.attention.functional import autocast_off, check_choice, compute_dtype
 from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.linear.features import (
     FeatureMap,
@@ -260,12 +260,8 @@ class LinearAttention(Attention):
 
 
 def _check_form(form: LinearForm, num_features: int | None) -> None:
-    for name, value, choices in (
-        ("denominator", form.denominator, ("sum", "sqrt_len")),
-        ("output_scale", form.output_scale, ("one", "inv_sqrt_head_dim")),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")
+    check_choice("denominator", form.denominator, ("sum", "sqrt_len"))
+    check_choice("output_scale", form.output_scale, ("one", "inv_sqrt_head_dim"))
     if not 0.0 <= form.eps < 1.0:
         raise ValueError(f"eps must be in [0, 1), received {form.eps}")
     if form.padded_len is not None and form.padded_len < 1:

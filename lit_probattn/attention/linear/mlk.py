@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.core import HeadCall, HeadLayout, Learned
 from lit_probattn.attention.functional import check_choice, compute_dtype
-from lit_probattn.attention.layer import Example
+from lit_probattn.attention.layer import Example, own_options
 from lit_probattn.attention.linear.functions import LinearArguments, linear_kernel, masked_kernel
 from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
 from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorShare
@@ -157,17 +157,10 @@ class MLKAttention(LinearAttention):
         shift_init_std: float = 1.0,
         **common: Any,
     ) -> None:
+        self._mixture = own_options(MLKCore, locals())
         if num_components < 1:
             raise ValueError(f"num_components must be at least 1, received {num_components}")
         self.num_components, self.shifted_keys = num_components, shifted_keys
-        self._mixture: dict[str, Any] = {
-            "num_components": num_components,
-            "shifted_keys": shifted_keys,
-            "prior_share": prior_share,
-            "prior_param": prior_param,
-            "max_positions": max_positions,
-            "shift_init_std": shift_init_std,
-        }
         super().__init__(embed_dim, num_heads, **common)
 
     def head_layout(self) -> HeadLayout:

@@ -28,12 +28,13 @@ from lit_probattn.attention.cost import (
     num_parts,
 )
 from lit_probattn.attention.functional import (
+    biased,
     check_choice,
     compute_dtype,
     masked_softmax,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.mgk.functions import (
     MGKArguments,
     Score,
@@ -255,14 +256,13 @@ class MGKCore(Core):
         )
         rows, cols = masks.all_rows, range(masks.num_keys)
         allowed = masks.allowed(rows, cols, call.query.device)
-        bias = masks.bias_block(rows, cols)
         if self.e_step == "hard":
             shares = nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)
             shares, total = shares.movedim(-1, 2), scores.amax(2)
         else:
             shares, total = scores.softmax(2), scores.logsumexp(2)
-        weights = masked_softmax(total if bias is None else total + bias, allowed, self.row_eps)
-        return weights, shares
+        total = biased(total, masks, rows, cols)
+        return masked_softmax(total, allowed, self.row_eps), shares
 
     def learned(self) -> dict[str, Learned]:
         """Return priors and variances."""
@@ -470,26 +470,12 @@ class MGKAttention(Attention):
         rotary_shift: RotaryShift = "before",
         **common: Any,
     ) -> None:
+        options = own_options(MGKCore, locals())
         if num_components < 1:
             raise ValueError(f"num_components must be at least 1, received {num_components}")
         self.num_components, self.shifted_keys = num_components, shifted_keys
         super().__init__(embed_dim, num_heads, **common)
-        self.core = self.make_core(
-            num_components=num_components,
-            shifted_keys=shifted_keys,
-            e_step=e_step,
-            score=score,
-            variance=variance,
-            learn_variance=learn_variance,
-            prior_share=prior_share,
-            prior_param=prior_param,
-            max_positions=max_positions,
-            mixture_heads=mixture_heads,
-            shift_init_std=shift_init_std,
-            include_log_det=include_log_det,
-            em_weighting=em_weighting,
-            rotary_shift=rotary_shift,
-        )
+        self.core = self.make_core(**options)
 
     def make_core(self, **mixture: Any) -> MGKCore:
         """Return the core for these options of the mixture."""
