@@ -33,12 +33,13 @@ model:
 """
 SWEEP = """\
 name: cosine
-quantities: [cost]
-model: {{kind: attention, head_dim: 8}}
+model: {kind: attention, head_dim: 8}
+baseline: softmax
 variants:
-  softmax: {{attention: configs/attention/softmax.yaml}}
-  cosine: {{attention: {config}, baseline: softmax}}
-grid: {{embed_dim: [32], seq_len: [16, 32]}}
+  softmax: {attention: {config: configs/attention/softmax.yaml, init_args: {dropout: 0.0}}}
+  cosine: {attention: {class_path: my_cosine.CosineAttention, init_args: {num_heads: 8}}}
+grid: {embed_dim: [32], seq_len: [16, 32], backend: [reference, blockwise]}
+measure: [cost]
 """
 OUTSIDE_TEST = """\
 from functools import partial
@@ -125,10 +126,11 @@ def outside(folder: Path, copy: Path) -> None:
     config = mine / "my_cosine.yaml"
     config.write_text(CONFIG.format(path="my_cosine.CosineAttention"))
     (mine / "test_my_cosine.py").write_text(OUTSIDE_TEST)
-    (mine / "sweep.yaml").write_text(SWEEP.format(config=config))
+    (mine / "sweep.yaml").write_text(SWEEP)
     print("outside:", *sorted(p.name for p in mine.iterdir()))
     run(mine, copy, *fit_words(config, folder / "outside"))
-    run(mine, copy, "profiling", "sweep", str(mine / "sweep.yaml"), "--out", str(mine / "counted"))
+    counted = str(mine / "counted")
+    run(mine, copy, "profiling", "sweep", "--config", str(mine / "sweep.yaml"), "--out", counted)
     run(mine, copy, "pytest", "-q", "-p", "no:cacheprovider", str(mine / "test_my_cosine.py"))
 
 

