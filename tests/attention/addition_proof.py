@@ -115,7 +115,7 @@ def fit_words(config: Path, out: Path) -> list[str]:
     words += ["--trainer.max_steps", "3", "--trainer.enable_progress_bar", "false"]
     words += ["--data.init_args.data_dir", str(out / "data"), "--data.init_args.num_train", "16"]
     words += ["--data.init_args.num_val", "8", "--data.init_args.num_test", "8"]
-    return [*words, "--trainer.default_root_dir", str(out / "runs")]
+    return [*words, "--run.root", str(out / "runs")]
 
 
 def outside(folder: Path, copy: Path) -> None:
@@ -153,7 +153,7 @@ def inside(folder: Path, copy: Path, tests: str) -> int:
     subprocess.run(["git", "--no-pager", "diff", "--cached", "--stat"], cwd=copy, check=True)
     out = folder / "inside"
     run(copy, copy, *fit_words(Path("configs/attention/cosine.yaml"), out))
-    (checkpoint,) = sorted(out.rglob("checkpoints/step-*.ckpt"))[-1:]
+    (checkpoint,) = sorted(out.rglob("*.ckpt"))[-1:]
     weights = str(out / "model.safetensors")
     run(copy, copy, "lit_probattn.convert.to_safetensors", str(checkpoint), weights)
     study = ["lit_probattn.analysis", "priors", "--checkpoint", str(checkpoint)]
