@@ -228,12 +228,20 @@ _RELEASED: Mapping[str, Mapping[str, Any]] = {
     "LinearAttention": _RELEASED_LINEAR,
     "MLKAttention": {"mix": "after", "shift_first_zero": False, **_RELEASED_LINEAR},
 }
+# What no class does any more: an M-step replaces the priors.
+_GONE: Mapping[str, Mapping[str, Any]] = {
+    "MGKAttention": {"prior_momentum": 0.0},
+    "ReleasedMGKAttention": {"prior_momentum": 0.0},
+}
 RETIRED: Retired = {
     f"lit_probattn.attention.{name}": {
-        option: (default, f"lit_probattn.attention.Released{name}")
-        for option, default in options.items()
+        **{
+            option: (default, f"lit_probattn.attention.Released{name}")
+            for option, default in _RELEASED.get(name, {}).items()
+        },
+        **{option: (default, None) for option, default in _GONE.get(name, {}).items()},
     }
-    for name, options in _RELEASED.items()
+    for name in (*_RELEASED, "ReleasedMGKAttention")
 }
 
 

@@ -13,18 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, BackendFunction, Heads
 from lit_probattn.attention.blockwise import BLOCK_SCORES
-from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import (
+    Choice,
+    Core,
+    HeadCall,
+    HeadLayout,
+    Learned,
+)
+from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     autocast_off,
+    biased,
     compute_dtype,
     grouped_scores,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.softmax import product_macs, softmax_flops
 from lit_probattn.randomness import AttentionDropout
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
@@ -85,10 +92,7 @@ def _attend(
     if len(cols) == 0:
         return query.new_zeros(*query.shape[:-1], value.shape[-1])
     key, value = key[..., : cols.stop, :], value[..., : cols.stop, :]
-    scores = grouped_scores(query * scale, key)
-    bias = masks.bias_block(rows, cols)
-    if bias is not None:
-        scores = scores + bias
+    scores = biased(grouped_scores(query * scale, key), masks, rows, cols)
     weights = entmax(scores, masks.allowed(rows, cols, scores.device), alpha)
     if dropout is not None:
         keep = dropout.keep(*weights.shape[:2], rows, cols, weights.device)
@@ -96,43 +100,21 @@ def _attend(
     return weights @ repeat_heads(value, weights.shape[1])
 
 
-def ast_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: ASTArguments,
-) -> Tensor:
-    """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_kv, L, E).
-        value: (B, H_kv, L, E_v).
-        masks: what each query may see.
-        dropout: attention dropout.
-        arguments: α of every head, and the scale.
-    """
+def ast_reference(given: Heads, arguments: ASTArguments) -> Tensor:
+    """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     tensors = (query.to(dtype), key.to(dtype), value.to(dtype), arguments.alpha.to(dtype))
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     return _attend(*tensors, scale, masks, dropout, masks.all_rows)
 
 
-def ast_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: ASTArguments,
-    block_rows: int | None = None,
-) -> Tensor:
+def ast_blockwise(given: Heads, arguments: ASTArguments, block_rows: int | None = None) -> Tensor:
     """Return the same over blocks of queries, recomputed in backward: O(N · block) memory.
 
     A row's threshold depends on all its keys, so blocks hold whole rows.
     """
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     query, key, value, alpha = (x.to(dtype) for x in (query, key, value, arguments.alpha))
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
@@ -159,8 +141,6 @@ class ASTCore(Core):
     """Adaptively sparse attention from heads to heads.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         alpha: `learned` per head, or a number for all heads; see `ASTAttention`.
 
     Raises:
@@ -219,12 +199,16 @@ class ASTCore(Core):
         """Return the maps (B, H, N, L), without dropout."""
         masks = call.masks
         with autocast_off(call.query):
-            scores = self.scores(call)
             rows, cols = masks.all_rows, range(masks.num_keys)
-            bias = masks.bias_block(rows, cols)
-            scores = scores if bias is None else scores + bias
+            scores = biased(self.scores(call), masks, rows, cols)
             allowed = masks.allowed(rows, cols, scores.device)
             return entmax(scores, allowed, self.alphas(call.query))
+
+    def learned(self) -> dict[str, Learned]:
+        """Return α of every head."""
+        if self.pre_alpha is None:
+            return {}
+        return {"alpha": Learned(self.alphas(self.pre_alpha)[:, None], "α of entmax", "α")}
 
     def extra_repr(self) -> str:
         """α, for printing."""
@@ -241,8 +225,6 @@ class ASTAttention(Attention):
     comparison used; AST learns it.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         alpha: `learned` per head, with a ~ N(0, 1) at the start, or a number in [1.01, 2] for all
             heads: 1.5, or 2 for sparsemax.
         common: the other arguments of `Attention`.
@@ -269,8 +251,8 @@ class ASTAttention(Attention):
         Neither paper counts the bisection, which has no matrix products.
         """
         return Cost(
-            paper_flops=softmax_flops(self, seq_len),
-            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
+            paper_flops=self.softmax_flops(seq_len),
+            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
             num_parameters=self.count_parameters(),
         )
 

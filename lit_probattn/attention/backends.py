@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,28 @@ Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 logger = logging.getLogger("lit_probattn")
+
+
+class Heads(NamedTuple):
+    """What every implementation computes from, beside the variant's own arguments.
+
+    Args:
+        query: (B, H, N, E); in FiSH G heads.
+        key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with K keys per head; in FiSH G heads.
+        value: (B, H_kv, L, E_v); in FiSH H heads, or G.
+        masks: what each query may see.
+        dropout: attention dropout, one decision per pair (per value in linear attention).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    masks: Masks
+    dropout: AttentionDropout | None
+
+
+# Computes (B, H, N, E_v), in at least the dtype of the queries.
+BackendFunction = Callable[[Heads, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -162,10 +184,11 @@ def _automatic(
     raise NotImplementedError(f"{variant}: no backend serves this call: {told}")
 
 
-def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor) -> dict[str, Any]:
+def pair_arguments(given: Heads) -> dict[str, Any]:
     """Return masks, bias and dropout as the kernels take them."""
     from lit_probattn.kernels.runtime import draw_tensor
 
+    query, _, _, masks, dropout = given
     draw = None
     if dropout is not None:
         samples = dropout.key.samples(query.shape[0], query.device)
@@ -183,7 +206,9 @@ def pair_arguments(masks: Masks, dropout: AttentionDropout | None, query: Tensor
 class Refusing(Protocol):
     """What `common_refusal` reads of a core."""
 
-    kernel: str
+    @property
+    def kernel(self) -> str: ...  # noqa: D102
+
     refused: dict[str, str]
     layout: Any
 
@@ -214,8 +239,8 @@ def kernel_refusal(
     """Say why the fused kernel of a family cannot serve a call ("cannot …"), or None if it can.
 
     Args:
-        family: name of the kernel, `softmax`, `mgk`, …; its self-test runs at the first call on a
-            GPU with this dtype and head size.
+        family: the kernel, `dense/softmax` and the like; its self-test runs at the first call on
+            a GPU with this dtype and head size.
         call: the call.
         head_dims: sizes of query and value heads.
         bias_gradient: whether the kernel gives an additive bias its gradient.

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.functional import grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
 from lit_probattn.randomness import AttentionDropout
 from lit_probattn.torch_internals import softmax_backward
@@ -104,13 +105,6 @@ def row_logsumexp(scores: Tensor, hidden: Tensor | None) -> Tensor:
     return torch.logsumexp(scores, -1, keepdim=True)
 
 
-def _times_value(weights: Tensor, value: Tensor) -> Tensor:
-    """Multiply (B, H, n, L) weights with (B, H_kv, L, E) values without repeating the values."""
-    batch, heads, rows, keys = weights.shape
-    grouped = weights.reshape(batch, value.shape[1], heads // value.shape[1] * rows, keys)
-    return (grouped @ value).view(batch, heads, rows, -1)
-
-
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +118,7 @@ class _Blockwise(torch.autograd.Function):
             keep = plan.keep(weights, block)
             if keep is not None and plan.dropout is not None:
                 weights = weights.mul_(keep).mul_(plan.dropout.scale)
-            outs.append(_times_value(weights, plan.slices(value, "col", block)))
+            outs.append(grouped_values(weights, plan.slices(value, "col", block)))
         out = torch.cat(outs, -2)
         normaliser = torch.cat(normalisers, -2) if normalisers else out.new_empty(0)
         ctx.plan = plan

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    pass
-
+from lit_probattn.attention.functional import grouped_values
 
 # Cached positions that a decoding step reads at once: bounds the scores it stores.
 DEFAULT_PART_LEN = 8192
@@ -214,9 +211,7 @@ def partial_attention(
     weights = torch.exp(scores - largest)
     total = weights.sum(-1, keepdim=True)
     weights = weights / total.masked_fill(total == 0, 1.0)
-    batch, heads, rows, keys = weights.shape
-    grouped = weights.reshape(batch, value.shape[1], heads // value.shape[1] * rows, keys)
-    return (grouped @ value).view(batch, heads, rows, -1), largest + total.log()
+    return grouped_values(weights, value), largest + total.log()
 
 
 def merge_partials(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +21,17 @@ from lit_probattn.attention.backends import (
     BACKENDS,
     AutoRule,
     Backend,
+    BackendFunction,
     Call,
+    Heads,
     choose_backend,
     common_refusal,
 )
 from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
-from lit_probattn.attention.functional import autocast_off, compute_dtype, reference_weights
+from lit_probattn.attention.functional import autocast_off, biased, compute_dtype, reference_weights
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
-# Computes (B, H, N, E_v) from query (B, H, N, E), key, value, masks, dropout and the variant's own
-# arguments, in at least the dtype of query.
-BackendFunction = Callable[[Tensor, Tensor, Tensor, Masks, AttentionDropout | None, Any], Tensor]
 # With a cache, calls with at most this many new tokens read it part by part.
 STEP_QUERIES = 16
 
@@ -98,6 +97,35 @@ class HeadCall:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """Numbers that a core learned beside the projections, as studies show them.
+
+    Args:
+        values: (rows, components); a row is a head, or the layer.
+        title: what the numbers are.
+        component: what a column stands for.
+        is_matrix: shown as a matrix, however small.
+        is_share: comparable after division by the sum of a row.
+        of_layer: the only row belongs to the layer.
+    """
+
+    values: Tensor
+    title: str
+    component: str
+    is_matrix: bool = False
+    is_share: bool = False
+    of_layer: bool = False
+
+
+class Gaussians(NamedTuple):
+    """A mixture of Gaussians per key: keys (B, H_key, K, L, E), log π or None, σ² (H_prior, K)."""
+
+    key: Tensor
+    log_prior: Tensor | None
+    variance: Tensor
+
+
+@dataclass(frozen=True)
 class Choice:
     """How a core computes one call.
 
@@ -131,10 +159,18 @@ class Core(nn.Module):
     score_maps: int = 1
     # Whether `cached_scores` exists: short calls with a cache then read it part by part.
     steps_over_cache: ClassVar[bool] = False
+    # The implementation whose products `cost` states.
+    stated_backend: ClassVar[Backend] = "reference"
+    # Families of fused kernels, as folder/family below `kernels/`; the defaults' first.
+    kernels: ClassVar[tuple[str, ...]] = ()
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
     # Whether `observe` wants to see training calls.
     observes: bool = False
+    # Whether there are scores before a softmax, and whether `gaussians` and `posterior` exist.
+    has_scores: ClassVar[bool] = True
+    has_gaussians: ClassVar[bool] = False
+    has_components: bool = False
     # Says why a backend cannot serve a call ("cannot …"), or None if it can.
     refusal = common_refusal
 
@@ -143,8 +179,8 @@ class Core(nn.Module):
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         self.layout, self.backend = layout, backend
-        # Family of the fused kernel, and backends that can serve no call, with the reason.
-        self.kernel, self.refused = self.variant, dict[str, str]()
+        # Backends that can serve no call, with the reason.
+        self.refused: dict[str, str] = {}
 
     def forward(self, call: HeadCall) -> Tensor:
         """Attend; (B, H, N, E_v) in the dtype of the queries.
@@ -161,9 +197,8 @@ class Core(nn.Module):
                 out = attend_to_cache(self, call)
             else:
                 choice = self.choose(call, self.pick(call))
-                out = self.backends[choice.backend](
-                    call.query, choice.key, call.value, call.masks, call.dropout, choice.arguments
-                )
+                given = Heads(call.query, choice.key, call.value, call.masks, call.dropout)
+                out = self.backends[choice.backend](given, choice.arguments)
         return out.to(call.query.dtype)
 
     # ------------------------------------------------------------------ the variant's part
@@ -200,6 +235,20 @@ class Core(nn.Module):
         """
 
     # ------------------------------------------------------------------ choosing
+    @property
+    def kernel(self) -> str:
+        """The family of `kernels` that serves these options."""
+        return self.kernels[0]
+
+    def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Return the pairs whose gradient no rounding decides, (B, H, N, L); None means all.
+
+        Args:
+            query: (B, H, N, E).
+            key: stored keys; see `HeadCall`.
+        """
+        return None
+
     def pick(self, call: HeadCall) -> str:
         """Return the name of the implementation that computes a call.
 
@@ -242,6 +291,22 @@ class Core(nn.Module):
         self.check(call.masks.bias, call.cache, call.scale)
         with autocast_off(call.query):
             return reference_weights(self.scores(call), call.masks, self.row_eps)
+
+    def gaussians(self, call: HeadCall) -> Gaussians:
+        """Return the Gaussians whose densities the scores are; where `has_gaussians`."""
+        raise NotImplementedError(f"{self.variant} is not a mixture of Gaussians")
+
+    def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
+        """Return weights P_ij (B, H, N, L) and responsibilities γ_ijr of a key's components.
+
+        γ is (B, H, K, N, L); P_ij γ_ijr is the joint posterior of key and component. Where
+        `has_components`.
+        """
+        raise NotImplementedError(f"{self.variant} has no components with responsibilities")
+
+    def learned(self) -> dict[str, Learned]:
+        """Return what was learned beside the projections, by name."""
+        return {}
 
     # ------------------------------------------------------------------ decoding
     def new_cache(self, capacity: int = 0) -> Cache:
@@ -296,9 +361,7 @@ def attend_to_cache(core: Core, call: HeadCall) -> Tensor:
     for cols in cache.parts():
         key, value, offset = cache.part(cols)
         scores = core.cached_scores(query, key.to(dtype), offset, cols, call)
-        bias = masks.bias_block(rows, cols)
-        if bias is not None:
-            scores = scores + bias
+        scores = biased(scores, masks, rows, cols)
         allowed = masks.allowed(rows, cols, query.device)
         output, normaliser = partial_attention(scores, value.to(dtype), allowed)
         outputs.append(output)

@@ -49,6 +49,13 @@ def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
     return (folded @ key.mT).view(batch, heads, rows, -1)
 
 
+def grouped_values(weights: Tensor, value: Tensor) -> Tensor:
+    """Multiply (B, H, N, L) weights with (B, H_kv, L, E) values without repeating the values."""
+    batch, heads, rows, keys = weights.shape
+    grouped = weights.reshape(batch, value.shape[1], heads // value.shape[1] * rows, keys)
+    return (grouped @ value).view(batch, heads, rows, -1)
+
+
 def masked_softmax(scores: Tensor, allowed: Tensor | None, row_eps: float = 0.0) -> Tensor:
     """Softmax over the last dimension; rows with nothing allowed give zeros with zero gradients.
 
@@ -119,6 +126,12 @@ class _LogSumExp(torch.autograd.Function):
         return tuple(torch.sub(term, total).exp_().mul_(grad) for term in scores)
 
 
+def biased(scores: Tensor, masks: Masks, rows: range, cols: range) -> Tensor:
+    """Add the bias of a block, if there is one."""
+    bias = masks.bias_block(rows, cols)
+    return scores if bias is None else scores + bias
+
+
 def reference_weights(scores: Tensor, masks: Masks, row_eps: float = 0.0) -> Tensor:
     """Return softmax(scores + bias) over what the masks allow, (B, H, N, L).
 
@@ -128,9 +141,7 @@ def reference_weights(scores: Tensor, masks: Masks, row_eps: float = 0.0) -> Ten
         row_eps: added to each row's sum of exponentials.
     """
     cols = range(masks.num_keys)
-    bias = masks.bias_block(masks.all_rows, cols)
-    if bias is not None:
-        scores = scores + bias
+    scores = biased(scores, masks, masks.all_rows, cols)
     return masked_softmax(scores, masks.allowed(masks.all_rows, cols, scores.device), row_eps)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from abc import abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from lit_probattn.attention.backends import BACKENDS, Backend
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.randomness import AttentionDropout, RandomKey
@@ -19,19 +23,18 @@ from lit_probattn.torch_internals import RenamingModule
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Analytic cost of one attention layer on one sequence, forward.
+class Example:
+    """Options of a layer and the masks of a call, for checks that walk all variants.
 
     Args:
-        paper_flops: multiplications plus additions by the paper's counting rule, for the paper's
-            layer (no biases; output projection included).
-        macs: multiply-adds in matrix products of what the reference runs.
-        num_parameters: parameters of this layer, biases included.
+        name: what tables print.
+        options: arguments of the layer; two heads unless they say otherwise.
+        masks: any of causal, key, pairs, bias, dropout.
     """
 
-    paper_flops: int
-    macs: int
-    num_parameters: int
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
 
 
 class Attention(RenamingModule):
@@ -62,9 +65,13 @@ class Attention(RenamingModule):
         ValueError: a size is not positive, `head_dim` is not given and H does not divide C,
             `num_kv_heads` does not divide `num_heads`, `dropout` is outside [0, 1), or `backend` is
             unknown.
+        TypeError: the variant has no such argument; the message names the nearest.
     """
 
     core: Core
+    # What the fused kernels are compared with, and each of their forms once, to be compiled.
+    kernel_examples: ClassVar[tuple[Example, ...]] = ()
+    kernel_forms: ClassVar[tuple[Example, ...]] = ()
 
     def __init__(
         self,
@@ -80,8 +87,11 @@ class Attention(RenamingModule):
         backend: Backend = "auto",
         rotary_dim: int = 0,
         rotary_base: float = 10000.0,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        for name in unknown:
+            raise TypeError(_no_such_argument(type(self), name))
         if head_dim is None:
             if num_heads < 1 or embed_dim % num_heads:
                 raise ValueError(
@@ -135,6 +145,18 @@ class Attention(RenamingModule):
     def cost(self, seq_len: int) -> Cost:
         """Return the analytic cost of self-attention over `seq_len` tokens."""
 
+    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs | None:
+        """Return the products of a backend per pair; None where they have no closed form."""
+        return None
+
+    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
+        """Return what lies between `Cost.macs` and `Cost.paper_flops`; None if it has no terms."""
+        return None
+
+    def break_even_head_dim(self) -> float | None:
+        """Return the head size above which the N² term of the scores is below that of MHA."""
+        return None
+
     # ------------------------------------------------------------------ what a caller may ask
     @property
     def backend(self) -> Backend:
@@ -144,6 +166,11 @@ class Attention(RenamingModule):
     @backend.setter
     def backend(self, name: Backend) -> None:
         self.core.backend = name
+
+    @property
+    def has_plain_heads(self) -> bool:
+        """Whether all heads have one size and keys of their own."""
+        return self.num_kv_heads == self.num_heads and self.value_head_dim == self.head_dim
 
     @property
     def key_width(self) -> int:
@@ -156,6 +183,24 @@ class Attention(RenamingModule):
         keys_and_values = self.key_width + heads.value * self.value_head_dim
         inner = heads.query * self.head_dim + heads.out * self.value_head_dim
         return seq_len * (c * inner + self.key_embed_dim * keys_and_values)
+
+    def product_macs(self, seq_len: int) -> int:
+        """Return multiply-adds of one map per head: N² H (E + E_v)."""
+        return seq_len * seq_len * self.num_heads * (self.head_dim + self.value_head_dim)
+
+    def softmax_flops(self, seq_len: int) -> int:
+        """Return operations of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
+        n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
+        return n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
+
+    def projection_parameters(self) -> int:
+        """Return the number of parameters of the four projections, from sizes."""
+        weights, biases = self.projection_macs(1), 0
+        if self.use_bias:
+            heads = self.layout
+            biases = heads.query * self.head_dim + heads.value * self.value_head_dim
+            biases += self.key_width + self.embed_dim
+        return weights + biases
 
     def count_parameters(self) -> int:
         """Return the number of parameters."""
@@ -221,19 +266,17 @@ class Attention(RenamingModule):
         value: Tensor | None = None,
         *,
         key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        bias: Tensor | None = None,
         cache: Cache | None = None,
         rng: RandomKey | None = None,
+        **pairs: Any,
     ) -> HeadCall:
         """Return what the core computes from these inputs, without dropout; for analysis too.
 
         Inputs are checked, projected, split into heads, rotated, and appended to the cache. The
-        arguments are those of `forward`.
+        arguments are those of `forward`; `pairs` are attn_mask, is_causal and bias.
         """
         if cache is not None:
-            self.core.check(bias, cache)  # before anything is appended
+            self.core.check(pairs.get("bias"), cache)  # before anything is appended
         if key is None and value is not None:
             raise ValueError("value is given without key; pass both, or neither for self-attention")
         # Keys of self-attention are the queries' tokens; a cache holds others too.
@@ -269,31 +312,13 @@ class Attention(RenamingModule):
         masks = make_masks(
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]),
             key_mask=key_mask,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            bias=bias,
+            **pairs,
         )
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
 
-    def weights(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        *,
-        key_mask: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor | None = None, **masks: Any) -> Tensor:
         """Return the maps (B, H, N, L) by the equation, without dropout and noise; for analysis."""
-        call = self.call(
-            *(query, key),
-            key_mask=key_mask,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            bias=bias,
-        )
-        return self.core.weights(call)
+        return self.core.weights(self.call(query, key, **masks))
 
     def _dropout(self, rng: RandomKey | None) -> AttentionDropout:
         if rng is None:
@@ -336,6 +361,27 @@ class AttentionFactory(Protocol):
             overrides: further arguments of the constructor, such as `num_heads` in models whose
                 stages have heads of their own.
         """
+
+
+def own_options(core: type[Core], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a layer that its core's constructor names too.
+
+    Args:
+        core: class of the core.
+        arguments: `locals()` at the start of the layer's constructor.
+    """
+    named = inspect.signature(core).parameters.values()
+    return {p.name: arguments[p.name] for p in named if p.name in arguments}
+
+
+def _no_such_argument(cls: type[Attention], name: str) -> str:
+    parents = cls.__mro__[: cls.__mro__.index(Attention) + 1]
+    named = [inspect.signature(c).parameters.values() for c in parents]
+    keywords = [p.name for group in named for p in group if p.kind is p.KEYWORD_ONLY]
+    close = difflib.get_close_matches(name, keywords, n=1)
+    return f"{cls.__name__} received an unexpected keyword argument {name!r}" + (
+        f"; did you mean {close[0]!r}?" if close else f"; expected {', '.join(keywords)}"
+    )
 
 
 def split_heads(projected: Tensor, num_heads: int, keys_per_head: int = 1) -> Tensor:

@@ -13,19 +13,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, BackendFunction, Heads
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
     reference_output,
     repeat_heads,
 )
-from lit_probattn.attention.layer import Attention, Cost
-from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.softmax import product_macs, softmax_flops
-from lit_probattn.randomness import AttentionDropout
+from lit_probattn.attention.layer import Attention
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
@@ -65,29 +63,17 @@ def polynomial_scores(query: Tensor, key: Tensor, *, degree: int) -> Tensor:
     return log_power(query @ repeat_heads(key, query.shape[1]).mT, degree)
 
 
-def polynomial_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: PolynomialArguments,
-) -> Tensor:
+def polynomial_reference(given: Heads, arguments: PolynomialArguments) -> Tensor:
     """Return Σ_j kernel[i, j] value[j] / Σ_j kernel[i, j], (B, H, N, E_v), in at least float32."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     scores = polynomial_scores(query.to(dtype), key.to(dtype), degree=arguments.degree)
     return reference_output(scores, value, masks, dropout)
 
 
-def polynomial_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: PolynomialArguments,
-) -> Tensor:
+def polynomial_blockwise(given: Heads, arguments: PolynomialArguments) -> Tensor:
     """Return the same block by block, O(N · block) memory."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
@@ -109,8 +95,6 @@ class PolynomialCore(Core):
     """Attention with the kernel (query · key)^degree, from heads to heads; any scale cancels.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         degree: the even power.
 
     Raises:
@@ -158,8 +142,6 @@ class PolynomialAttention(Attention):
     in the denominator: weights sum to one, and rows without any product are uniform.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         degree: the even power; an odd one would make negative weights.
         common: the other arguments of `Attention`, without rotary positions.
 
@@ -181,7 +163,7 @@ class PolynomialAttention(Attention):
         """
         powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
         return Cost(
-            paper_flops=softmax_flops(self, seq_len) + powers,
-            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
+            paper_flops=self.softmax_flops(seq_len) + powers,
+            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
             num_parameters=self.count_parameters(),
         )

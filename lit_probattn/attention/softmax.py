@@ -13,9 +13,30 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, pair_arguments
+from lit_probattn.attention.backends import (
+    AUTO_RULES,
+    AutoRule,
+    Backend,
+    BackendFunction,
+    Heads,
+    pair_arguments,
+)
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.core import BackendFunction, Choice, Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import (
+    Choice,
+    Core,
+    Gaussians,
+    HeadCall,
+    HeadLayout,
+)
+from lit_probattn.attention.cost import (
+    Cost,
+    CostTerm,
+    PairMacs,
+    fused_pairs,
+    mixture_terms,
+    num_parts,
+)
 from lit_probattn.attention.functional import (
     compute_dtype,
     grouped_scores,
@@ -24,10 +45,8 @@ from lit_probattn.attention.functional import (
     split_precision,
     squared_distance,
 )
-from lit_probattn.attention.layer import Attention, Cost
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["dot", "gaussian"]
 
@@ -68,15 +87,9 @@ def softmax_scores(query: Tensor, key: Tensor, arguments: SoftmaxArguments) -> T
     return -squared_distance(query, key) / (2.0 * root)
 
 
-def softmax_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_reference(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return softmax(scores) @ value, (B, H, N, E_v), in at least float32."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     scores = softmax_scores(query.to(dtype), key.to(dtype), arguments)
     return reference_output(scores, value, masks, dropout)
@@ -100,30 +113,18 @@ def gaussian_as_dot(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([low_query, ones], -1), torch.cat([low_key, *parts], -1)
 
 
-def softmax_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_sdpa(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return the same through PyTorch's fused attention, O(N) memory."""
+    query, key, value, masks, _ = given
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     if arguments.score == "gaussian":
         query, key = gaussian_as_dot(query, key)
     return fused_attention(query, key, value, masks=masks, scale=scale)
 
 
-def softmax_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_blockwise(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return the same block by block, with dropout, O(N · block) memory."""
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -145,23 +146,17 @@ def softmax_blockwise(
     return out
 
 
-def softmax_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: SoftmaxArguments,
-) -> Tensor:
+def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
     from lit_probattn.kernels.dense.attention import centred, point_terms, softmax_attention
 
+    query, key, value, *_ = given
     scale, key_bias = query.shape[-1] ** -0.5 * arguments.scale_ratio, None
     if arguments.score == "gaussian":
         query, key = centred(query, key)
         squares, _ = point_terms(key, None)
         key_bias = squares * (scale / -2.0)
-    call = pair_arguments(masks, dropout, query)
+    call = pair_arguments(given)
     return softmax_attention(query, key, value, scale=scale, key_bias=key_bias, **call)
 
 
@@ -169,8 +164,6 @@ class SoftmaxCore(Core):
     """Softmax attention from heads to heads.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         score: scaled dot product, or one Gaussian per key with variance √E.
 
     Raises:
@@ -179,6 +172,8 @@ class SoftmaxCore(Core):
 
     variant: ClassVar[str] = "softmax"
     steps_over_cache: ClassVar[bool] = True
+    has_gaussians: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("dense/softmax",)
     # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases.
     auto_rules: Mapping[str, AutoRule] = {
         **AUTO_RULES,
@@ -209,6 +204,13 @@ class SoftmaxCore(Core):
         arguments = SoftmaxArguments(self.score, call.scale_ratio())
         return softmax_scores(call.query.to(dtype), call.key.to(dtype), arguments)
 
+    def gaussians(self, call: HeadCall) -> Gaussians:
+        """Return one Gaussian per key with σ² = √E, whichever score."""
+        heads = call.query.shape[1]
+        ones = torch.ones(heads, 1, dtype=compute_dtype(call.query), device=call.query.device)
+        key = repeat_heads(call.key, heads)[:, :, None]
+        return Gaussians(key, None, ones * self.layout.head_dim**0.5)
+
     def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
         """Return −‖key‖² / (2 √E) of Gaussian scores, (B, H_kv, L)."""
         if self.score == "dot":
@@ -237,14 +239,21 @@ class SoftmaxAttention(Attention):
     Departs from the source: nothing.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         score: scaled dot product, or one Gaussian per key with variance √E.
         common: the other arguments of `Attention`.
 
     Raises:
         ValueError: unknown score; see also `Attention`.
     """
+
+    core: SoftmaxCore
+    kernel_examples = (
+        Example("softmax"),
+        Example("softmax, grouped", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+        Example("softmax, value size 9", {"value_head_dim": 9}, ("key", "dropout")),
+        Example("gaussian", {"score": "gaussian"}, ("pairs", "bias")),
+    )
+    kernel_forms = (Example("softmax"),)
 
     def __init__(
         self, embed_dim: int, num_heads: int, *, score: Score = "dot", **common: Any
@@ -259,18 +268,19 @@ class SoftmaxAttention(Attention):
         is given for that case.
         """
         return Cost(
-            paper_flops=softmax_flops(self, seq_len),
-            macs=self.projection_macs(seq_len) + product_macs(self, seq_len),
-            num_parameters=self.count_parameters(),
+            paper_flops=self.softmax_flops(seq_len),
+            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
+            num_parameters=self.projection_parameters(),
         )
 
+    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
+        """Gaussian scores carry the norm of the key in coordinates of its own."""
+        size = self.head_dim
+        if self.core.score == "gaussian" and backend in ("sdpa", "blockwise"):
+            size += num_parts(backend, dtype)
+        return fused_pairs(size, self.value_head_dim, 1, backend)
 
-def softmax_flops(layer: Attention, seq_len: int) -> int:
-    """Return operations by MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
-    n, c, e, h = seq_len, layer.embed_dim, layer.head_dim, layer.num_heads
-    return n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
-
-
-def product_macs(layer: Attention, seq_len: int) -> int:
-    """Return multiply-adds of one map per head: N² H (E + E_v)."""
-    return seq_len * seq_len * layer.num_heads * (layer.head_dim + layer.value_head_dim)
+    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
+        """Return the terms where all heads have one size and keys of their own."""
+        sizes = (self.num_heads, self.head_dim, self.embed_dim)
+        return mixture_terms(seq_len, *sizes) if self.has_plain_heads else None

@@ -27,7 +27,6 @@ from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import ImageClassifier, LanguageModeling, PairClassifier
 from lit_probattn.tasks.base import Task
 from profiling.cost.count import attention_layers
-from profiling.cost.exact import stated_backend
 from profiling.measure.counters import torch_flops
 from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
@@ -174,7 +173,7 @@ def counts(cell: Cell) -> dict[str, int]:
         task = build_task(cell, data).eval()
         inputs, _ = make_inputs(task, data, 1)
         for layer in attention_layers(task):
-            layer.backend = cast(Backend, stated_backend(layer))
+            layer.backend = layer.core.stated_backend
         model = task.model
 
         def forward() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import suppress
 
 import torch
 
-from lit_probattn import attention
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, variants
 from lit_probattn.attention.backends import Call
 from lit_probattn.doctor.findings import Finding
 from lit_probattn.kernels import runtime, selftest
@@ -16,16 +15,12 @@ from lit_probattn.kernels import runtime, selftest
 BACKENDS, KERNELS = "Backends that `auto` chooses", "Kernels"
 # A batch of the Long Range Arena's Text, and a short one.
 LONG, SHORT, BATCH, HEADS, HEAD_DIM = 4096, 128, 4, 4, 32
-_OPTIONS: dict[str, dict[str, Any]] = {"FiSHAttention": {"num_global_heads": 2}}
 
 
 def check_backends() -> Iterator[Finding]:
     """A line per variant and type of device."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    for name in attention.__all__:
-        cls = getattr(attention, name)
-        if not (isinstance(cls, type) and issubclass(cls, Attention) and cls is not Attention):
-            continue
+    for name, cls in variants().items():
         for device in devices:
             yield _choices(name, cls, device)
 
@@ -33,7 +28,7 @@ def check_backends() -> Iterator[Finding]:
 def _choices(name: str, cls: Callable[..., Attention], device: str) -> Finding:
     label = f"{name} on {device}"
     try:
-        layer = cls(HEADS * HEAD_DIM, HEADS, head_dim=HEAD_DIM, **_OPTIONS.get(name, {}))
+        layer = _layer(cls)
         calls = {
             f"training, {LONG} tokens, dropout": _choose(layer, device, LONG, True),
             f"training, {SHORT} tokens, dropout": _choose(layer, device, SHORT, True),
@@ -42,6 +37,10 @@ def _choices(name: str, cls: Callable[..., Attention], device: str) -> Finding:
     except (ValueError, NotImplementedError, TypeError) as error:
         return Finding(BACKENDS, label, "note", f"no choice: {error}")
     return Finding(BACKENDS, label, "ok", "; ".join(f"{k}: {v}" for k, v in calls.items()))
+
+
+def _layer(cls: Callable[..., Attention]) -> Attention:
+    return cls(HEADS * HEAD_DIM, HEADS, head_dim=HEAD_DIM)
 
 
 def _choose(layer: Attention, device: str, seq_len: int, dropout: bool) -> str:
@@ -59,14 +58,26 @@ def check_kernels() -> Iterator[Finding]:
     """The self-test of every family of kernels, where there is a GPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     why_not = runtime.refusal(device, torch.float32, HEAD_DIM)
-    for family in selftest.FAMILIES:
+    for family in _families():
+        label = family.rpartition("/")[2]
         if device == "cpu" or why_not is not None:
             reason = why_not or "cannot be tested without a GPU"
-            yield Finding(KERNELS, family, "note", f"not tested: {reason}")
+            yield Finding(KERNELS, label, "note", f"not tested: {reason}")
             continue
         failed = selftest.run(family, torch.device(device), torch.float16, HEAD_DIM)
         passed = failed is None
         text = f"passes its self-test with heads of {HEAD_DIM}, float16"
         yield Finding(
-            KERNELS, family, "ok" if passed else "problem", text if passed else failed or ""
+            KERNELS, label, "ok" if passed else "problem", text if passed else failed or ""
         )
+
+
+def _families() -> Iterator[str]:
+    """The families of kernels that variants have, each once."""
+    known = set()
+    for cls in variants().values():
+        with suppress(ValueError):  # a package that the variant needs is missing
+            for family in _layer(cls).core.kernels:
+                if family not in known:
+                    known.add(family)
+                    yield family

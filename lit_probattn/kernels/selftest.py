@@ -1,8 +1,10 @@
 """A check of a kernel on the machine that is about to use it, at its first use.
 
-Compilers and drivers differ; a kernel that is wrong here must not train a model. A family names a
-function that runs its kernel on small tensors beside plain float64 sums; the result is kept for the
-process, per family, GPU, Triton version, dtype and head size.
+Compilers and drivers differ; a kernel that is wrong here must not train a model. A family of
+kernels is named folder/family, as in `dense/mgk`: the folder's module `selftest` has `self_test(
+family, device, dtype, head_dim)`, which runs the kernel on small tensors and returns pairs (found,
+float64). Keep it to a few launches: compiling them is what the first call waits for. The result is
+kept for the process, per family, GPU, Triton version, dtype and head size.
 """
 
 from __future__ import annotations
@@ -17,18 +19,6 @@ from torch import Tensor
 
 from lit_probattn.torch_internals import outside_modes
 
-# A family's module has `self_test(family, device, dtype, head_dim)`, which returns pairs of tensors
-# (found, float64). Keep it to a few launches: compiling them is what the first call waits for.
-FAMILIES = {
-    "softmax": "lit_probattn.kernels.dense.selftest",
-    "mgk": "lit_probattn.kernels.dense.selftest",
-    "smgk": "lit_probattn.kernels.dense.selftest",
-    "fish": "lit_probattn.kernels.fish.selftest",
-    "gfish": "lit_probattn.kernels.fish.selftest",
-    "linear": "lit_probattn.kernels.linear.selftest",
-    "mlk": "lit_probattn.kernels.linear.selftest",
-    "linear_fish": "lit_probattn.kernels.linear.selftest",
-}
 # Largest error relative to the largest entry: a few roundings of the dtype, far below a wrong term.
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
@@ -65,11 +55,12 @@ def failure(family: str, dtype: torch.dtype, head_dim: int) -> str | None:
 def run(family: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Run a self-test now; return "failed …", or None when it passes."""
     where = f"on {device} in {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
-    test: SelfTest = import_module(FAMILIES[family]).self_test
+    folder, name = family.split("/")
+    test: SelfTest = import_module(f"lit_probattn.kernels.{folder}.selftest").self_test
     try:
         # Inference mode, in which Lightning validates, would leave the test without gradients.
         with torch.inference_mode(False), torch.enable_grad(), outside_modes():
-            pairs = test(family, device, dtype, head_dim)
+            pairs = test(name, device, dtype, head_dim)
             errors = [_relative_error(found, exact) for found, exact in pairs]
     except Exception as error:  # a compiler may fail in any way
         return f"failed its self-test {where}: {type(error).__name__}: {str(error)[:200]}"

@@ -24,9 +24,7 @@ from profiling.cost.exact import (
     NoFormulaError,
     attention_cost,
     backend_macs,
-    printed_gap_operations,
     scope_costs,
-    stated_backend,
 )
 from profiling.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from profiling.measure.rows import Scope, Source, Status
@@ -273,14 +271,13 @@ def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
         layer, setting.seq_len, setting.backend, train=setting.train, dtype=setting.dtype
     )
     calls = setting.calls * setting.num_layers
-    gap = printed_gap_operations(layer, setting.seq_len)
-    operations = layer.cost(setting.seq_len).paper_flops
     reason = None if run is not None else f"no closed form for backend {setting.backend}"
     costs: dict[str, ExactCost] = {
         "attention": ExactCost(one.macs * calls, 0, one.num_parameters * setting.num_layers)
     }
     if setting.shape is not None:
         costs = scope_costs(setting.shape, one)
+    printed = one.paper_flops if one.paper_flops_printed is None else one.paper_flops_printed
     entries: dict[Scope, CostEntry] = {}
     for scope in SCOPES[: len(costs)]:
         cost = costs[scope]
@@ -301,11 +298,11 @@ def _exact(setting: Setting, layer: Attention) -> dict[Scope, CostEntry]:
             ),
             fvcore_operations=(
                 None
-                if setting.backend != stated_backend(layer)
+                if setting.backend != layer.core.stated_backend
                 else cost.macs + cost.norm_operations
             ),
-            paper_operations=operations * calls if is_attention else None,
-            paper_operations_printed=(operations - gap) * calls if is_attention else None,
+            paper_operations=one.paper_flops * calls if is_attention else None,
+            paper_operations_printed=printed * calls if is_attention else None,
             reason=reason,
         )
     return entries

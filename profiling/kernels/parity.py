@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lit_probattn.attention import Attention, HeadCall, MGKAttention
+from lit_probattn.attention import Attention, HeadCall
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.masks import Masks, make_masks
-from lit_probattn.attention.mgk.functions import component_scores
 from lit_probattn.configs import ConfigError
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case, draw_heads
@@ -114,9 +114,10 @@ def make_inputs(
 
     query, key, value = draw_heads(layer, batch, num_queries, num_keys, draw)
     pairs = coin(1, heads, num_queries, num_keys) if "pairs" in case.masks else None
-    if clear and isinstance(layer, MGKAttention) and layer.core.e_step == "hard":
-        leads = _clear_winners(layer, query, key)
-        pairs = leads if pairs is None else leads & pairs
+    if clear:
+        with torch.no_grad():
+            leads = layer.core.clear_pairs(query, key)
+        pairs = pairs if leads is None else leads if pairs is None else leads & pairs
     masks = make_masks(
         *(batch, heads, num_queries, num_keys),
         key_mask=coin(batch, num_keys) if "key" in case.masks else None,
@@ -132,21 +133,6 @@ def make_inputs(
     return Inputs((query, key, value), masks, dropout, cotangent)
 
 
-@torch.no_grad()
-def _clear_winners(layer: MGKAttention, query: Tensor, key: Tensor) -> Tensor:
-    """Return the pairs whose best component leads by more than rounding in 16 bit, (B, H, N, L)."""
-    scores = component_scores(
-        query.double(),
-        layer.core.components(key).double(),
-        log_prior=None,
-        variance=layer.core.variance().double(),
-        score=layer.core.score,
-        include_log_det=False,
-    )
-    best = scores.topk(2, 2).values
-    return best[:, :, 0] - best[:, :, 1] > 0.05
-
-
 def run_heads(layer: Attention, backend: str, call: HeadCall) -> Tensor:
     """Return the heads' output of a call on one backend; keys are shifted or combined inside."""
     core = layer.core
@@ -155,7 +141,8 @@ def run_heads(layer: Attention, backend: str, call: HeadCall) -> Tensor:
             f"{core.variant} has no backend {backend!r}; expected one of {', '.join(core.backends)}"
         )
     choice, run = core.choose(call, backend), core.backends[backend]
-    return run(call.query, choice.key, call.value, call.masks, call.dropout, choice.arguments)
+    heads = Heads(call.query, choice.key, call.value, call.masks, call.dropout)
+    return run(heads, choice.arguments)
 
 
 def heads_and_gradients(

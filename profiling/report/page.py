@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines
-from profiling.cost.explain import explain_row
+from profiling.cost.exact import layer_of_row
 from profiling.measure.counters import CONVENTION
 from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
 from profiling.report.figures import draw_figures
@@ -145,7 +145,8 @@ def _terms(frame: pd.DataFrame) -> list[str]:
     parts: list[str] = []
     for variant in dict.fromkeys(rows["variant"]):
         row = rows[rows["variant"] == variant].iloc[-1].to_dict()
-        terms = explain_row(row)
+        layer = layer_of_row(row)
+        terms = None if layer is None else layer.cost_terms(int(row["seq_len"]))
         if terms is None:
             continue
         place = f"D = {row['embed_dim']}, N = {row['seq_len']}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
 import pandas as pd
 
-from lit_probattn.attention.fish.cost import break_even_head_dim
 from lit_probattn.records.tables import markdown_lines
+from profiling.cost.exact import layer_of_row
 from profiling.report.ratios import METRICS, PLACE, SETTING
 from profiling.sweep.config import Published
 
@@ -241,34 +240,23 @@ def dearer_lines(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
 
 
 def _break_even(frame: pd.DataFrame) -> list[str]:
-    """Say at which of the head sizes the N² term of a FiSH variant exceeds that of MHA.
+    """Say at which of the head sizes the N² term of a variant exceeds that of MHA.
 
     The N² term of the scores by the paper's rule; projections are the N term, which is always
     smaller with fewer global heads.
     """
-    rows = frame[frame["attention_class"] == "FiSHAttention"]
     lines = []
-    for variant, group in rows.groupby("variant", sort=False):
-        first = group.iloc[0]
-        arguments = json.loads(first["attention_args"])
-        heads, num_global = int(first["num_heads"]), arguments.get("num_global_heads")
-        mixer = arguments.get("mixer", "linear")
-        plain = not arguments.get("mixer_ratios") and mixer != "relu_sum"
-        if num_global is None or not plain or num_global >= heads:
+    for variant, group in frame.groupby("variant", sort=False):
+        layer = layer_of_row(group.iloc[0].to_dict())
+        limit = None if layer is None else layer.break_even_head_dim()
+        if limit is None or layer is None:
             continue
-        limit = break_even_head_dim(
-            heads,
-            num_global,
-            mixer,
-            arguments.get("noise", "global"),
-            arguments.get("mixing_bias", "hidden"),
-        )
         sizes = sorted(int(s) for s in group["head_dim"].unique())
         dear = [str(s) for s in sizes if s < limit]
         if dear:
             lines.append(
-                f"{variant}: the N² term of the scores is above that of {heads}-head attention "
-                f"for head sizes below {limit:.4g}, here {', '.join(dear)} (the N term is always "
-                "below)."
+                f"{variant}: the N² term of the scores is above that of {layer.num_heads}-head "
+                f"attention for head sizes below {limit:.4g}, here {', '.join(dear)} (the N term "
+                "is always below)."
             )
     return lines

@@ -11,9 +11,9 @@ import torch
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.studies import keys, likelihood, mixtures, priors, responsibilities
+from lit_probattn.analysis.studies import keys, likelihood, mixtures, responsibilities
 from lit_probattn.attention import (
-    ASTAttention,
+    Attention,
     FiSHAttention,
     MGKAttention,
     MLKAttention,
@@ -42,6 +42,16 @@ def parts_of(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     key = split["key"].unflatten(-1, (2, 3)).transpose(1, 2)
     key = key[:, :, None] + layer.core.key_shift[None, :, :, None]
     return query, key, layer.core.prior.value, layer.core.variance()
+
+
+@torch.no_grad()
+def posterior(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
+    return call.layer.core.posterior(call.call())
+
+
+@torch.no_grad()
+def learned(layer: Attention) -> dict[str, torch.Tensor]:
+    return {name: found.values.double() for name, found in layer.core.learned().items()}
 
 
 # ---- likelihood ------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ def test_likelihood_study_weights_queries_alike(tmp_path):
 @pytest.mark.parametrize("e_step", ["learned", "hard"])
 def test_responsibilities_are_the_formula_and_sum_to_one(e_step):
     call = layer_call(mgk(e_step=e_step), length=7, key_mask=MASK)
-    weights, shares = mixtures.posterior(call)
+    weights, shares = posterior(call)
     torch.testing.assert_close(weights, call.weights(), rtol=0, atol=1e-13)
     torch.testing.assert_close(shares.sum(2), torch.ones_like(weights), rtol=0, atol=1e-13)
     layer = call.layer
@@ -145,7 +155,7 @@ def test_responsibilities_of_linear_mixtures(causal):
     layer = MLKAttention(10, 2, head_dim=3)
     torch.nn.init.uniform_(layer.core.prior.value, 0.2, 0.9)
     call = layer_call(layer, length=7, key_mask=MASK, is_causal=causal)
-    weights, shares = mixtures.posterior(call)
+    weights, shares = posterior(call)
     torch.testing.assert_close(weights, call.weights(), rtol=0, atol=1e-13)
     query = layer.query_proj(call.query).unflatten(-1, (2, 3)).transpose(1, 2)
     key = layer.key_proj(call.query).unflatten(-1, (2, 2, 3)).permute(0, 2, 3, 1, 4)
@@ -161,7 +171,7 @@ def test_responsibilities_of_linear_mixtures(causal):
 def test_token_shares_split_the_attention():
     call = layer_call(mgk(), length=7, key_mask=MASK).one(1, padded=True)
     found = responsibilities.token_shares(call)
-    weights, shares = (x[0] for x in mixtures.posterior(call))
+    weights, shares = (x[0] for x in posterior(call))
     weights = weights[:, :5, :5]
     joint = weights[:, None] * shares[:, :, :5, :5]
     torch.testing.assert_close(found["query_share"][..., :5], joint.sum(-1))
@@ -202,32 +212,22 @@ def test_priors_are_clamped_and_normalised(tmp_path):
 
 
 def test_other_learned_quantities():
-    learned = priors.layer_values(mgk(learn_variance=True))
-    assert set(learned) == {"prior", "variance"}
-    np.testing.assert_allclose(learned["variance"][0], [3**0.5, 2.5 * 3**0.5], rtol=1e-6)
+    found = learned(mgk(learn_variance=True))
+    assert set(found) == {"prior", "variance"}
+    np.testing.assert_allclose(found["variance"][0], [3**0.5, 2.5 * 3**0.5], rtol=1e-6)
     fish = FiSHAttention(10, 4, head_dim=3, num_global_heads=2)
-    found = priors.layer_values(fish)
+    found = learned(fish)
     torch.testing.assert_close(
         found["mixing"].float(), fish.core.mixing.values(None).weights[0].detach()
     )
     torch.testing.assert_close(found["noise_scale"], torch.full((1, 2), 0.01).double())
-    assert set(priors.layer_values(MLKAttention(10, 2, head_dim=3))) == {"prior"}
-    assert priors.layer_values(SoftmaxAttention(10, 2, head_dim=3)) == {}
-
-
-def test_learned_alphas():
-    pytest.importorskip("entmax")
-    layer = ASTAttention(10, 2, head_dim=3)
-    torch.nn.init.zeros_(layer.core.pre_alpha)
-    torch.testing.assert_close(
-        priors.layer_values(layer)["alpha"], torch.full((2, 1), 1.5).double()
-    )
-    assert priors.layer_values(ASTAttention(10, 2, head_dim=3, alpha=1.5)) == {}
+    assert set(learned(MLKAttention(10, 2, head_dim=3))) == {"prior"}
+    assert learned(SoftmaxAttention(10, 2, head_dim=3)) == {}
 
 
 def test_position_priors_are_averaged():
     layer = mgk(prior_share="head_position", max_positions=5)
-    found = priors.layer_values(layer)["prior"]
+    found = learned(layer)["prior"]
     torch.testing.assert_close(found.float(), layer.core.prior.value.detach().mean(-1))
 
 

@@ -12,12 +12,26 @@ import torch
 
 pytest.importorskip("entmax")
 
-from lit_probattn.attention import ASTAttention, KVCache, SoftmaxAttention
-from lit_probattn.attention.ast import ASTArguments, ast_blockwise, ast_reference, entmax
+from lit_probattn.attention import (
+    ASTAttention,
+    HeadCall,
+    HeadLayout,
+    KVCache,
+    SoftmaxAttention,
+)
+from lit_probattn.attention.ast import (
+    ASTArguments,
+    ASTCore,
+    ast_blockwise,
+    ast_reference,
+    entmax,
+)
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.masks import make_masks
+from lit_probattn.configs import class_of
 from lit_probattn.randomness import RandomKey
 from profiling.measure.counters import torch_flops
-from tests.attention.ast_oracle import ast_oracle
+from tests.attention.mgk.oracles import visible_pairs
 from tests.attention.test_parity import BATCH, EMBED, MASKS, SHAPES, make_call, make_layer
 from tests.support.helpers import (
     largest_difference,
@@ -34,6 +48,57 @@ OPTIONS = {
     "ast, alpha 1.5": {"num_heads": 3, "alpha": 1.5},
     "ast, alpha 1.3, rotary": {"num_heads": 3, "alpha": 1.3, "rotary_dim": 4},
 }
+
+
+def oracle_row(scores: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    """α-entmax of one row (n,) of visible scores.
+
+    The threshold is bisected without gradient; one Newton step with gradient then has the implicit
+    derivatives with respect to scores and α.
+    """
+    power = 1.0 / (alpha - 1.0)
+    x = scores * (alpha - 1.0)
+    with torch.no_grad():
+        low, high = x.max() - 1.0, x.max()
+        for _ in range(80):
+            middle = (low + high) / 2
+            if (x - middle).clamp_min(0).pow(power).sum() >= 1.0:
+                low = middle
+            else:
+                high = middle
+        support = x > low
+        slope = (power * (x[support] - low).pow(power - 1.0)).sum()
+    total = (x[support] - low).pow(power).sum()
+    threshold = low + (total - 1.0) / slope
+    result = torch.zeros_like(scores)
+    result[support] = (x[support] - threshold).pow(power)
+    return result
+
+
+def ast_oracle(query, key, value, *, masks, dropout, alpha):
+    """Attention by loops over samples, heads and queries; signature of a backend function."""
+    batch, heads, rows, size = query.shape
+    cols = key.shape[2]
+    visible = visible_pairs(masks, batch, heads, rows, cols).bool()
+    groups = heads // key.shape[1]
+    outs = torch.zeros(batch, heads, rows, value.shape[-1], dtype=query.dtype)
+    kept = None
+    if dropout is not None:
+        kept = dropout.keep(batch, heads, range(rows), range(cols), query.device)
+    parts = []
+    for b, h, i in itertools.product(range(batch), range(heads), range(rows)):
+        seen = visible[b, h, i].nonzero()[:, 0]
+        if len(seen) == 0:
+            parts.append(outs[b, h, i])
+            continue
+        scores = (query[b, h, i] * key[b, h // groups, seen]).sum(-1) / size**0.5
+        if masks.bias is not None:
+            scores = scores + masks.bias.expand(batch, heads, rows, cols)[b, h, i, seen]
+        weights = oracle_row(scores, alpha[h])
+        if kept is not None:
+            weights = torch.where(kept[b, h, i, seen], weights * dropout.scale, 0.0)
+        parts.append(weights @ value[b, h // groups, seen])
+    return torch.stack(parts).view(batch, heads, rows, -1)
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
@@ -112,6 +177,28 @@ def test_single_precision_is_close():
     for backend in ("reference", "blockwise"):
         single.backend = backend
         torch.testing.assert_close(single(x), exact(x.double()).float(), rtol=2e-5, atol=2e-6)
+
+
+def test_a_scale_multiplies_the_products():
+    core = ASTCore(HeadLayout(3, 3, 3, 3, 5, 4), alpha=1.5)
+    query, key = (torch.randn(2, 3, n, 5, dtype=torch.float64) for n in (7, 11))
+    value = torch.randn(2, 3, 11, 4, dtype=torch.float64)
+    masks = make_masks(2, 3, 7, 11)
+    found = core(HeadCall(query, key, value, masks, scale=0.2))
+    expected = core(HeadCall(query * 0.2 * 5**0.5, key, value, masks))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_studies_see_learned_alphas_only():
+    layer = ASTAttention(10, 2, head_dim=3)
+    torch.nn.init.zeros_(layer.core.pre_alpha)
+    (found,) = layer.core.learned().values()
+    torch.testing.assert_close(found.values, torch.full((2, 1), 1.5))
+    assert ASTAttention(10, 2, head_dim=3, alpha=1.5).core.learned() == {}
+
+
+def test_the_class_path_of_saved_configurations():
+    assert class_of("lit_probattn.attention.ASTAttention") is ASTAttention
 
 
 # ---- limits ----------------------------------------------------------------------------------
@@ -217,12 +304,12 @@ def test_blocks_need_less_memory_for_the_backward_pass():
         return tensor
 
     masks = make_masks(1, 2, 300, 300)
-    call = (masks, None, ASTArguments(torch.tensor([1.2, 1.7])))
+    call = (Heads(query, key, key, masks, None), ASTArguments(torch.tensor([1.2, 1.7])))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ast_reference(query, key, key, *call)
+        ast_reference(*call)
         assert max(sizes) >= 300 * 300
         sizes.clear()
-        ast_blockwise(query, key, key, *call, block_rows=16)
+        ast_blockwise(*call, block_rows=16)
         assert 0 < max(sizes) <= key.numel()
 
 

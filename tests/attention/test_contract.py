@@ -13,14 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import (
     KVCache,
-    LinearAttention,
-    LinearFiSHAttention,
     MGKAttention,
     SoftmaxAttention,
+    variants,
 )
 from lit_probattn.attention.backends import AUTO_RULES
 from lit_probattn.randomness import RandomKey
-from tests.attention.variants import EMBED, HEAD, layers, public_variants, serving, shipped_variants
+from tests.attention.variants import EMBED, HEAD, layers, serving, shipped_variants
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
 LAYERS = layers()
@@ -43,8 +42,8 @@ def double(*shape):
 
 def test_every_public_variant_has_a_shipped_file_or_is_a_released_one():
     shipped = {cls.__name__ for cls, _ in shipped_variants().values()}
-    without = {name for name in public_variants() if name not in shipped}
-    assert without == {name for name in public_variants() if name.startswith("Released")}
+    without = {name for name in variants() if name not in shipped}
+    assert without == {name for name in variants() if name.startswith("Released")}
 
 
 @EVERY
@@ -109,7 +108,7 @@ def test_a_bias_is_added_to_the_scores_or_refused(name):
     hidden[:, 4] = -torch.inf
     pairs = torch.ones(N, N, dtype=torch.bool)
     pairs[:, 4] = False
-    if isinstance(layer, LinearAttention | LinearFiSHAttention):
+    if not layer.core.has_scores:
         with pytest.raises(ValueError, match="add a bias to"):
             layer(x, bias=hidden)
         return

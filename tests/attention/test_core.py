@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from lit_probattn.attention import FiSHAttention, HeadCall, HeadLayout, MGKAttention
-from lit_probattn.attention.ast import ASTCore
 from lit_probattn.attention.core import Choice
 from lit_probattn.attention.fish.layer import FiSHCore
 from lit_probattn.attention.linear.layer import LinearAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.mgk.layer import MGKCore
-from lit_probattn.attention.polynomial import PolynomialCore
 from lit_probattn.attention.softmax import SoftmaxCore
 
 B, H, N, L, E, E_V, K = 2, 6, 7, 13, 5, 3, 2
@@ -96,16 +96,6 @@ def test_hard_fish_scales_its_scores(mixer, position):
         torch.testing.assert_close(core(one), scores.softmax(-1) @ one.value, **CLOSE)
 
 
-def test_scale_of_entmax_and_of_a_power():
-    one, plain = call(scale=0.2), call()
-    scaled = HeadCall(one.query * 0.2 * E**0.5, one.key, one.value, one.masks)
-    ast = ASTCore(layout(), alpha=1.5)
-    torch.testing.assert_close(ast(one), ast(scaled), **CLOSE)
-    power = PolynomialCore(layout())
-    other = HeadCall(plain.query, plain.key, plain.value, plain.masks, scale=0.2)
-    torch.testing.assert_close(power(other), power(plain), **CLOSE)
-
-
 def test_linear_attention_refuses_a_scale():
     core = LinearAttention(8, 2).core
     one = HeadCall(
@@ -161,6 +151,21 @@ def test_auto_asks_only_the_backends_of_its_order():
     core = Asked(layout())
     core(call())
     assert asked == ["sdpa"]
+
+
+@pytest.mark.parametrize("cls", [MGKAttention, FiSHAttention, LinearAttention])
+def test_a_misspelt_argument_names_the_variant_and_the_nearest(cls):
+    says = f"{cls.__name__} received an unexpected keyword argument"
+    message = f"{says} 'head_dm'; did you mean 'head_dim'?"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        cls(64, 4, head_dm=16)
+    with pytest.raises(TypeError, match=f"{says} 'zzz'; expected .*head_dim"):
+        cls(64, 4, zzz=1)
+
+
+def test_arguments_of_a_variant_are_near_too():
+    with pytest.raises(TypeError, match="did you mean 'num_components'"):
+        MGKAttention(64, 4, num_component=2)
 
 
 def test_common_arguments_that_a_variant_has_not_are_refused():

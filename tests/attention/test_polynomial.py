@@ -6,8 +6,25 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_probattn.attention import KVCache, PolynomialAttention
-from lit_probattn.attention.polynomial import polynomial_scores
+from lit_probattn.analysis.approximation.layers import NotApplicableError
+from lit_probattn.analysis.approximation.measure import (
+    score,
+    score_approximated,
+    verify_caratheodory,
+)
+from lit_probattn.analysis.approximation.methods import (
+    Aware,
+    ByNorm,
+    Oblivious,
+    RandomFeatures,
+    Reoptimised,
+    SlidingWindow,
+)
+from lit_probattn.attention import HeadCall, HeadLayout, KVCache, PolynomialAttention
+from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.polynomial import PolynomialCore, polynomial_scores
+from lit_probattn.configs import class_of
+from tests.analysis.approximation.test_swap import LENGTH, batches, language_model, layers_of
 from tests.attention.mgk.oracles import combine
 from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 
@@ -88,3 +105,46 @@ def test_cost_is_softmax_plus_the_power():
 def test_odd_degrees_are_refused(degree):
     with pytest.raises(ValueError, match=f"degree must be even and at least 2.*received {degree}"):
         PolynomialAttention(C, H, head_dim=E, degree=degree)
+
+
+def test_any_scale_cancels():
+    core = PolynomialCore(HeadLayout(H, H, H, H, E, 4))
+    query, key = (torch.randn(B, H, n, E, dtype=torch.float64) for n in (7, N))
+    value, masks = torch.randn(B, H, N, 4, dtype=torch.float64), make_masks(B, H, 7, N)
+    found = core(HeadCall(query, key, value, masks, scale=0.2))
+    expected = core(HeadCall(query, key, value, masks))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_the_class_path_of_saved_configurations():
+    assert class_of("lit_probattn.attention.PolynomialAttention") is PolynomialAttention
+
+
+# ---- inside a model: what studies of approximation say of it ----------------------------------
+
+
+def model():
+    return language_model(
+        lambda c, head_dim, **o: PolynomialAttention(c, H, head_dim=head_dim, **o)
+    )
+
+
+@pytest.mark.parametrize("kind", [Oblivious, Aware, Reoptimised, ByNorm, SlidingWindow])
+def test_all_keys_give_exact_attention(kind):
+    task = model()
+    exact = score(task, batches(padded=True))
+    found = score_approximated(task, batches(padded=True), layers_of(task), kind(LENGTH))
+    assert found.value == pytest.approx(exact.value, rel=1e-5)
+
+
+def test_outputs_of_a_model_have_witnesses():
+    task = model()
+    found = verify_caratheodory(task, batches(), layers_of(task))
+    assert found.most_keys <= found.limit == E + 1
+    assert found.largest_error < 1e-12
+
+
+def test_hashing_and_features_need_the_exponential_kernel():
+    task = model()
+    with pytest.raises(NotApplicableError, match="leave out lsh and orf"):
+        score_approximated(task, batches(1), layers_of(task), RandomFeatures(8))

@@ -9,23 +9,12 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from lit_probattn import attention
-from lit_probattn.attention import Attention
+from lit_probattn.attention import Attention, variants
 from lit_probattn.configs import class_of
 from tests.support.helpers import cpu_backends
 from tests.support.paths import CONFIGS
 
 EMBED, HEAD = 11, 5
-
-
-def public_variants() -> dict[str, type[Attention]]:
-    """Return the attention layers that the package exports, by name."""
-    exported = {name: getattr(attention, name) for name in attention.__all__}
-    return {
-        name: item
-        for name, item in exported.items()
-        if isinstance(item, type) and issubclass(item, Attention) and item is not Attention
-    }
 
 
 def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
@@ -40,7 +29,7 @@ def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
 def layers() -> dict[str, Callable[..., Attention]]:
     """Return what makes each variant on small sizes: plain classes, and every shipped file."""
     made: dict[str, Callable[..., Attention]] = {
-        name: partial(cls, EMBED, 4, head_dim=HEAD) for name, cls in public_variants().items()
+        name: partial(cls, EMBED, 4, head_dim=HEAD) for name, cls in variants().items()
     }
     for name, (cls, options) in shipped_variants().items():
         made[name] = partial(cls, EMBED, head_dim=HEAD, **options)

@@ -86,7 +86,8 @@ class CosineCore(Core):
         return 10.0 * query @ key.mT
 
 
-def cosine_reference(query, key, value, masks, dropout, arguments):
+def cosine_reference(given, arguments):
+    query, key, value, masks, _ = given
     layout = HeadLayout(*(query.shape[1],) * 4, query.shape[-1], value.shape[-1])
     return CosineCore(layout).weights(HeadCall(query, key, value, masks)) @ value
 

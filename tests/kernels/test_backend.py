@@ -183,7 +183,7 @@ def test_a_kernel_that_fails_its_self_test_is_left_out_with_one_warning(pretend_
         choice(layer, "triton")
 
 
-@pytest.mark.parametrize("family", ["softmax", "mgk", "smgk"])
+@pytest.mark.parametrize("family", ["dense/softmax", "dense/mgk", "dense/smgk"])
 def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
     from lit_probattn.kernels.dense import selftest as dense_selftest
 
@@ -214,7 +214,7 @@ def test_a_kernel_that_raises_has_failed(monkeypatch):
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(dense_selftest, "mixture_attention", broken)
-    message = selftest.run("softmax", DEVICE, torch.float32, 8)
+    message = selftest.run("dense/softmax", DEVICE, torch.float32, 8)
     assert "RuntimeError: no such instruction" in message
 
 

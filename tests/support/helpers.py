@@ -85,7 +85,8 @@ def as_backend(oracle: Callable[..., Tensor]) -> Callable[..., Tensor]:
     known = inspect.signature(oracle).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
-    def backend(query, key, value, masks, dropout, arguments) -> Tensor:
+    def backend(heads, arguments) -> Tensor:
+        query, key, value, masks, dropout = heads
         given = {}
         for field in dataclasses.fields(arguments):
             content = getattr(arguments, field.name)

@@ -23,7 +23,6 @@ from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.attention import LinearAttention
 from lit_probattn.records.tables import markdown_table
 
 MAPS = Flag(
@@ -83,8 +82,10 @@ def attention_maps(call: LayerCall, kind: str) -> Tensor:
     """
     if kind == "probs":
         return call.weights()[0]
-    if isinstance(call.layer, LinearAttention):
-        raise AnalysisError("linear attention has no scores before a softmax: use --maps probs")
+    if not call.layer.core.has_scores:
+        raise AnalysisError(
+            f"{call.layer.core.variant} attention has no scores before a softmax: use --maps probs"
+        )
     return call.scores()[0]
 
 

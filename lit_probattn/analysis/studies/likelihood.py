@@ -19,7 +19,7 @@ from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.analysis.options import MODEL, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError
-from lit_probattn.analysis.studies.mixtures import is_mixture, log_kernel, mixture
+from lit_probattn.analysis.studies.mixtures import log_kernel, mixture
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.records.tables import markdown_table, panels
 
@@ -33,7 +33,7 @@ class Likelihood(ModelStudy):
     flags = (*MODEL, *samples(64, 1024))
 
     def _compute(self) -> str:
-        if not any(is_mixture(layer) for layer in self.layers.values()):
+        if not any(layer.core.has_gaussians for layer in self.layers.values()):
             raise AnalysisError(
                 "no layer is a mixture of Gaussians: query likelihood needs MGKAttention, or "
                 "SoftmaxAttention (one Gaussian per key)"
@@ -53,7 +53,7 @@ class Likelihood(ModelStudy):
         """Return a row per layer, sequence and head, with means over its queries."""
         key = ("layer", "sample", "part", "head")
         store = self.store(key, "split", "num_samples", "max_len", "seed")
-        for one in self.sequences(of=is_mixture):
+        for one in self.sequences(of=lambda layer: layer.core.has_gaussians):
             place, heads = self.place(one), one.call.layer.num_heads
             if store.has(**place, head=heads - 1):
                 continue

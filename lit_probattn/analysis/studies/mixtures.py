@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
-from lit_probattn.analysis.results import AnalysisError
-from lit_probattn.attention import Attention, MGKAttention, MLKAttention, SoftmaxAttention
-from lit_probattn.attention.functional import masked_softmax, repeat_heads
-from lit_probattn.attention.linear.functions import (
-    LinearArguments,
-    linear_kernel,
-    masked_kernel,
-)
+from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.mgk.functions import component_scores
 
 
@@ -37,40 +30,17 @@ class Mixture:
     variance: Tensor
 
 
-def is_mixture(layer: Attention) -> bool:
-    """Whether `mixture` can read a layer."""
-    return isinstance(layer, MGKAttention | SoftmaxAttention)
-
-
 def mixture(call: LayerCall) -> Mixture:
-    """Read a call as a mixture; softmax attention is one Gaussian per key with σ² = √E.
-
-    Raises:
-        AnalysisError: the variant is neither MGK nor softmax attention.
-    """
-    layer = call.layer
-    query, key, _ = call.project()
-    heads = query.shape[1]
-    if isinstance(layer, SoftmaxAttention):
-        key = repeat_heads(key, heads)[:, :, None]
-        ones = torch.ones(heads, 1, dtype=query.dtype, device=query.device)
-        return Mixture(query, key, ones[..., None], ones * layer.head_dim**0.5)
-    if not isinstance(layer, MGKAttention):
-        raise AnalysisError(
-            f"{type(layer).__name__} is no mixture of Gaussians: use MGKAttention, or "
-            "SoftmaxAttention (one Gaussian per key)"
-        )
-    core = layer.core
-    variance = core.variance().to(query)
-    if core.prior is None:
-        prior = torch.full((*variance.shape, 1), 1.0 / core.num_components).to(query)
+    """Read a call of a layer whose core `has_gaussians`, priors normalised over components."""
+    heads = call.call()
+    num_heads, query = heads.query.shape[1], heads.query.to(compute_dtype(heads.query))
+    key, log_prior, variance = call.layer.core.gaussians(heads)
+    if log_prior is None:
+        prior = torch.full((*variance.shape, 1), 1.0 / variance.shape[1]).to(query)
     else:
-        prior = core.prior(key.shape[-2]).to(query).softmax(1)
-    return Mixture(query, repeat_heads(key, heads), *(_heads(p, heads) for p in (prior, variance)))
-
-
-def _heads(parameter: Tensor, heads: int) -> Tensor:
-    return parameter.repeat_interleave(heads // parameter.shape[0], 0)
+        prior = log_prior.softmax(1)
+    parts = (repeat_rows(part, num_heads) for part in (prior, variance))
+    return Mixture(query, repeat_heads(key.to(query), num_heads), *parts)
 
 
 def log_kernel(parts: Mixture, *, density: bool) -> Tensor:
@@ -92,73 +62,3 @@ def log_kernel(parts: Mixture, *, density: bool) -> Tensor:
     if density:
         total = total - parts.query.shape[-1] / 2.0 * math.log(2.0 * math.pi)
     return total
-
-
-@torch.no_grad()
-def posterior(call: LayerCall) -> tuple[Tensor, Tensor]:
-    """Return attention weights P_ij and responsibilities γ_ijr of a mixture layer's call.
-
-    Source: MGK, ICML 2022, Eq. (8): γ_ijr = exp(s_ijr) / Σ_r' exp(s_ijr'); hard inference: 1 for
-    the first largest s_ijr. MLK, section 2.5: γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same).
-    P_ij γ_ijr is the joint posterior of key and component.
-
-    Returns:
-        (S, H, N, L) and (S, H, K, N, L), by the layer's own scores, priors and masks.
-
-    Raises:
-        AnalysisError: the variant has no components.
-    """
-    layer = call.layer
-    if isinstance(layer, MLKAttention) and layer.core.form.mix == "after":
-        return _linear_posterior(call, layer)
-    if not isinstance(layer, MGKAttention):
-        raise AnalysisError(
-            f"{type(layer).__name__} has no components with responsibilities: expected "
-            "MGKAttention, or MLKAttention with mix=after"
-        )
-    core = layer.core
-    query, key, masks = call.project()
-    prior = None if core.prior is None else core.prior(masks.num_keys).to(query)
-    scores = component_scores(
-        query,
-        key,
-        log_prior=prior,
-        variance=core.variance().to(query),
-        score=core.score,
-        include_log_det=core.include_log_det,
-    )
-    rows, cols = masks.all_rows, range(masks.num_keys)
-    allowed = masks.allowed(rows, cols, query.device)
-    bias = masks.bias_block(rows, cols)
-    if core.e_step == "hard":
-        shares = torch.nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)
-        shares, total = shares.movedim(-1, 2), scores.amax(2)
-    else:
-        shares, total = scores.softmax(2), scores.logsumexp(2)
-    weights = masked_softmax(total if bias is None else total + bias, allowed, core.row_eps)
-    return weights, shares
-
-
-def _linear_posterior(call: LayerCall, layer: MLKAttention) -> tuple[Tensor, Tensor]:
-    """Return the same for a linear mixture, whose kernel is a sum over components."""
-    core, heads = layer.core, call.call()
-    query, key, masks = call.project()
-    prior = core.shares(heads)
-    assert prior is not None  # a mixture has one
-    parts = []
-    for component in range(core.num_components):
-        alone = torch.zeros_like(prior)
-        alone[:, component] = prior[:, component]
-        parts.append(linear_kernel(query, key, LinearArguments(core.form, core.projection, alone)))
-    kernel = torch.stack(parts, 2)
-    total = kernel.sum(2)
-    shares = kernel / total.masked_fill(total == 0, 1.0)[:, :, None]
-    visible = masked_kernel(total, masks)
-    norm = visible.sum(-1, keepdim=True)
-    return visible / norm.masked_fill(norm == 0, 1.0), shares
-
-
-def has_components(layer: Attention) -> bool:
-    """Whether `posterior` can read a layer."""
-    linear = isinstance(layer, MLKAttention) and layer.core.form.mix == "after"
-    return linear or isinstance(layer, MGKAttention)

@@ -24,7 +24,6 @@ from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError
-from lit_probattn.analysis.studies.mixtures import has_components, posterior
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.records.tables import markdown_table, panels
 
@@ -42,13 +41,13 @@ class Responsibilities(ModelStudy):
 
     def _compute(self) -> str:
         options, results = self.options, self.results
-        if not any(has_components(layer) for layer in self.layers.values()):
+        if not any(layer.core.has_components for layer in self.layers.values()):
             raise AnalysisError(
                 "no layer has components with responsibilities: expected MGKAttention, or "
                 "MLKAttention with mix=after"
             )
         rows: list[dict[str, Any]] = []
-        for one in self.sequences(of=has_components):
+        for one in self.sequences(of=lambda layer: layer.core.has_components):
             rows += [self.place(one) | row for row in usage_rows(token_shares(one.call))]
         usage, shown = pd.DataFrame(rows), self.longest
         found = {self.numbers[one.layer]: token_shares(one.call) for one in shown}
@@ -78,7 +77,7 @@ def token_shares(call: LayerCall) -> dict[str, Tensor]:
         `query_share` (H, K, N), `key_share` (H, K, L), `entropy` and `mutual_information` (H, N),
         `real` (N,) bool.
     """
-    weights, shares = posterior(call)
+    weights, shares = call.layer.core.posterior(call.call())
     real = call.real[0]
     weights = weights[0] * real[None, :, None]  # (H, N, L)
     joint = weights[:, None] * shares[0]  # (H, K, N, L)

@@ -130,7 +130,7 @@ def break_even_head_dim(
     return (per_pair / (num_heads - num_global_heads) + 1) / 2
 
 
-def linear_fish_macs(
+def linear_fish_cost(
     *,
     seq_len: int,
     embed_dim: int,
@@ -142,11 +142,13 @@ def linear_fish_macs(
     mode: str,
     widths: Sequence[int],
     noise: bool,
-) -> int:
-    """Return multiply-adds in matrix products of one layer.
+    bias: bool,
+) -> tuple[int, int]:
+    """Return operations by the convention of appendix D, and multiply-adds in matrix products.
 
-    Source: FiSH specification b.5 for kv_global. key_global mixes N keys instead of one state, and
-    score_global reads states of width G·E. key_global mixes the noise too.
+    The paper has no formula for linear FiSH; these are its parts: projections, states, key sums,
+    noise, mixing, reading, normaliser and its division. key_global mixes N keys, and the noise,
+    instead of one state; score_global reads states of width G·E.
     """
     n, e, e_v, h, g = seq_len, head_dim, value_dim, num_heads, num_global_heads
     query_heads = g if mode == "score_global" else h
@@ -161,33 +163,7 @@ def linear_fish_macs(
         macs += h * g * e * e_v if noise else 0
     else:
         macs += 2 * n * h * g * e * e_v
-    if mode == "score_global":
-        return macs + n * h * g * e
-    return macs + n * h * e + h * g * e
-
-
-def linear_fish_flops(
-    *,
-    seq_len: int,
-    embed_dim: int,
-    key_embed_dim: int,
-    head_dim: int,
-    value_dim: int,
-    num_heads: int,
-    num_global_heads: int,
-    mode: str,
-    widths: Sequence[int],
-    noise: bool,
-    bias: bool,
-) -> int:
-    """Return multiplications and additions by the convention of appendix D.
-
-    The paper has no formula for linear FiSH; these are its parts: projections, states, key sums,
-    noise, mixing, reading, normaliser and its division.
-    """
-    n, e, e_v, h, g = seq_len, head_dim, value_dim, num_heads, num_global_heads
-    query_heads = g if mode == "score_global" else h
-    value_heads = g if mode == "kv_global" else h
+    macs += n * h * g * e if mode == "score_global" else n * h * e + h * g * e
     flops = projection_flops(n, embed_dim, query_heads * e)
     flops += projection_flops(n, key_embed_dim, g * e + value_heads * e_v)
     flops += projection_flops(n, h * e_v, embed_dim)
@@ -206,4 +182,5 @@ def linear_fish_flops(
         flops += h * width * e_v if noise else 0
     flops += n * h * e_v * (2 * width - 1)
     flops += g * e * (n - 1) + n * h * (2 * width - 1) + n * h * e_v
-    return flops + (n * h * width if mode == "score_global" else h * e * (2 * g - 1))
+    flops += n * h * width if mode == "score_global" else h * e * (2 * g - 1)
+    return flops, macs

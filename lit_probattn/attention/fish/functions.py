@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import Call, kernel_refusal, pair_arguments
+from lit_probattn.attention.backends import Call, Heads, kernel_refusal, pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import compute_dtype, reference_output
@@ -197,37 +197,25 @@ def concatenate_heads(query: Tensor, key: Tensor, weight: Tensor) -> tuple[Tenso
 _WIDEST_VALUE = 256
 
 
-def fish_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: FiSHArguments,
-) -> Tensor:
+def fish_reference(given: Heads, arguments: FiSHArguments) -> Tensor:
     """Return softmax(local scores) @ value, (B, H, N, E_v), in at least float32.
 
     `value` is (B, H, L, E_v); the other arguments are those of `fish_scores`.
     """
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     arguments = replace(arguments, mixing=arguments.mixing.to(dtype))
     scores = fish_scores(query.to(dtype), key.to(dtype), arguments)
     return reference_output(scores, value, masks, dropout)
 
 
-def fish_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: FiSHArguments,
-) -> Tensor:
+def fish_sdpa(given: Heads, arguments: FiSHArguments) -> Tensor:
     """Return Hard FiSH or Hard MiSH through PyTorch's fused attention, O(N) memory.
 
     Exact by `concatenate_heads`. Hard MiSH has one map for all heads: one softmax serves the
     values of all of them, side by side.
     """
+    query, key, value, masks, dropout = given
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     weight = arguments.mixing.weights[0].to(compute_dtype(query))
     wide = wide_heads(value, arguments.mixing, arguments.noise, masks, dropout)
@@ -241,19 +229,13 @@ def fish_sdpa(
     return split_values(out, wide)
 
 
-def fish_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: FiSHArguments,
-) -> Tensor:
+def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
     """Return every variant block by block, O(N · block) memory; noise is drawn again in backward.
 
     Scores of all global heads of a block are made once and mixed; 1/√E is folded into the queries
     or into the last mixing weight.
     """
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     mixing, noise = arguments.mixing.to(dtype).scaled(on_local, on_noise), arguments.noise
@@ -352,18 +334,11 @@ def fish_refusal(mixing: HeadMixing, call: Call, *head_dims: int) -> str | None:
         )
     if len(widths) == 3 and widths[1] > MOST_UNITS:
         return f"cannot hold {widths[1]} hidden units: at most {MOST_UNITS}"
-    family = "gfish" if len(widths) == 3 else "fish"
+    family = "fish/gfish" if len(widths) == 3 else "fish/fish"
     return kernel_refusal(family, replace(call, bias_needs_grad=False), *head_dims)
 
 
-def fish_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: FiSHArguments,
-) -> Tensor:
+def fish_triton(given: Heads, arguments: FiSHArguments) -> Tensor:
     """Return FiSH attention by fused kernels, (B, H, N, E_v); O(N) memory, forward and backward.
 
     The arguments are those of `fish_reference`. Mixing weights and noise scales are float32 in the
@@ -374,6 +349,7 @@ def fish_triton(
     """
     from lit_probattn.kernels.fish.operators import fish_attention
 
+    query, key, value, masks, dropout = given
     _check_bias(masks)
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     mixing = arguments.mixing.to(compute_dtype(query)).scaled(on_local, on_noise)
@@ -388,7 +364,7 @@ def fish_triton(
         if noise.kind != "global":
             scale = local_deviation(first, scale, noise.kind)
             scale = scale.expand(heads) if mixing.mixer == "shared" else scale
-    call = pair_arguments(masks, dropout, query)
+    call = pair_arguments(given)
     out = fish_attention(
         query,
         key,

@@ -10,15 +10,29 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, Call, common_refusal
-from lit_probattn.attention.core import (
+from lit_probattn.attention.backends import (
+    AUTO_RULES,
+    AutoRule,
+    Backend,
     BackendFunction,
+    Call,
+    common_refusal,
+)
+from lit_probattn.attention.core import (
     Choice,
     Core,
     HeadCall,
     HeadLayout,
+    Learned,
 )
-from lit_probattn.attention.fish.cost import mixing_flops, mixing_macs, score_flops, value_flops
+from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.fish.cost import (
+    break_even_head_dim,
+    mixing_flops,
+    mixing_macs,
+    score_flops,
+    value_flops,
+)
 from lit_probattn.attention.fish.functions import (
     FiSHArguments,
     NoisePosition,
@@ -43,7 +57,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice, compute_dtype
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.randomness import RandomKey
 
 
@@ -52,7 +66,6 @@ class FiSHCore(Core):
 
     Args:
         layout: G query and key heads, H value and output heads.
-        backend: implementation.
 
     The other arguments are those of `FiSHAttention`.
 
@@ -68,6 +81,7 @@ class FiSHCore(Core):
         "triton": fish_triton,
     }
     steps_over_cache: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ("fish/fish", "fish/gfish")
     # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
     # faster at every size measured, forward and backward.
     auto_rules: Mapping[str, AutoRule] = {
@@ -176,9 +190,18 @@ class FiSHCore(Core):
         arguments = replace(arguments, mixing=arguments.mixing.to(query.dtype))
         return fish_scores(query, key, arguments)
 
+    def learned(self) -> dict[str, Learned]:
+        """Return mixing weights and noise scales."""
+        noise = {} if self.noise_scale is None else self.noise_scale.learned()
+        return self.mixing.learned() | noise
+
     def extra_repr(self) -> str:
         """Noise and scale, for printing."""
         return f"noise={self.noise_kind!r}, scale_position={self.scale_position!r}"
+
+
+_3_HEADS = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
+_8_HEADS = {"num_heads": 8, "num_global_heads": 2}
 
 
 class FiSHAttention(Attention):
@@ -197,7 +220,6 @@ class FiSHAttention(Attention):
     draw from the admixture of Eq. (7), only its relaxation with the same mean.
 
     Args:
-        embed_dim: C.
         num_heads: H, local heads: values and outputs.
         num_global_heads: G, heads of queries and keys, at most H. None means ⌈H / head_ratio⌉.
         head_ratio: local heads per global head, where `num_global_heads` is None; follows
@@ -226,6 +248,19 @@ class FiSHAttention(Attention):
     """
 
     core: FiSHCore
+    kernel_examples = (
+        Example("fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
+        Example("fish", _3_HEADS, ("key",)),
+        Example("fish, noise per head", {**_3_HEADS, "noise": "local"}, ("pairs",)),
+        Example("fish, shared mixing", {**_3_HEADS, "mixer": "shared"}, ("causal", "dropout")),
+        Example("gfish", {**_3_HEADS, "mixer": "mlp"}, ("causal", "key")),
+    )
+    kernel_forms = (
+        Example("fish hard, 2 of 8", {**_8_HEADS, "noise": "none"}),
+        Example("fish hard, 4 of 8", {**_8_HEADS, "num_global_heads": 4, "noise": "none"}),
+        Example("fish, 2 of 8", _8_HEADS),
+        Example("gfish, 2 of 8", {**_8_HEADS, "mixer": "mlp"}),
+    )
 
     def __init__(
         self,
@@ -248,25 +283,11 @@ class FiSHAttention(Attention):
         scale_position: ScalePosition = "after",
         **common: Any,
     ) -> None:
+        options = own_options(FiSHCore, locals())
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
         super().__init__(embed_dim, num_heads, num_kv_heads=None, **common)
         self.mixing_bias: MixingBias = mixing_bias
-        self.core = FiSHCore(
-            self.layout,
-            self._backend,
-            mixer=mixer,
-            mixer_ratios=mixer_ratios,
-            mixing=mixing,
-            mixing_init=mixing_init,
-            mixing_bias=mixing_bias,
-            noise=noise,
-            noise_scale=noise_scale,
-            sigma_shape=sigma_shape,
-            sigma_param=sigma_param,
-            noise_position=noise_position,
-            noise_at_eval=noise_at_eval,
-            scale_position=scale_position,
-        )
+        self.core = FiSHCore(self.layout, self._backend, **options)
 
     def head_layout(self) -> HeadLayout:
         """Queries and keys are global, values local."""
@@ -288,6 +309,15 @@ class FiSHAttention(Attention):
             macs=self.projection_macs(n) + n * n * per_pair_macs,
             num_parameters=self.count_parameters(),
         )
+
+    def break_even_head_dim(self) -> float | None:
+        """Return it for the mixings whose cost appendix D gives; projections always cost less."""
+        mixing, h, g = self.core.mixing, self.num_heads, self.num_global_heads
+        plain = mixing.mixer != "relu_sum" and mixing.widths[1:-1] in ([], [h])
+        if not plain or g >= h:
+            return None
+        noise = self.core.noise_kind
+        return break_even_head_dim(h, g, mixing.mixer, noise, self.mixing_bias)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.cache import LinearState
 from lit_probattn.attention.fish.functions import ScoreNoise, concatenate_heads
@@ -26,7 +27,6 @@ from lit_probattn.attention.linear.functions import (
     rounded,
 )
 from lit_probattn.attention.masks import Masks
-from lit_probattn.randomness import AttentionDropout
 
 Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
 
@@ -286,16 +286,7 @@ class LinearFiSHArguments:
     state: LinearFiSHState | None = None
 
 
-def _linear_fish(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: LinearFiSHArguments,
-    *,
-    materialise: bool,
-) -> Tensor:
+def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: bool) -> Tensor:
     """Return linear FiSH attention, (B, H, N, E_v).
 
     Source: FiSH, NeurIPS 2022, appendix A.6; the normaliser is ours:
@@ -305,13 +296,11 @@ def _linear_fish(
 
     Args:
         query: (B, H, N, E); (B, G, N, E) for score_global.
-        key: (B, G, L, E).
         value: (B, G, L, E_v) for kv_global, else (B, H, L, E_v).
-        masks: key mask and causality.
         dropout: drops whole values.
-        arguments: switches, mixing, normaliser weights, noise and state.
         materialise: make causal states of all positions, or pairs, at once.
     """
+    query, key, value, masks, dropout = given
     dtype, form = compute_dtype(query), arguments.form
     noise, state, last_bias = arguments.noise, arguments.state, arguments.last_bias
     rows = form.features.query(query.to(dtype), None)
@@ -355,28 +344,14 @@ def _linear_fish(
     return normalise(numerator, _dot(rows, z_local), form)
 
 
-def linear_fish_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: LinearFiSHArguments,
-) -> Tensor:
+def linear_fish_reference(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
     """Return `_linear_fish` by the equation: causal states of all positions at once."""
-    return _linear_fish(query, key, value, masks, dropout, arguments, materialise=True)
+    return _linear_fish(given, arguments, materialise=True)
 
 
-def linear_fish_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: LinearFiSHArguments,
-) -> Tensor:
+def linear_fish_blockwise(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
     """Return the same with O(N) memory; causal over chunks."""
-    return _linear_fish(query, key, value, masks, dropout, arguments, materialise=False)
+    return _linear_fish(given, arguments, materialise=False)
 
 
 def _dot(rows: Tensor, z: Tensor) -> Tensor:
@@ -394,14 +369,7 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
     return out.masked_fill(empty, 0.0) * form.output_factor
 
 
-def linear_fish_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: LinearFiSHArguments,
-) -> Tensor:
+def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
     """Return `linear_fish_blockwise` for global keys and values and a linear mixing, float32.
 
     The kernels mix numerators with p and denominators with r while they read; noise, the same for
@@ -409,6 +377,7 @@ def linear_fish_triton(
     """
     from lit_probattn.kernels.linear.operators import read_sources
 
+    query, key, value, masks, dropout = given
     dtype, low = compute_dtype(query), query.dtype
     form, noise = arguments.form, arguments.noise
     rows = form.features.query(query.to(dtype), None)

@@ -8,18 +8,24 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, Call, common_refusal
+from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
 from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
     HeadCall,
     HeadLayout,
+    Learned,
 )
-from lit_probattn.attention.fish.cost import linear_fish_flops, linear_fish_macs
+from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.fish.cost import linear_fish_cost
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.layer import count_global_heads, noise_key
+from lit_probattn.attention.fish.layer import (
+    _3_HEADS,
+    _8_HEADS,
+    count_global_heads,
+    noise_key,
+)
 from lit_probattn.attention.fish.linear import (
     LFiSHMode,
     LinearFiSHArguments,
@@ -40,7 +46,7 @@ from lit_probattn.attention.fish.mixing import (
     SigmaShape,
 )
 from lit_probattn.attention.functional import check_choice
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import CHUNK_RULES, linear_refusal
 
@@ -50,7 +56,6 @@ class LinearFiSHCore(Core):
 
     Args:
         layout: heads and their sizes, as `lfish_mode` has them; keys are global.
-        backend: implementation.
         num_global_heads: G.
 
     The other arguments are those of `LinearFiSHAttention`.
@@ -66,6 +71,8 @@ class LinearFiSHCore(Core):
         "triton": linear_fish_triton,
     }
     auto_rules = CHUNK_RULES
+    has_scores = False
+    kernels = ("linear/linear_fish",)
 
     def __init__(
         self,
@@ -174,7 +181,7 @@ class LinearFiSHCore(Core):
                     "cannot mix states through a ReLU (mixer=mlp), which every position needs anew"
                 )
             sizes = (self.layout.head_dim, self.layout.value_head_dim)
-            return linear_refusal(self.variant, call, *sizes)
+            return linear_refusal(self.kernel, call, *sizes)
         if call.attn_mask:
             return "cannot apply attn_mask, because it forms no pairs (use key_mask, is_causal)"
         return common_refusal(self, backend, call)
@@ -182,6 +189,11 @@ class LinearFiSHCore(Core):
     def new_cache(self, capacity: int = 0) -> LinearFiSHState:
         """Return an empty state; `capacity` does not matter, its size is constant."""
         return LinearFiSHState()
+
+    def learned(self) -> dict[str, Learned]:
+        """Return mixing weights and noise scales."""
+        noise = {} if self.noise_scale is None else self.noise_scale.learned()
+        return self.mixing.learned() | noise
 
     def extra_repr(self) -> str:
         """Switches, for printing."""
@@ -202,7 +214,6 @@ class LinearFiSHAttention(Attention):
     readings are options. Attention dropout drops whole values, as in linear attention.
 
     Args:
-        embed_dim: C.
         num_heads: H, local heads: outputs, and queries except in score_global.
         num_global_heads: G, at most H. None means ⌈H / head_ratio⌉.
         head_ratio: local heads per global head, where `num_global_heads` is None.
@@ -235,6 +246,12 @@ class LinearFiSHAttention(Attention):
     """
 
     core: LinearFiSHCore
+    kernel_examples = (
+        Example("linear fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "key")),
+        Example("linear fish", _3_HEADS, ("causal",)),
+        Example("linear fish, own normaliser", {**_3_HEADS, "normalizer": "nonneg"}),
+    )
+    kernel_forms = (Example("linear fish, 2 of 8", {**_8_HEADS, "noise": "none"}),)
 
     def __init__(
         self,
@@ -259,30 +276,14 @@ class LinearFiSHAttention(Attention):
         sum_normalize: bool = False,
         **common: Any,
     ) -> None:
+        options = own_options(LinearFiSHCore, locals())
         check_choice("lfish_mode", lfish_mode, ("kv_global", "key_global", "score_global"))
         self.lfish_mode: LFiSHMode = lfish_mode
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
         super().__init__(
             embed_dim, num_heads, num_kv_heads=None, rotary_dim=0, rotary_base=10000.0, **common
         )
-        self.core = LinearFiSHCore(
-            self.layout,
-            self._backend,
-            lfish_mode=lfish_mode,
-            mixer=mixer,
-            mixer_ratios=mixer_ratios,
-            mixing=mixing,
-            mixing_init=mixing_init,
-            mixing_bias=mixing_bias,
-            noise=noise,
-            noise_scale=noise_scale,
-            sigma_shape=sigma_shape,
-            sigma_param=sigma_param,
-            noise_at_eval=noise_at_eval,
-            normalizer=normalizer,
-            eps=eps,
-            sum_normalize=sum_normalize,
-        )
+        self.core = LinearFiSHCore(self.layout, self._backend, **options)
 
     def head_layout(self) -> HeadLayout:
         """Keys are global; values where states are, queries where scores are."""
@@ -301,23 +302,20 @@ class LinearFiSHAttention(Attention):
         layers) + NHEE_v + NHE + GHE. The paper gives no formula; `paper_flops` counts these parts
         by the convention of its appendix D.
         """
-        sizes: dict[str, Any] = {
-            "seq_len": seq_len,
-            "embed_dim": self.embed_dim,
-            "key_embed_dim": self.key_embed_dim,
-            "head_dim": self.head_dim,
-            "value_dim": self.value_head_dim,
-            "num_heads": self.num_heads,
-            "num_global_heads": self.num_global_heads,
-            "mode": self.lfish_mode,
-            "widths": self.core.mixing.widths,
-            "noise": self.core.noise_kind != "none",
-        }
-        return Cost(
-            paper_flops=linear_fish_flops(**sizes, bias=self.core.mixing.last_bias is not None),
-            macs=linear_fish_macs(**sizes),
-            num_parameters=self.count_parameters(),
+        flops, macs = linear_fish_cost(
+            seq_len=seq_len,
+            embed_dim=self.embed_dim,
+            key_embed_dim=self.key_embed_dim,
+            head_dim=self.head_dim,
+            value_dim=self.value_head_dim,
+            num_heads=self.num_heads,
+            num_global_heads=self.num_global_heads,
+            mode=self.lfish_mode,
+            widths=self.core.mixing.widths,
+            noise=self.core.noise_kind != "none",
+            bias=self.core.mixing.last_bias is not None,
         )
+        return Cost(flops, macs, num_parameters=self.count_parameters())
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

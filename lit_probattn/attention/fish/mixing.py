@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.attention.core import Learned
 from lit_probattn.attention.functional import check_choice
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
@@ -229,6 +230,13 @@ class HeadMixing(nn.Module):
         missing: tuple[Tensor | None, ...] = (None,) * (len(weights) - 1)
         return MixingValues(self.mixer, tuple(weights), tuple(self.biases) or missing, noise_scale)
 
+    def learned(self) -> dict[str, Learned]:
+        """Return the weights p_kj of global heads, where a unit is a local head."""
+        if self.mixer == "mlp":
+            return {}
+        weight = self.values(None).weights[0]
+        return {"mixing": Learned(weight, "mixing weight p", "global head", is_matrix=True)}
+
     def extra_repr(self) -> str:
         """The function and its widths, for printing."""
         return f"mixer={self.mixer!r}, widths={self.widths}, mixing={self.constraint!r}"
@@ -275,6 +283,10 @@ class NoiseScale(nn.Module):
         }[param]
         size = num_global_heads if shape == "per_global" else 1
         self.theta = nn.Parameter(torch.full((size,), value))
+
+    def learned(self) -> dict[str, Learned]:
+        """Return s."""
+        return {"noise_scale": Learned(self()[None], "noise scale s", "global head", of_layer=True)}
 
     def forward(self) -> Tensor:
         """Return s, (G,)."""

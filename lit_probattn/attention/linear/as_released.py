@@ -23,8 +23,6 @@ class ReleasedLinearAttention(LinearAttention):
     Departs from the source: nothing; `LinearAttention` is what the paper says.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         denominator: `sum` over keys, or `sqrt_len` (divide by √N, Long Range Arena).
         eps: added to the sum.
         output_scale: factor on the output, `one` or `inv_sqrt_head_dim` (language model).
@@ -69,8 +67,6 @@ class ReleasedMLKAttention(MLKAttention):
     Departs from the source: nothing; `MLKAttention` is what the paper says.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         mix: `after` the feature map (the paper), or `before` it, φ(Σ_r π_r key[j, r]), which is
             ordinary linear attention with key weights Σ_r π_r W_r (Long Range Arena).
         shift_first_zero: start the first shift at zero.

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.functional import check_choice
 from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32
 
 FeatureName = Literal["elu", "relu", "dpfp", "favor"]
@@ -129,10 +130,7 @@ def check_feature_map(features: FeatureMap, head_dim: int) -> None:
     Raises:
         ValueError: a name is unknown, or ν is out of range.
     """
-    if features.name not in ("elu", "relu", "dpfp", "favor"):
-        raise ValueError(
-            f"feature_map must be one of elu, relu, dpfp, favor, received {features.name!r}"
-        )
+    check_choice("feature_map", features.name, ("elu", "relu", "dpfp", "favor"))
     if features.norm not in ("none", "sum"):
         raise ValueError(f"feature_norm must be none or sum, received {features.norm!r}")
     if not 1 <= features.dpfp_nu < 2 * head_dim:

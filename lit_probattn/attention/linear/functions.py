@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, kernel_refusal
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, Heads, kernel_refusal
 from lit_probattn.attention.cache import LinearState
-from lit_probattn.attention.functional import compute_dtype, repeat_heads
+from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks
@@ -116,18 +116,11 @@ def linear_kernel(query: Tensor, key: Tensor, arguments: LinearArguments) -> Ten
     if scale is not None:
         scale = scale[:, :, None]
     cols = repeat_heads(features.key(key, projection, scale), heads)  # (B, H, K, L, F)
-    shares = prior.repeat_interleave(heads // prior.shape[0], 0)
+    shares = repeat_rows(prior, heads)
     return ((rows[:, :, None] @ cols.mT) * shares[None, :, :, None]).sum(2)
 
 
-def linear_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: LinearArguments,
-) -> Tensor:
+def linear_reference(given: Heads, arguments: LinearArguments) -> Tensor:
     """Return linear attention by the equation, materialising the maps.
 
         attn_weights[i, j] = kernel[i, j] / (Σ_j kernel[i, j] + eps)     denominator = sum
@@ -135,6 +128,7 @@ def linear_reference(
 
     The sums run over what the masks allow. Rows whose sum is zero give zeros.
     """
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     projection, prior, form = arguments.projection, arguments.prior, arguments.form
     arguments = replace(
@@ -154,19 +148,13 @@ def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
     return kernel if allowed is None else kernel.masked_fill(~allowed, 0.0)
 
 
-def linear_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: LinearArguments,
-) -> Tensor:
+def linear_blockwise(given: Heads, arguments: LinearArguments) -> Tensor:
     """Return the same with O(N) work and memory; causal over chunks.
 
     A mixture is single-key linear attention with key features Σ_r π_jr φ(k_jr) (exact: the sum over
     components commutes with the sum over keys). Sums and states are at least float32.
     """
+    query, key, value, masks, dropout = given
     dtype, form, state = compute_dtype(query), arguments.form, arguments.state
     features, projection, prior = form.features, arguments.projection, arguments.prior
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -244,14 +232,7 @@ def linear_refusal(family: str, call: Call, num_features: int, value_dim: int) -
     return kernel_refusal(family, call, num_features, value_dim)
 
 
-def linear_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: LinearArguments,
-) -> Tensor:
+def linear_triton(given: Heads, arguments: LinearArguments) -> Tensor:
     """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) float32.
 
     Features and their mixtures are computed in float32 and rounded to the dtype of `query`, in
@@ -259,6 +240,7 @@ def linear_triton(
     """
     from lit_probattn.kernels.linear.operators import read_sources
 
+    query, key, value, masks, dropout = given
     dtype, form, low = compute_dtype(query), arguments.form, query.dtype
     features, projection, prior = form.features, arguments.projection, arguments.prior
     query, key = query.to(dtype), key.to(dtype)

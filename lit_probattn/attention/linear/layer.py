@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, Call, common_refusal
+from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
 from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
     HeadCall,
     HeadLayout,
 )
-from lit_probattn.attention.functional import autocast_off, compute_dtype
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.functional import autocast_off, check_choice, compute_dtype
+from lit_probattn.attention.layer import Attention, Example
 from lit_probattn.attention.linear.features import (
     FeatureMap,
     FeatureName,
@@ -46,8 +46,6 @@ class LinearCore(Core):
     """Linear attention from heads to heads.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         form: feature map and the switches in which papers and released codes differ.
         num_features: F of `favor`. None means E ln E.
         redraw_features: draw `favor`'s features anew in every training step.
@@ -63,6 +61,9 @@ class LinearCore(Core):
         "triton": linear_triton,
     }
     auto_rules = CHUNK_RULES
+    has_scores = False
+    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps to be a yardstick
+    kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
     projection: Tensor | None
 
     def __init__(
@@ -153,7 +154,7 @@ class LinearCore(Core):
         """Masks of pairs need the pairs; a state has none."""
         if backend == "triton":
             count = self.form.features.num_features(self.layout.head_dim, self.projection)
-            return linear_refusal(self.variant, call, count, self.layout.value_head_dim)
+            return linear_refusal(self.kernel, call, count, self.layout.value_head_dim)
         if backend == "reference" and call.recurrent:
             return "cannot continue from a state"
         if backend == "blockwise" and call.attn_mask:
@@ -181,8 +182,6 @@ class LinearAttention(Attention):
     released codes of MGK differ in denominator and output factor: see `ReleasedLinearAttention`.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         feature_map: `elu` (elu(x) + 1), `relu`, `dpfp`, or `favor` (random features for exp(q · k /
             √E)).
         num_features: F of `favor`. None means E ln E.
@@ -198,6 +197,10 @@ class LinearAttention(Attention):
     """
 
     core: LinearCore
+    kernel_examples: ClassVar[tuple[Example, ...]] = (
+        Example("linear", {"num_heads": 4, "num_kv_heads": 2}, ("causal",)),
+    )
+    kernel_forms: ClassVar[tuple[Example, ...]] = (Example("linear"),)
 
     def __init__(
         self,
@@ -257,12 +260,8 @@ class LinearAttention(Attention):
 
 
 def _check_form(form: LinearForm, num_features: int | None) -> None:
-    for name, value, choices in (
-        ("denominator", form.denominator, ("sum", "sqrt_len")),
-        ("output_scale", form.output_scale, ("one", "inv_sqrt_head_dim")),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, received {value!r}")
+    check_choice("denominator", form.denominator, ("sum", "sqrt_len"))
+    check_choice("output_scale", form.output_scale, ("one", "inv_sqrt_head_dim"))
     if not 0.0 <= form.eps < 1.0:
         raise ValueError(f"eps must be in [0, 1), received {form.eps}")
     if form.padded_len is not None and form.padded_len < 1:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import HeadCall, HeadLayout
-from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.core import HeadCall, HeadLayout, Learned
+from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.layer import Example, own_options
+from lit_probattn.attention.linear.functions import LinearArguments, linear_kernel, masked_kernel
 from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
 from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorShare
 
@@ -20,7 +22,6 @@ class MLKCore(LinearCore):
 
     Args:
         layout: heads and their sizes; K keys per head unless they are shifted here.
-        backend: implementation.
         num_components: K.
         linear: the arguments of `LinearCore`.
 
@@ -31,6 +32,7 @@ class MLKCore(LinearCore):
     """
 
     variant: ClassVar[str] = "mlk"
+    kernels = ("linear/mlk",)
 
     def __init__(
         self,
@@ -74,6 +76,34 @@ class MLKCore(LinearCore):
         shares = self.prior.probabilities(first + num_keys)
         return shares[..., first:] if shares.shape[-1] > 1 else shares
 
+    @property
+    def has_components(self) -> bool:  # type: ignore[override]
+        """Whether components are told apart: not where keys are mixed before the feature map."""
+        return self.form.mix == "after"
+
+    def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
+        """Return weights and γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same)."""
+        dtype = compute_dtype(call.query)
+        query, key = call.query.to(dtype), self.components(call.key).to(dtype)
+        prior = self.shares(call)
+        assert prior is not None  # a mixture has one
+        parts = []
+        for component in range(self.num_components):
+            alone = torch.zeros_like(prior)
+            alone[:, component] = prior[:, component]
+            arguments = LinearArguments(self.form, self.projection, alone)
+            parts.append(linear_kernel(query, key, arguments))
+        kernel = torch.stack(parts, 2)
+        total = kernel.sum(2)
+        shares = kernel / total.masked_fill(total == 0, 1.0)[:, :, None]
+        visible = masked_kernel(total, call.masks)
+        norm = visible.sum(-1, keepdim=True)
+        return visible / norm.masked_fill(norm == 0, 1.0), shares
+
+    def learned(self) -> dict[str, Learned]:
+        """Return the priors."""
+        return self.prior.learned()
+
     def extra_repr(self) -> str:
         """Switches and the mixture, for printing."""
         return (
@@ -93,7 +123,6 @@ class MLKAttention(LinearAttention):
     is no setting B or C.
 
     Args:
-        embed_dim: C.
         num_heads: H. The paper halves it and keeps `head_dim`.
         num_components: K.
         shifted_keys: False (MLK): K key projections. True (sMLK): one projection and K learned
@@ -109,6 +138,11 @@ class MLKAttention(LinearAttention):
     """
 
     core: MLKCore
+    kernel_examples = (
+        Example("mlk", {}, ("causal", "key", "dropout")),
+        Example("mlk, shifted keys", {"shifted_keys": True, "num_components": 3}, ("key",)),
+    )
+    kernel_forms = ()
 
     def __init__(
         self,
@@ -123,17 +157,10 @@ class MLKAttention(LinearAttention):
         shift_init_std: float = 1.0,
         **common: Any,
     ) -> None:
+        self._mixture = own_options(MLKCore, locals())
         if num_components < 1:
             raise ValueError(f"num_components must be at least 1, received {num_components}")
         self.num_components, self.shifted_keys = num_components, shifted_keys
-        self._mixture: dict[str, Any] = {
-            "num_components": num_components,
-            "shifted_keys": shifted_keys,
-            "prior_share": prior_share,
-            "prior_param": prior_param,
-            "max_positions": max_positions,
-            "shift_init_std": shift_init_std,
-        }
         super().__init__(embed_dim, num_heads, **common)
 
     def head_layout(self) -> HeadLayout:

@@ -90,8 +90,6 @@ class ReleasedMGKCore(MGKCore):
     """`MGKCore` with what only released code does.
 
     Args:
-        layout: heads and their sizes.
-        backend: implementation.
         row_eps: see `ReleasedMGKAttention`, as are the two that follow.
         em_code_parity: which released prior update, if any.
         shift_first_zero: start the first shift at zero.
@@ -175,8 +173,6 @@ class ReleasedMGKAttention(MGKAttention):
     Departs from the source: nothing; `MGKAttention` is what the paper says.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
         row_eps: added to the sum of exponentials of every row (language model: 1e-6);
             `backend="reference"` only.
         em_code_parity: setting B as the released code updates it, at every forward pass in

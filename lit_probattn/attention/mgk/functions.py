@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import pair_arguments
+from lit_probattn.attention.backends import Heads, pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.functional import (
     compute_dtype,
@@ -31,9 +31,7 @@ from lit_probattn.attention.functional import (
     split_precision,
     squared_distance,
 )
-from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.randomness import AttentionDropout
 
 Score = Literal["gaussian", "dot"]
 
@@ -119,14 +117,7 @@ def mgk_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
     return first_maximum(components.unbind(2)) if arguments.hard else components.logsumexp(2)
 
 
-def mgk_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: MGKArguments,
-) -> Tensor:
+def mgk_reference(given: Heads, arguments: MGKArguments) -> Tensor:
     """Attend to keys that are Gaussian mixtures, by the equation.
 
     Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3:
@@ -134,16 +125,13 @@ def mgk_reference(
     Departs from the source: sums of exponentials in log space.
 
     Args:
-        query: (B, H, N, E).
         key: (B, H_key, K, L, E).
-        value: (B, H_kv, L, E_v).
-        masks: what each query may see.
         dropout: attention dropout, one decision per (i, j).
-        arguments: mixture and kind of score.
 
     Returns:
         (B, H, N, E_v), in at least float32.
     """
+    query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     arguments = replace(arguments, variance=arguments.variance.to(dtype))
     scores = mgk_scores(query.to(dtype), key.to(dtype), arguments)
@@ -198,19 +186,13 @@ def _product_parts(a: Tensor, b: Tensor, low: torch.dtype) -> list[tuple[Tensor,
     return [(a_parts[i], b_parts[j]) for i in range(count) for j in range(count) if i + j < count]
 
 
-def mgk_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: MGKArguments,
-) -> Tensor:
+def mgk_sdpa(given: Heads, arguments: MGKArguments) -> Tensor:
     """Return the same as softmax attention over K·L keys, through PyTorch's fused attention.
 
     Exact for the soft E-step: Σ_r exp(s_ijr) v_j is a sum over the pairs (j, r), each with its own
     key and the value of its position.
     """
+    query, key, value, masks, _ = given
     query, key = expand_to_dot(query, key, arguments)
     components = key.shape[2]
     flat_key = key.transpose(2, 3).flatten(2, 3)
@@ -220,15 +202,9 @@ def mgk_sdpa(
     )
 
 
-def mgk_blockwise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: MGKArguments,
-) -> Tensor:
+def mgk_blockwise(given: Heads, arguments: MGKArguments) -> Tensor:
     """Return the same block by block: hard and soft, with dropout, O(N · block) memory."""
+    query, key, value, masks, dropout = given
     dtype, heads = compute_dtype(query), query.shape[1]
     # Hard inference compares components, so it too may drop what all components of a row share.
     query, key = expand_to_dot(query.to(dtype), key.to(dtype), arguments)
@@ -324,30 +300,19 @@ def mixture_scores(
     return total
 
 
-def mgk_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    arguments: MGKArguments,
-) -> Tensor:
+def mgk_triton(given: Heads, arguments: MGKArguments) -> Tensor:
     """Return attention to mixtures of Gaussians by the fused kernels.
 
     Args:
-        query: (B, H, N, E).
         key: (B, H_key, K, L, E); unshifted keys (B, H_key, L, E) where the arguments have shifts:
             then one product per pair serves all components.
-        value: (B, H_kv, L, E_v).
-        masks: what each query may see.
-        dropout: attention dropout.
-        arguments: mixture and kind of score.
 
     Returns:
         (B, H, N, E_v).
     """
     from lit_probattn.kernels.dense.attention import mgk_attention
 
+    query, key, value, *_ = given
     owners = max(key.shape[1], arguments.variance.shape[0])
     precision = repeat_rows(1.0 / arguments.variance.to(compute_dtype(query)), owners)
     log_prior = arguments.log_prior
@@ -361,7 +326,7 @@ def mgk_triton(
         "gaussian": arguments.score == "gaussian",
         "equal_precision": arguments.equal_variance,
         "hard": arguments.hard,
-        **pair_arguments(masks, dropout, query),
+        **pair_arguments(given),
     }
     key, shift = repeat_heads(key, owners), arguments.key_shift
     shift = None if shift is None else repeat_rows(shift, owners)

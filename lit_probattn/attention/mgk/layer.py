@@ -10,19 +10,35 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.backends import Backend, BackendFunction
 from lit_probattn.attention.core import (
-    BackendFunction,
     Choice,
     Core,
+    Gaussians,
     HeadCall,
     HeadLayout,
+    Learned,
 )
-from lit_probattn.attention.functional import check_choice, compute_dtype, repeat_heads
-from lit_probattn.attention.layer import Attention, Cost
+from lit_probattn.attention.cost import (
+    Cost,
+    CostTerm,
+    PairMacs,
+    fused_pairs,
+    mixture_terms,
+    num_parts,
+)
+from lit_probattn.attention.functional import (
+    biased,
+    check_choice,
+    compute_dtype,
+    masked_softmax,
+    repeat_heads,
+)
+from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.mgk.functions import (
     MGKArguments,
     Score,
+    component_scores,
     key_offsets,
     mgk_blockwise,
     mgk_reference,
@@ -51,7 +67,6 @@ class MGKCore(Core):
 
     Args:
         layout: heads and their sizes; K keys per head unless they are shifted here.
-        backend: implementation.
         num_components: K.
         rotary: rotary positions of the keys, where shifts come before them.
 
@@ -64,6 +79,9 @@ class MGKCore(Core):
 
     variant: ClassVar[str] = "mgk"
     steps_over_cache: ClassVar[bool] = True
+    has_gaussians: ClassVar[bool] = True
+    has_components = True
+    kernels: ClassVar[tuple[str, ...]] = ("dense/mgk", "dense/smgk")
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
@@ -84,7 +102,6 @@ class MGKCore(Core):
         learn_variance: bool = False,
         prior_share: PriorShare = "head",
         prior_param: PriorParam = "clamp",
-        prior_momentum: float = 0.0,
         prior_floor: float = PRIOR_FLOOR,
         max_positions: int | None = None,
         mixture_heads: Literal["kv", "query"] = "kv",
@@ -118,7 +135,6 @@ class MGKCore(Core):
                 param=prior_param,
                 by_m_step=e_step == "soft",
                 max_positions=max_positions,
-                momentum=prior_momentum,
                 floor=prior_floor,
             )
         self.key_shift: nn.Parameter | None = None
@@ -134,7 +150,6 @@ class MGKCore(Core):
                     )
             shift = torch.randn(owners, num_components, size) * shift_init_std
             self.key_shift = nn.Parameter(shift)
-        self.kernel = "smgk" if self.shares_product else "mgk"
         if e_step == "hard":
             self.refused = {"sdpa": "cannot take the maximum over components (e_step=hard)"}
         collapses = shifted_keys and score == "dot" and self.variance.is_equal
@@ -176,6 +191,26 @@ class MGKCore(Core):
         return repeat_heads(key, max(shift.shape[0], key.shape[1]))[:, :, None] + table[None]
 
     @property
+    def kernel(self) -> str:
+        """The family that serves these options."""
+        return self.kernels[self.shares_product]
+
+    def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Hard inference: the pairs whose best component leads by more than rounding in 16 bit."""
+        if self.e_step != "hard":
+            return None
+        scores = component_scores(
+            query.double(),
+            self.components(key).double(),
+            log_prior=None,
+            variance=self.variance().double(),
+            score=self.score,
+            include_log_det=False,
+        )
+        best = scores.topk(2, 2).values
+        return best[:, :, 0] - best[:, :, 1] > 0.05
+
+    @property
     def shares_product(self) -> bool:
         """Whether the components' scores differ by a term per query and one per key only."""
         turned = self.rotary is not None and self.rotary_shift == "before"
@@ -193,6 +228,47 @@ class MGKCore(Core):
         dtype = compute_dtype(call.query)
         key = self.components(call.key).to(dtype)
         return mgk_scores(call.query.to(dtype), key, self.arguments(call))
+
+    # ------------------------------------------------------------------ what studies ask
+    def gaussians(self, call: HeadCall) -> Gaussians:
+        """Return every component's keys, priors and variances."""
+        dtype = compute_dtype(call.query)
+        prior = None if self.prior is None else self.prior(call.masks.num_keys)
+        return Gaussians(
+            self.components(call.key).to(dtype),
+            None if prior is None else prior.to(call.query.device, dtype),
+            self.variance().to(call.query.device, dtype),
+        )
+
+    def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
+        """Return weights and responsibilities.
+
+        Source: MGK, ICML 2022, Eq. (8): γ_ijr = exp(s_ijr) / Σ_r' exp(s_ijr'); hard inference: 1
+        for the first largest s_ijr.
+        """
+        parts, masks = self.gaussians(call), call.masks
+        scores = component_scores(
+            call.query.to(parts.key),
+            parts.key,
+            log_prior=parts.log_prior,
+            variance=parts.variance,
+            score=self.score,
+            include_log_det=self.include_log_det,
+        )
+        rows, cols = masks.all_rows, range(masks.num_keys)
+        allowed = masks.allowed(rows, cols, call.query.device)
+        if self.e_step == "hard":
+            shares = nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)
+            shares, total = shares.movedim(-1, 2), scores.amax(2)
+        else:
+            shares, total = scores.softmax(2), scores.logsumexp(2)
+        total = biased(total, masks, rows, cols)
+        return masked_softmax(total, allowed, self.row_eps), shares
+
+    def learned(self) -> dict[str, Learned]:
+        """Return priors and variances."""
+        prior = {} if self.prior is None else self.prior.learned()
+        return prior | self.variance.learned()
 
     # ------------------------------------------------------------------ setting B
     @property
@@ -283,6 +359,9 @@ class MGKCore(Core):
         )
 
 
+_SHIFTED = {"num_components": 2, "shifted_keys": True}
+
+
 class MGKAttention(Attention):
     """Attention with a mixture of K Gaussians per key (Transformer-MGK, -sMGK).
 
@@ -293,7 +372,6 @@ class MGKAttention(Attention):
     only; in grouped attention the mixture may belong to the key/value head or to the query head.
 
     Args:
-        embed_dim: C.
         num_heads: H. The papers halve it and keep `head_dim`.
         num_components: K.
         shifted_keys: False (MGK): K key projections. True (sMGK): one projection and K learned
@@ -312,7 +390,6 @@ class MGKAttention(Attention):
         shift_init_std: standard deviation of the shifts at the start (paper 1, code 0.5).
         include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
         em_weighting: pairs count equally in the M-step (the paper), or by their attention weight.
-        prior_momentum: weight of the old prior in an M-step.
         rotary_shift: shifted keys with rotary positions: shift `before` rotation (relative
             positions, K products per pair), `after` it (one product where a kernel uses that, but
             absolute positions enter), or in `unrotated` dimensions only (both; recommended where
@@ -327,6 +404,51 @@ class MGKAttention(Attention):
     """
 
     core: MGKCore
+    kernel_examples = (
+        Example("mgk soft", {}, ("causal",)),
+        Example("mgk soft, K=1", {"num_components": 1}, ("key",)),
+        Example(
+            "mgk soft, K=3, variances 1 3 5",
+            {"num_components": 3, "variance": "paper_main"},
+            ("causal", "key", "bias"),
+        ),
+        Example(
+            "mgk soft, K=4, learned variances",
+            {"num_components": 4, "learn_variance": True, "include_log_det": True},
+        ),
+        Example("mgk soft, dot", {"score": "dot", "variance": "paper_main"}, ("pairs",)),
+        Example("mgk soft, multi-query", {"num_kv_heads": 1}, ("causal", "dropout")),
+        Example(
+            "mgk soft, prior per position",
+            {"prior_share": "head_position", "max_positions": 64, "prior_param": "softmax"},
+        ),
+        Example("mgk hard", {"e_step": "hard"}, ("causal",)),
+        Example(
+            "mgk hard, variances 1 3 5",
+            {"e_step": "hard", "num_components": 3, "variance": "paper_main"},
+            ("key",),
+        ),
+        Example("smgk soft", {"shifted_keys": True}, ("causal",)),
+        Example("smgk soft, K=4", {"shifted_keys": True, "num_components": 4}, ("key",)),
+        Example(
+            "smgk soft, learned variances",
+            {"shifted_keys": True, "variance": "paper_main", "learn_variance": True},
+            ("dropout",),
+        ),
+        Example(
+            "smgk soft, mixtures per query head",
+            {"shifted_keys": True, "num_heads": 4, "num_kv_heads": 2, "mixture_heads": "query"},
+            ("bias",),
+        ),
+        Example("smgk hard", {"shifted_keys": True, "e_step": "hard"}, ("causal", "pairs")),
+    )
+    kernel_forms = (
+        Example("mgk soft", {"num_components": 2}),
+        Example("mgk hard", {"num_components": 2, "e_step": "hard"}),
+        Example("smgk soft", _SHIFTED),
+        Example("smgk hard", {**_SHIFTED, "e_step": "hard"}),
+        Example("smgk soft, variances 1 3", {**_SHIFTED, "variance": "paper_main"}),
+    )
 
     def __init__(
         self,
@@ -346,31 +468,15 @@ class MGKAttention(Attention):
         shift_init_std: float = 1.0,
         include_log_det: bool = False,
         em_weighting: Literal["uniform", "posterior"] = "uniform",
-        prior_momentum: float = 0.0,
         rotary_shift: RotaryShift = "before",
         **common: Any,
     ) -> None:
+        options = own_options(MGKCore, locals())
         if num_components < 1:
             raise ValueError(f"num_components must be at least 1, received {num_components}")
         self.num_components, self.shifted_keys = num_components, shifted_keys
         super().__init__(embed_dim, num_heads, **common)
-        self.core = self.make_core(
-            num_components=num_components,
-            shifted_keys=shifted_keys,
-            e_step=e_step,
-            score=score,
-            variance=variance,
-            learn_variance=learn_variance,
-            prior_share=prior_share,
-            prior_param=prior_param,
-            prior_momentum=prior_momentum,
-            max_positions=max_positions,
-            mixture_heads=mixture_heads,
-            shift_init_std=shift_init_std,
-            include_log_det=include_log_det,
-            em_weighting=em_weighting,
-            rotary_shift=rotary_shift,
-        )
+        self.core = self.make_core(**options)
 
     def make_core(self, **mixture: Any) -> MGKCore:
         """Return the core for these options of the mixture."""
@@ -391,11 +497,51 @@ class MGKAttention(Attention):
         """
         n, c, e, h, k = seq_len, self.embed_dim, self.head_dim, self.num_heads, self.num_components
         if self.shifted_keys:
-            linear = n * h * e * (6 * c + 2 * h * k * e - 4)
+            linear, gap = n * h * e * (6 * c + 2 * h * k * e - 4), 0
         else:
             linear = n * h * e * (2 * (k + 2) * c + 2 * h * k * e - (2 * k + 3))
+            gap = n * h * e * (k - 1)
+        operations = n * n * h * (2 * (k + 1) * e - 1) + linear
         return Cost(
-            paper_flops=n * n * h * (2 * (k + 1) * e - 1) + linear,
+            paper_flops=operations,
             macs=self.projection_macs(n) + n * n * h * (k * e + self.value_head_dim),
-            num_parameters=self.count_parameters(),
+            num_parameters=self.projection_parameters() + self.mixture_parameters(),
+            paper_flops_printed=operations - gap,
         )
+
+    def mixture_parameters(self) -> int:
+        """Return K priors (setting A), shifts and variances (if learned) of every owner."""
+        core, owners, k = self.core, self.core.num_mixtures, self.num_components
+        total = 0
+        if core.prior is not None and core.e_step == "learned":
+            positions = core.prior.value.shape[-1] if core.prior.share == "head_position" else 1
+            total += (1 if core.prior.share == "layer" else owners) * k * positions
+        if core.key_shift is not None:
+            total += owners * k * core.key_shift.shape[-1]
+        return total + (owners * k if core.variance.log_variance is not None else 0)
+
+    def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
+        """K keys, with coordinates that carry prior and norm.
+
+        Kernels add norms and priors as terms; shifted keys share one product, and meet queries
+        and, for Gaussian scores, keys once instead. Setting B computes the scores again.
+        """
+        core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
+        gaussian = core.score == "gaussian"
+        pairs = PairMacs(k * e, e_v)
+        if backend == "triton" and core.shares_product:
+            heads = self.num_heads + (core.num_mixtures if gaussian else 0)
+            pairs = PairMacs(e, e_v, per_token=heads * k * e)
+        elif backend in ("sdpa", "blockwise"):
+            parts = num_parts(backend, dtype)
+            size = e + parts
+            if gaussian and not core.variance.is_equal:
+                size += {1: 1, 3: 6}[parts]
+            pairs = fused_pairs(size, e_v, k, backend)
+        return replace(pairs, m_step=k * e if core.by_m_step else 0)
+
+    def cost_terms(self, seq_len: int) -> list[CostTerm] | None:
+        """Return the terms where all heads have one size and keys of their own."""
+        sizes = (self.num_heads, self.head_dim, self.embed_dim, self.num_components)
+        plain = self.has_plain_heads
+        return mixture_terms(seq_len, *sizes, shifted=self.shifted_keys) if plain else None

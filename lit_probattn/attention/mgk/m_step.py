@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.functional import compute_dtype, masked_softmax
+from lit_probattn.attention.functional import biased, compute_dtype, masked_softmax
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import Score, component_scores
 
@@ -71,9 +71,7 @@ def responsibility_sums(
         pairs = torch.ones(batch, heads, len(rows), num_keys, dtype=dtype, device=query.device)
         allowed = masks.allowed(rows, cols, query.device)
         if weighting == "posterior":
-            total = scores.logsumexp(2)
-            bias = masks.bias_block(rows, cols)
-            pairs = masked_softmax(total if bias is None else total + bias, allowed)
+            pairs = masked_softmax(biased(scores.logsumexp(2), masks, rows, cols), allowed)
         elif allowed is not None:
             pairs = pairs * allowed
         if query_mask is not None:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.attention.core import Learned
 from lit_probattn.torch_internals import FollowingModule
 
 EStep = Literal["learned", "soft", "hard"]
@@ -91,6 +92,10 @@ class MixtureVariance(FollowingModule):
             exact = torch.tensor(self._exact, dtype=torch.float64, device=self.fixed.device)
             self.fixed = exact.repeat(self.fixed.shape[0], 1)
 
+    def learned(self) -> dict[str, Learned]:
+        """Return σ² where components differ or learn."""
+        return {} if self.is_equal else {"variance": Learned(self(), "variance σ²", "component")}
+
     def forward(self) -> Tensor:
         """Return σ², (num_heads, K): float64 when fixed, the parameter's dtype when learned."""
         if self.log_variance is None:
@@ -112,7 +117,6 @@ class MixturePrior(nn.Module):
         param: how setting A parametrises them.
         by_m_step: setting B; values are a buffer and follow `apply`.
         max_positions: L_max, needed by `head_position`.
-        momentum: weight of the old prior in an M-step; 0 replaces it.
         floor: smallest π in log space, above 0. Below it the gradient is zero, as outside [0, 1].
 
     Raises:
@@ -128,7 +132,6 @@ class MixturePrior(nn.Module):
         param: PriorParam,
         by_m_step: bool,
         max_positions: int | None,
-        momentum: float = 0.0,
         floor: float = PRIOR_FLOOR,
     ) -> None:
         super().__init__()
@@ -148,7 +151,7 @@ class MixturePrior(nn.Module):
             )
         if param not in ("clamp", "softmax"):
             raise ValueError(f"unknown prior_param {param!r}; expected clamp or softmax")
-        self.share, self.param, self.by_m_step, self.momentum = share, param, by_m_step, momentum
+        self.share, self.param, self.by_m_step = share, param, by_m_step
         self.num_heads, self.num_components = num_heads, num_components
         start = 0.0 if param == "softmax" and not by_m_step else 1.0 / num_components
         values = torch.full(shape, start)
@@ -176,6 +179,12 @@ class MixturePrior(nn.Module):
         if self.param == "softmax" and not self.by_m_step:
             return value.softmax(1)
         return value.clamp(0.0, 1.0)
+
+    def learned(self) -> dict[str, Learned]:
+        """Return π as it enters, the mean over positions where they have their own."""
+        count = self.value.shape[-1] if self.share == "head_position" else 1
+        values = self(count).exp().mean(-1)
+        return {"prior": Learned(values, "prior π", "component", is_share=True)}
 
     def _per_key(self, num_keys: int) -> Tensor:
         value: Tensor = self.value
@@ -215,6 +224,5 @@ class MixturePrior(nn.Module):
         numerator, denominator = sums
         seen = denominator > 0
         fresh = (numerator / denominator.where(seen, 1.0)).to(self.value.dtype)
-        fresh = self.momentum * self.value + (1.0 - self.momentum) * fresh
         self.value.copy_(torch.where(seen, fresh, self.value))
         self._sums = None

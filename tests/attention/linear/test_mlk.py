@@ -11,6 +11,7 @@ from lit_probattn.attention import (
     ReleasedLinearAttention,
     ReleasedMLKAttention,
 )
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.linear.functions import (
     LinearArguments,
     linear_blockwise,
@@ -71,7 +72,8 @@ def test_t6_mixture_is_linear_attention_over_expanded_keys(backend, is_causal):
     v = torch.randn(B, H, N, E, dtype=torch.float64)
     prior = torch.rand(H, K, N, dtype=torch.float64)
     masks = make_masks(B, H, N, N, is_causal=is_causal)
-    found = backend(q, key, v, masks, None, LinearArguments(layer.core.form, prior=prior))
+    heads = Heads(q, key, v, masks, None)
+    found = backend(heads, LinearArguments(layer.core.form, prior=prior))
 
     def phi(x):
         return torch.nn.functional.elu(x) + 1

@@ -8,13 +8,12 @@ from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from profiling.cost.count import attention_layers, require_identical
-from profiling.cost.exact import mgk_parameters, smgk_parameters, softmax_parameters
-from profiling.cost.explain import explain
 from profiling.cost.models import LanguageModel, PairModel, SequenceModel
 from profiling.measure.counters import torch_macs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import build_model, make_inputs, measure_point
+from tests.support.paper_formulas import mgk_parameters, smgk_parameters, softmax_parameters
 from tests.support.paths import ROOT
 
 SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
@@ -254,7 +253,7 @@ def test_terms_lead_from_macs_to_the_papers_count(k, shifted):
         if k == 1
         else MGKAttention(c, h, head_dim=e, bias=False, num_components=k, shifted_keys=shifted)
     )
-    terms = explain(n, h, e, c, k, shifted, with_priors=k > 1)
+    terms = layer.cost_terms(n)
     assert terms[0].operations == 2 * layer.cost(n).macs
     totals = [t.operations for t in terms if t.is_total]
     assert totals[1] == layer.cost(n).paper_flops

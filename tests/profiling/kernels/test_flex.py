@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import HeadCall, MGKAttention
+from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.masks import make_masks
 from profiling.kernels.flex import mgk_flex
 
@@ -39,9 +40,9 @@ def test_three_routes_agree(variance, score, masked):
             is_causal=masked,
         )
         exact = (query.double(), key.double(), value.double())
-        expected = core.backends["reference"](*exact, masks, None, arguments)
+        expected = core.backends["reference"](Heads(*exact, masks, None), arguments)
         others = [
-            core.backends[name](query, key, value, masks, None, arguments)
+            core.backends[name](Heads(query, key, value, masks, None), arguments)
             for name in ("triton", "sdpa")
         ]
         for route in (flex, *others):

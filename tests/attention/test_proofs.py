@@ -1,0 +1,77 @@
+"""What the proofs of deletion and addition rest on; the proofs themselves are commands."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+
+from tests.attention import test_contract as contract
+from tests.attention.addition_proof import LINE, add
+from tests.attention.deletion_proof import REMOVALS, mentions, remove, without_block
+from tests.support.cosine import CosineAttention
+from tests.support.paths import ROOT
+
+FEW = ("lit_probattn/attention", "configs/attention", "configs/reproduce")
+FEW += ("tests/attention", "docs")
+# In the copies that the proofs make, a variant is gone or has come.
+THERE = [name for name, what in REMOVALS.items() if (ROOT / what.files[0]).is_file()]
+COSINE = ROOT / "lit_probattn/attention/cosine.py"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The part of the repository that the proofs change."""
+    for name in FEW:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_what_is_listed_is_there_and_nothing_else_names_the_variant(name, copy):
+    told = remove(copy, REMOVALS[name])
+    assert len([line for line in told if line.startswith("file ")]) == 3
+    assert mentions(copy, REMOVALS[name]) == []
+    with pytest.raises((ValueError, FileNotFoundError)):
+        remove(copy, REMOVALS[name])
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_no_code_outside_the_copy_names_the_variant(name):
+    own = {*REMOVALS[name].files, *REMOVALS[name].lines, *REMOVALS[name].blocks}
+    files = {mention.rpartition(":")[0] for mention in mentions(ROOT, REMOVALS[name])}
+    assert files <= own
+
+
+def test_a_block_goes_with_what_is_below_it():
+    text = "rows:\n  a:\n    x: 1\n  b:\n    x: 2\n\n    y: 3\n  c: 4\nend: 5\n"
+    assert without_block(text, "b") == "rows:\n  a:\n    x: 1\n  c: 4\nend: 5\n"
+    assert without_block(text, "rows") == "end: 5\n"
+
+
+@pytest.mark.skipif(COSINE.is_file(), reason="the variant is in the package already")
+def test_a_variant_is_three_files_and_one_line(copy):
+    before = {path: path.read_text() for path in copy.rglob("*.*") if path.is_file()}
+    add(copy)
+    changed = [path for path, text in before.items() if path.read_text() != text]
+    added = {path for path in copy.rglob("*.*") if path.is_file()} - set(before)
+    assert [path.name for path in changed] == ["__init__.py"]
+    assert changed[0].read_text().replace(LINE, "") == before[changed[0]]
+    assert len(added) == 3
+
+
+def test_a_variant_of_another_package_keeps_the_contract(monkeypatch):
+    make = partial(CosineAttention, contract.C, 4, head_dim=contract.E)
+    monkeypatch.setitem(contract.LAYERS, "cosine", make)
+    torch.manual_seed(0)
+    contract.test_future_tokens_change_nothing_when_causal("cosine")
+    contract.test_padding_and_other_samples_change_nothing("cosine")
+    contract.test_hidden_pairs_change_nothing_or_are_refused("cosine")
+    contract.test_a_bias_is_added_to_the_scores_or_refused("cosine")
+    contract.test_decoding_with_the_cache_equals_the_full_pass("cosine", 3)
+    contract.test_empty_rows_give_zeros_and_zero_gradients("cosine")
+    contract.test_state_dict_restores_the_layer("cosine")
+    contract.test_layers_can_be_built_and_counted_without_memory("cosine")
