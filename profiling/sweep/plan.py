@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,8 +182,3 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
             )
         )
     return points
-
-
-def shard(points: Sequence[Point], index: int, count: int) -> list[Point]:
-    """Return every count-th point, starting at `index`: shards get alike mixes of sizes."""
-    return list(points[index::count])

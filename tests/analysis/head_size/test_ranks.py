@@ -23,8 +23,7 @@ from lit_probattn.analysis.head_size.ranks import (
 )
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.reproduce.head_size.__main__ import main
-from lit_probattn.reproduce.head_size.experiment import perplexity_of
-from lit_probattn.reproduce.head_size.grid import Grid, GridError
+from lit_probattn.reproduce.head_size.grid import Grid, GridError, perplexity_of
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
@@ -181,19 +180,22 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
         *("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")),
     ]
     assert main(command) == 0
-    table = pd.read_csv(tmp_path / "out/head_size.csv")
+    table = pd.read_csv(tmp_path / "out/rows.csv")
     assert table["rule"].tolist() == ["standard", "fixed", "fixed", "matched_width"]
     assert table["perplexity"][0] == table["perplexity"][1]  # one model, two rules
-    assert len(list((tmp_path / "runs").glob("h*"))) == 3
+    assert len(list((tmp_path / "runs").glob("wikitext103*"))) == 3
+    assert {p.name for p in (tmp_path / "out/figures").iterdir()} == {
+        *("results.png", "heads.png", "parameters.png")
+    }
     fixed, matched = table.iloc[2], table.iloc[3]
     assert matched["num_parameters"] == pytest.approx(fixed["num_parameters"], rel=0.15)
     assert fixed["num_parameters"] > table["num_parameters"][0]
     capsys.readouterr()
     assert main(command) == 0
-    assert "fit" not in capsys.readouterr().out.split("results:")[0].replace("fitted", "")
+    assert capsys.readouterr().out.count("finished before, not run again") == 3
     assert main([*command, "--report"]) == 0
     assert main([*command, "--shard", "2/2"]) == 2
-    assert "--shard takes I/N" in capsys.readouterr().err
+    assert "--shard expects 0 <= i < n" in capsys.readouterr().err
 
 
 def test_perplexity_of_test_results():
