@@ -24,7 +24,7 @@ def add_shard_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -
     add = parser.add_argument
     add("--shard", help="i/n, i from 0: every n-th point from the i-th, for array jobs")
     add("--dry-run", action="store_true", help="predict time and memory, run nothing")
-    add("--part", help=argparse.SUPPRESS)
+    add("--part", dest="old_shard", help=argparse.SUPPRESS)
 
 
 def shard_of(options: argparse.Namespace) -> tuple[int, int]:
@@ -33,10 +33,10 @@ def shard_of(options: argparse.Namespace) -> tuple[int, int]:
     Raises:
         ConfigError: malformed, or in the form of earlier versions.
     """
-    if options.part:
+    if options.old_shard:
         raise ConfigError(
             f"--part counted from 1 and is now --shard, from 0: --part 1/4 is --shard 0/4, "
-            f"received --part {options.part}"
+            f"received --part {options.old_shard}"
         )
     return parse_shard(options.shard) if options.shard else torchrun_shard()
 
@@ -69,7 +69,7 @@ def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
     commands that inherit the handle keep it.
 
     Args:
-        path: the file, made if it is not there.
+        path: the file; created if missing.
         patience: seconds to wait: commands of a process that was just killed need a moment to end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def end_with_parent() -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time as people say it: `40 s`, `12 min`, `3 h 10 min`, `2 d 5 h`."""
+    """Return a length of time for people: `40 s`, `12 min`, `3 h 10 min`, `2 d 5 h`."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"

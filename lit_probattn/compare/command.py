@@ -166,6 +166,8 @@ def run(
         ConfigError: a flag is wrong.
     """
     protocol, skipped = protocol or protocol_of(options), skipped or {}
+    if options.executor == "here" and (options.shards > 1 or options.slurm):
+        raise ConfigError("--shards and --slurm need --executor slurm, local or debug")
     place = place_of(options)
     seeds = options.seeds or table.seeds
     cells = make_cells(table, options.only, seeds, protocol, place)
@@ -177,18 +179,18 @@ def run(
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
     out = options.out or options.runs / "reproduce" / "reports" / table.name
     made = report(table, cells, command)
-    if options.executor != "here" and not options.report:
-        _submit(options, arguments, module)
-    elif not options.report:
-        try:
+    try:
+        if options.executor != "here" and not options.report:
+            _submit(options, arguments, module)
+        elif not options.report:
             return _run_cells(made, mine, options, out if count == 1 else None, skipped)
-        except KeyboardInterrupt:
-            done = sum(cell.result() is not None for cell in mine)
-            print(
-                f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on",
-                file=sys.stderr,
-            )
-            return INTERRUPTED
+    except KeyboardInterrupt:
+        done = sum(cell.result() is not None for cell in mine)
+        told = f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on"
+        if options.executor == "slurm":
+            told += "; its jobs go on too, and --report writes the report"
+        print(told, file=sys.stderr)
+        return INTERRUPTED
     if not made.results:
         raise ConfigError(f"no cell of {table.name} is finished: nothing to report")
     print(f"{made.write(out)}\n\nreport: {out}/report.md")
@@ -200,7 +202,6 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
     if options.shard:
         raise ConfigError("--executor makes its own shards: leave --shard out")
     name, *words = module.split()
-    print("Ctrl-C ends waiting only; the same command with --report writes the report", flush=True)
     submit(
         name,
         [*words, *arguments, "--executor", "here"],
@@ -281,7 +282,7 @@ def plan_lines(
             "time per cell": duration(3600 * found.hours),
             "peak memory, MiB": f"{found.peak_bytes / 2**20:,.0f}",
             "cells to run": f"{left} of {count}",
-            "data": "missing" if cell.task.name in missing else "there",
+            "data": "missing" if cell.task.name in missing else "present",
             "time from": found.basis,
         }
         for cell, found, left, count in plan
@@ -300,7 +301,7 @@ def plan_lines(
 
 
 class Counted:
-    """Adds what is counted on model and data to a result; alike cells are counted once."""
+    """Adds what is counted on model and data to a result; equal cells are counted once."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}

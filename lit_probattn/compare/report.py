@@ -37,7 +37,7 @@ _LEGEND = (
 
 @dataclass
 class Report:
-    """Finished cells of a table, and how they were asked for.
+    """Report of the finished cells of a table.
 
     A command whose tables have columns, figures or text of their own overrides `columns`,
     `shown`, `figures` and `text`.

@@ -29,7 +29,7 @@ Work = Generator[list[str], int, dict[str, Any]]
 Facts = Callable[[Cell], Mapping[str, Any]]
 
 _POLL_SECONDS = 0.1
-# How long a cell that another process works on is asked for.
+# How long to wait for a cell whose process was just killed and may still be ending.
 GRACE_SECONDS = 5.0
 PROGRESS_SECONDS = 60.0
 

@@ -55,11 +55,11 @@ class RowStore:
         return tuple(row.get(name) for name in self.key)
 
     def has(self, **key: Any) -> bool:
-        """Whether the row with this key is there."""
+        """Whether a row with this key is kept."""
         return self._key_of(key) in self._keys
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row; one that is there already is left as it is."""
+        """Keep a row, unless one with its key is kept already."""
         if self.has(**row):
             return
         self.rows.append(row)

@@ -159,9 +159,9 @@ def _run_missing(
 def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRow]:
     if point.in_process or point.problem is not None:
         return measure_point(point)
-    gone = missing_device(point.device)
-    if gone is not None:
-        return failed_rows(point, gone)
+    missing = missing_device(point.device)
+    if missing is not None:
+        return failed_rows(point, missing)
     skipped = cannot_fit(point)
     if skipped:
         return skipped
@@ -172,14 +172,14 @@ def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRo
 
 
 def missing_device(device: str) -> str | None:
-    """Say that a device is not there, or None if it is."""
+    """Return why a device cannot be used, or None if it can."""
     kind = torch.device(device)
     if kind.type != "cuda":
         return None
     if not torch.cuda.is_available():
-        return f"device {device} is not there: PyTorch finds no CUDA device"
+        return f"device {device} is not available: PyTorch finds no CUDA device"
     if kind.index is not None and kind.index >= torch.cuda.device_count():
-        return f"device {device} is not there: {torch.cuda.device_count()} CUDA devices found"
+        return f"device {device} is not available: {torch.cuda.device_count()} CUDA devices found"
     return None
 
 

@@ -45,7 +45,7 @@ def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path):
     rows = [line for line in printed.splitlines() if line.startswith(("| listops", "| retrieval"))]
     assert len(rows) == 3
     assert all("| 2 of 2 |" in row and "measured: " in row for row in rows)
-    assert [row.split("|")[10].strip() for row in rows] == ["there", "there", "missing"]
+    assert [row.split("|")[10].strip() for row in rows] == ["present", "present", "missing"]
     assert "missing: retrieval: " in printed
     assert "new_aan_pairs.train.tsv" in printed
     assert printed.count("python -m lit_probattn fit --config configs/tasks/") == 6

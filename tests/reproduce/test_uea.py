@@ -109,6 +109,7 @@ def test_dry_run_predicts_and_names_what_is_missing(options, capsys):
     assert printed.count("python -m lit_probattn fit --config configs/tasks/tiny/uea.yaml") == 2
 
 
+@pytest.mark.timeout(600)
 def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
     assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out

@@ -100,7 +100,7 @@ def test_width_that_the_head_rule_cannot_divide(tmp_path):
     )
     rows = run(config, tmp_path)
     bad = {row.reason for row in rows if row.status == "failed"}
-    assert bad == {"embed_dim 12 cannot be divided by head_dim_divisor 8: no whole head_dim"}
+    assert bad == {"embed_dim 12 is not divisible by head_dim_divisor 8"}
     assert {row.embed_dim for row in rows if row.status == "ok"} == {16}
 
 
@@ -108,7 +108,7 @@ def test_heads_that_do_not_divide(tmp_path):
     variants = {"softmax": attention(), "mgk": {**attention(MGK), "heads_divisor": 2}}
     grid = {"embed_dim": [8], "seq_len": [8], "num_heads": [3]}
     rows = run(sweep(variants=variants, grid=grid), tmp_path)
-    assert reasons(rows)["mgk"] == ("failed", "3 heads cannot be divided by heads_divisor 2")
+    assert reasons(rows)["mgk"] == ("failed", "3 heads are not divisible by heads_divisor 2")
 
 
 def test_variant_without_formulas_is_still_counted(tmp_path):
@@ -138,7 +138,7 @@ def test_a_device_that_is_gone(tmp_path, monkeypatch):
     rows = run(config, tmp_path)
     assert {r.status for r in rows if r.quantity == "cost"} == {"ok"}
     assert {(r.status, r.reason) for r in rows if r.quantity == "time"} == {
-        ("failed", "device cuda is not there: PyTorch finds no CUDA device")
+        ("failed", "device cuda is not available: PyTorch finds no CUDA device")
     }
 
 
