@@ -91,7 +91,7 @@ def add_flags(
     add("--shards", type=int, default=1, help="number of jobs of the executor")
     add(
         "--slurm",
-        nargs="+",
+        nargs="*",
         default=[],
         metavar="KEY=VALUE",
         help="parameters of submitit: partition=gpu timeout_min=720 gpus_per_node=1 …",
@@ -204,7 +204,7 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
     name, *words = module.split()
     submit(
         name,
-        [*words, *arguments, "--executor", "here"],
+        [*words, *arguments, *"--executor here --shards 1 --slurm".split()],
         executor=options.executor,
         count=options.shards,
         folder=options.runs / "reproduce" / "submitit",

@@ -4,8 +4,8 @@
     python -m tests.compare.doors uea sweep      # some of them
 
 Each command is started for the first of two shards and killed or interrupted after its first
-checkpoint. The same command then runs both shards, through submitit's local executor where it trains
-(the sweep's as two processes), and once more, when everything is finished.
+checkpoint. The same command then runs both shards, through submitit's local executor where it
+trains (the sweep's as two processes), and once more, when everything is finished.
 """
 
 from __future__ import annotations

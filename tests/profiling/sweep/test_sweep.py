@@ -157,7 +157,7 @@ def test_points_are_claimed_and_progress_is_said(tmp_path):
     config, lines = sweep(), []
     with claim(tmp_path / "rows.jsonl.lock") as lock:
         assert lock is not None
-        with pytest.raises(ConfigError, match="another process is writing .*rows.jsonl"):
+        with pytest.raises(ConfigError, match=r"another process is writing .*rows\.jsonl"):
             run(config, tmp_path)
     run_sweep(config, tmp_path, ROOT, stream=lines.append)
     assert [line.partition(" points")[0] for line in lines] == [f"{i} of 8" for i in range(1, 9)]
