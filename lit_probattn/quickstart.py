@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -66,7 +66,8 @@ class QuickstartReport(Report):
         print("\nmeasuring one training step at full length …", flush=True)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         full = Options(settings={"data.init_args.max_length_tokens": FULL_LENGTH})
-        steps, rows = {}, {}
+        steps: dict[str, Callable[[], None]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         for name in dict.fromkeys(cell.row.name for cell, _ in self.results):
             cell = next(cell for cell in self.cells if cell.row.name == name)
             cell = replace(cell, options=full)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -183,7 +183,8 @@ class Report:
         """The summary as Markdown; columns of published numbers only if there are any."""
         shown = []
         has_published = self.summary["published"].notna().any()
-        for entry in self.summary.to_dict("records"):
+        entries: list[dict[str, Any]] = cast(Any, self.summary.to_dict("records"))
+        for entry in entries:
             spread = f" ± {entry['std']:.2f}" if pd.notna(entry["std"]) else ""
             published = {
                 "published": _number(entry["published"], ".2f"),

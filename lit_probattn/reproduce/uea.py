@@ -32,7 +32,13 @@ TABLE = Path("configs/reproduce/fish_table6.yaml")
 OUT = Path("reports/uea_table6")
 ON_TEST = "**selected on the test split**"
 METRIC = Metric(
-    *("test", "test", "test/accuracy", ("accuracy_percent", "test"), "%", "higher"), scale=100
+    name="test",
+    command="test",
+    key="test/accuracy",
+    printed=("accuracy_percent", "test"),
+    unit="%",
+    better="higher",
+    scale=100,
 )
 # The published runs: best accuracy on the test file, which the whole training file trains for.
 _ON_TEST = {"run.monitor": "val/accuracy", "run.monitor_mode": "max"}
@@ -135,7 +141,7 @@ def _task(
     batch = min(recipe["batch_size"], train)
     per_epoch = train // batch
     steps = (recipe["epochs"] if epochs is None else epochs) * per_epoch
-    published = {"data.init_args.select_on": "test", **_ON_TEST}
+    published: dict[str, Any] = {"data.init_args.select_on": "test", **_ON_TEST}
     if epochs not in (None, recipe["epochs"]):
         published["trainer.max_steps"] = recipe["epochs"] * per_epoch
     return TaskEntry(

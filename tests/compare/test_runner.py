@@ -211,6 +211,10 @@ def test_environment_of_a_job(monkeypatch):
     assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["5", "7", "5"]
     assert found[0]["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 3))
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"} & set(found[0])
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    assert not {"SLURM_JOB_ID", "SUBMITIT_EXECUTOR"} & set(child_environment(0, 1, []))
+    assert child_environment(0, 1, [], ["srun"])["SLURM_JOB_ID"] == "7"
 
 
 def arguments(tmp_path, *more):
