@@ -202,9 +202,10 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
     if options.shard:
         raise ConfigError("--executor makes its own shards: leave --shard out")
     name, *words = module.split()
+    here = ["--executor", "here", "--shards", "1", "--slurm"]  # the last of a flag counts
     submit(
         name,
-        [*words, *arguments, *"--executor here --shards 1 --slurm".split()],
+        [*words, *arguments, *here],
         executor=options.executor,
         count=options.shards,
         folder=options.runs / "reproduce" / "submitit",

@@ -17,6 +17,7 @@ from tests.compare.test_runner import arguments
 from tests.support.paths import ROOT
 
 submitit = pytest.importorskip("submitit")
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def test_preempted_job_saves_and_is_submitted_again(tmp_path, monkeypatch):
     executor = submitit.AutoExecutor(folder=tmp_path / "jobs", cluster="local")
     executor.update_parameters(timeout_min=5)
     job = executor.submit(Shard("victim", ["--shard", "0/2"]))
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not (tmp_path / "STARTED").exists() and time.monotonic() < end:
         time.sleep(0.05)
     job._interrupt()

@@ -193,7 +193,7 @@ def test_interrupted_command_has_its_cells_saved(tmp_path, capsys):
     words = [sys.executable, "-m", "lit_probattn.reproduce", *arguments(tmp_path)]
     (tmp_path / "SLOW").touch()
     process = subprocess.Popen([*words, "--only", "listops"], cwd=ROOT, stderr=subprocess.PIPE)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while time.monotonic() < end and not (tmp_path / "STARTED").exists():
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
