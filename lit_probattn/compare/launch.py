@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,10 @@ class Shard:
             env=environment,
             preexec_fn=end_with_parent,
         )
-        return self.process.wait()
+        # Not `wait`: it holds a lock that `checkpoint`, in a signal handler, would wait for.
+        while self.process.poll() is None:
+            time.sleep(0.2)
+        return self.process.returncode
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "arguments": list(self.arguments)}

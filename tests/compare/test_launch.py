@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -56,11 +57,11 @@ def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys):
 def test_preempted_job_saves_and_is_submitted_again(tmp_path, monkeypatch):
     """SLURM's signal reaches submitit's process, which asks the shard to end and to go on later."""
     (tmp_path / "victim.py").write_text(
-        "import pathlib, signal, sys, time\n"
+        "import os, pathlib, signal, sys, time\n"
         "def save(*_):\n    pathlib.Path('SAVED').touch()\n    sys.exit(130)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "if pathlib.Path('SAVED').exists():\n    print(sys.argv[1:]); sys.exit(0)\n"
-        "pathlib.Path('STARTED').touch()\ntime.sleep(60)\n"
+        "pathlib.Path('STARTED').write_text(str(os.getppid()))\ntime.sleep(60)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
@@ -70,7 +71,11 @@ def test_preempted_job_saves_and_is_submitted_again(tmp_path, monkeypatch):
     end = time.monotonic() + 240
     while not (tmp_path / "STARTED").exists() and time.monotonic() < end:
         time.sleep(0.05)
-    job._interrupt()
+    time.sleep(0.5)
+    begin = time.monotonic()
+    os.kill(int((tmp_path / "STARTED").read_text()), signal.SIGUSR2)
+    while not (tmp_path / "SAVED").exists() and time.monotonic() < begin + 20:
+        time.sleep(0.05)
     assert job.result() == 0
     assert (tmp_path / "SAVED").exists()
     assert "['--shard', '0/2']" in job.stdout()
