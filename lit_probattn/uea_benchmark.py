@@ -2,4 +2,4 @@
 
 from lit_probattn import forward_command
 
-forward_command(__name__, "lit_probattn.reproduce.uea.__main__")
+forward_command(__name__, "lit_probattn.reproduce.uea")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from lit_probattn.cli.shards import add_shard_flags, shard_of
 from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
 from profiling.measure.rows import RowsError
@@ -26,8 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     sweep = commands.add_parser("sweep", help="measure every point of a grid")
     sweep.add_argument("--config", required=True, help="a file of configs/profiling")
     sweep.add_argument("--out", help="results folder (default runs/profiling/NAME)")
-    sweep.add_argument("--dry-run", action="store_true", help="print the plan, measure nothing")
-    sweep.add_argument("--shard", help="i/n: run every n-th point from i; report merges")
+    add_shard_flags(sweep)
     report = commands.add_parser("report", help="tables and figures of a sweep")
     report.add_argument("--config", required=True, help="the sweep's file")
     report.add_argument("--results", help="results folder (default runs/profiling/NAME)")
@@ -66,12 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from lit_probattn.cli.shards import parse_shard, torchrun_shard
     from profiling.sweep.config import load_sweep
     from profiling.sweep.run import describe_plan, run_sweep
 
     config, root = load_sweep(options.config), Path.cwd()
-    index, count = parse_shard(options.shard) if options.shard else torchrun_shard()
+    index, count = shard_of(options)
     if options.dry_run:
         print(describe_plan(config, root, index, count))
         return 0

@@ -68,11 +68,7 @@ stage() {
         reproduce value_aware_table2 value_aware_table2
         ;;
     imagenet) reproduce fish_table5 fish_table5 ;;
-    uea) # one cell at a time
-        "$PYTHON" -m lit_probattn.reproduce fish_table6 --accelerator gpu --runs "$RUNS" \
-            --out "reports/reproduce_fish_table6_cuda_$MONTH" ${DATA:+--data_dir "$DATA"} \
-            ${SEEDS:+--seeds $SEEDS} ${SHARD:+--shard "$SHARD"} || FAILED+=(uea)
-        ;;
+    uea) reproduce fish_table6 fish_table6 ;;
     memory) "$PYTHON" -m lit_probattn.reproduce mgk_table7 --accelerator gpu || FAILED+=(memory) ;;
     *)
         echo "unknown stage $1; stages: predict step_times listops text text_as_published" \

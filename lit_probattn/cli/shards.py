@@ -1,10 +1,44 @@
-"""`--shard I/N`: which part of a list of points a process works on."""
+"""Sharing a list of points among processes: flags, shards, claims, progress."""
 
 from __future__ import annotations
 
+import argparse
+import ctypes
+import fcntl
 import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from lit_probattn.configs import ConfigError
+
+_POLL_SECONDS = 0.1
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
+
+
+def add_shard_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the flags of every command that runs a list of points."""
+    add = parser.add_argument
+    add("--shard", help="i/n, i from 0: every n-th point from the i-th, for array jobs")
+    add("--dry-run", action="store_true", help="predict time and memory, run nothing")
+    add("--part", dest="old_shard", help=argparse.SUPPRESS)
+
+
+def shard_of(options: argparse.Namespace) -> tuple[int, int]:
+    """Return (index, count) that the flags ask for, or this process's share under torchrun.
+
+    Raises:
+        ConfigError: malformed, or in the form of earlier versions.
+    """
+    if options.old_shard:
+        raise ConfigError(
+            f"--part counted from 1 and is now --shard, from 0: --part 1/4 is --shard 0/4, "
+            f"received --part {options.old_shard}"
+        )
+    return parse_shard(options.shard) if options.shard else torchrun_shard()
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -25,3 +59,100 @@ def parse_shard(text: str) -> tuple[int, int]:
 def torchrun_shard() -> tuple[int, int]:
     """Return (rank, world size) under torchrun, else (0, 1)."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
+    """Lock a file; yields its handle, or None if another process keeps it.
+
+    The system frees the lock when the last process that has the file open ends, however it ends;
+    commands that inherit the handle keep it.
+
+    Args:
+        path: the file; created if missing.
+        patience: seconds to wait: commands of a process that was just killed need a moment to end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield handle if _locked(handle, time.monotonic() + patience) else None
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, end: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_POLL_SECONDS)
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, however it ends (Linux).
+
+    For `preexec_fn`. SLURM's warning to submitit's process, SIGUSR2, is not meant for its children.
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time for people: `40 s`, `12 min`, `3 h 10 min`, `2 d 5 h`."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+class Progress:
+    """Says how many points are finished and about how long the rest will take.
+
+    Args:
+        total: number of points.
+        what: what they are, such as `cells`.
+        say: receives the lines; None writes them to stderr, in place on a terminal.
+        every: seconds between lines that nothing new calls for.
+    """
+
+    def __init__(
+        self, total: int, what: str, say: Callable[[str], None] | None = None, every: float = 10.0
+    ) -> None:
+        self.total, self.what, self.say, self.every = total, what, say, every
+        self.begin = time.monotonic()
+        self._last = self.begin
+
+    def due(self) -> bool:
+        """Whether the last line is long ago."""
+        return time.monotonic() - self._last > self.every
+
+    def show(self, done: int, left: float | None = None, note: str = "") -> None:
+        """Say that `done` points are finished and the rest takes `left` seconds.
+
+        Args:
+            done: number of finished points.
+            left: seconds; None if nothing is known about them.
+            note: what else to say.
+        """
+        text = f"{done} of {self.total} {self.what} finished"
+        if left is not None and done < self.total:
+            text += f", about {duration(left)} left"
+        text += f"; {note}" if note else ""
+        if self.say is not None:
+            self.say(text)
+        elif sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if done == self.total else ""))
+            sys.stderr.flush()
+        elif done < self.total and not self.due():
+            return
+        else:
+            print(text, file=sys.stderr, flush=True)
+        self._last = time.monotonic()

@@ -71,7 +71,8 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         """Hash of everything that decides the result."""
-        text = json.dumps([deciding(self.config), self.seed], sort_keys=True)
+        files = [dict(self.task.files)] if self.task.files else []
+        text = json.dumps([deciding(self.config), self.seed, *files], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -88,13 +89,18 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """Folder of the result, the lock and the log."""
+        """Folder of results, locks and logs."""
         return self.place.runs / "reproduce"
 
     @property
     def result_path(self) -> Path:
         """File of the finished cell."""
         return self.folder / "cells" / f"{self.name}.json"
+
+    @property
+    def log_path(self) -> Path:
+        """File that the commands of the cell write to."""
+        return self.folder / "logs" / f"{self.name}.log"
 
     @property
     def max_steps(self) -> int:
@@ -129,8 +135,8 @@ class Cell:
     def evaluate_arguments(
         self, command: str, settings: Mapping[str, Any], version: Path
     ) -> list[str]:
-        """The command line of an evaluation of the best checkpoint of a run folder."""
-        files = ["--config", str(version / "config.yaml"), "--ckpt_path", "best"]
+        """The command line of an evaluation of a run folder's checkpoint."""
+        files = ["--config", str(version / "config.yaml"), "--ckpt_path", self.task.checkpoint]
         quiet = flags({"trainer.enable_progress_bar": False, **settings})
         return [command, *files, *quiet, *self.place.flag_arguments()]
 
@@ -142,8 +148,12 @@ class Cell:
         return None
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result of a finished cell, or None."""
-        return read_result(self.result_path, "values")
+        """Return the result of a finished cell, or None; half a file counts as none."""
+        try:
+            loaded = json.loads(self.result_path.read_text())
+        except (OSError, ValueError):
+            return None
+        return loaded if isinstance(loaded, dict) and "values" in loaded else None
 
     def keep(self, result: Mapping[str, Any]) -> None:
         """Write the result file; its name never shows half of it."""
@@ -151,23 +161,12 @@ class Cell:
         replace_text(self.result_path, json.dumps(result, indent=1) + "\n")
 
 
-def read_result(path: Path, key: str) -> dict[str, Any] | None:
-    """Return the content of a result file, None without it; half a file counts as none."""
-    try:
-        loaded = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return loaded if isinstance(loaded, dict) and key in loaded else None
-
-
 def flags(settings: Mapping[str, Any]) -> list[str]:
     """Return `--key value` of every setting, values as the command line reads them."""
-    return [part for key, value in settings.items() for part in flag(key, value)]
-
-
-def flag(key: str, value: Any) -> list[str]:
-    """Return `--key value`."""
-    return [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
+    words: list[str] = []
+    for key, value in settings.items():
+        words += [f"--{key}", str(value) if isinstance(value, str | Path) else json.dumps(value)]
+    return words
 
 
 def portable(arguments: Sequence[str]) -> list[str]:

@@ -1,11 +1,12 @@
 """A cell before it runs: data and model without a run, counts, time and memory.
 
-Training steps of one and of two samples at full length run on this machine, with the attention
-backends of the whole batch. Memory is a line through their peaks in the CPU's allocator, with
-parameters, gradients and the optimiser's two averages. Time is either measured or modelled, and the
-result says which. `measured`: a line through the medians of those steps, times the steps, with the
-busyness of the moment. `flops`: three times the multiply-adds of a forward pass, by a given speed.
-An evaluated sample counts as a third of a trained one.
+Each cell's own model trains on this machine for a few steps at full length, with the attention
+backends of the whole batch. Memory is a line through the peaks of one and of two samples in the
+CPU's allocator, with parameters, gradients and the optimiser's two averages. Time is either
+measured or modelled, and the result says which. `measured`: the median of steps of the whole batch,
+or, where that takes long, a line through those of one and of two samples; with the busyness of the
+moment. `flops`: three times the multiply-adds of a forward pass, by a given speed. An evaluated
+sample counts as a third of a trained one.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ from torch import Tensor, nn
 from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
 from lit_probattn.attention.backends import Backend, Call
-from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.configs import attention_factory, class_of, link_sizes
+from lit_probattn.models.language_model import IGNORE
 from lit_probattn.randomness import RandomKey
-from lit_probattn.tasks import ImageClassifier, LanguageModeling, PairClassifier
+from lit_probattn.tasks import (
+    ImageClassifier,
+    LanguageModeling,
+    MaskedLanguageModeling,
+    PairClassifier,
+    SeriesClassifier,
+)
 from lit_probattn.tasks.base import Task
 from profiling.cost.count import attention_layers
 from profiling.measure.counters import torch_flops
@@ -32,9 +40,10 @@ from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
 
 _ROUNDS, _MAX_SECONDS = 2, 20.0
-
 # Batches whose steps a line is drawn through.
 _FEW = (1, 2)
+# A step of the whole batch is measured if the line gives it at most so many seconds and bytes.
+_DIRECT_SECONDS, _DIRECT_BYTES = 3.0, 2 << 30
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,6 @@ class Prediction:
         hours: training, validation and test, on one device.
         basis: how the time was found.
         peak_bytes: memory of a training step.
-        num_parameters: parameters.
         macs: multiply-adds of one sample's forward pass.
         steps: optimiser steps.
         batch_size: samples of a step.
@@ -62,12 +70,17 @@ class Prediction:
     seq_len: int
 
 
-def build_data(cell: Cell) -> DataModule:
-    """Make the DataModule of a cell; nothing is read."""
-    entry = cell.config["data"]
-    places = {"data_dir": cell.place.data_dir, "cache_dir": cell.place.cache_dir}
+def data_of(config: Mapping[str, Any], place: Place) -> DataModule:
+    """Make the DataModule of a configuration; nothing is read."""
+    entry = config["data"]
+    places = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
     data: DataModule = class_of(entry["class_path"])(**{**entry["init_args"], **places})
     return data
+
+
+def build_data(cell: Cell) -> DataModule:
+    """Make the DataModule of a cell; nothing is read."""
+    return data_of(cell.config, cell.place)
 
 
 def missing_data(data: DataModule) -> str | None:
@@ -119,18 +132,31 @@ def build_task(cell: Cell, data: DataModule) -> Task:
     return task
 
 
+def seq_len(task: Task, data: DataModule) -> int:
+    """Return the full length of a sample; the model knows that of series."""
+    series = isinstance(task, SeriesClassifier)
+    return int(cast(Any, task.model).max_seq_len if series else data.max_seq_len)
+
+
 def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tensor]:
     """Return random inputs of full length and targets."""
+    target = torch.zeros(batch, dtype=torch.int64)
     if isinstance(task, ImageClassifier):
         size = cast(Any, data).image_size
-        return torch.randn(batch, 3, size, size), torch.zeros(batch, dtype=torch.int64)
-    shape: tuple[int, ...] = (batch, data.max_seq_len)
+        return torch.randn(batch, 3, size, size), target
+    shape: tuple[int, ...] = (batch, seq_len(task, data))
+    if isinstance(task, SeriesClassifier):
+        width = cast(Any, task.model).embedding.num_features
+        return torch.randn(*shape, width), target
     if isinstance(task, PairClassifier):
         shape = (batch, 2, data.max_seq_len)
     inputs = torch.randint(1, data.vocab_size or 2, shape)
     if isinstance(task, LanguageModeling):
-        return inputs, torch.randint(0, data.vocab_size or 2, shape)
-    return inputs, torch.zeros(batch, dtype=torch.int64)
+        return inputs, inputs
+    if isinstance(task, MaskedLanguageModeling):
+        every = torch.arange(shape[1]) % round(1 / task.mask_probability)
+        return inputs, torch.where(every == 0, inputs, IGNORE)
+    return inputs, target
 
 
 def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], None]:
@@ -140,7 +166,7 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
 
     def step() -> None:
         out = model(inputs, rng=key)
-        if isinstance(task, LanguageModeling):
+        if isinstance(task, LanguageModeling | MaskedLanguageModeling):
             loss = model.token_losses(out, target).mean()
         else:
             loss = F.cross_entropy(out, target)
@@ -191,18 +217,16 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
         cell: the cell.
         tflops: speed for the FLOP model; None measures steps.
     """
-    data, counted = build_data(cell), counts(cell)
-    batch = int(cell.config["data"]["init_args"]["batch_size"])
-    steps = _MeasuredSteps(cell, batch)
+    counted = counts(cell)
+    steps = _MeasuredSteps(cell)
     peak = steps.peak_bytes()  # first: it warms up
     if tflops is None:
-        fixed, per_sample = steps.seconds()
-        basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
+        fixed, per_sample, basis = steps.seconds(peak)
     else:
         fixed, per_sample = 0.0, 3 * 2 * counted["macs"] / (tflops * 1e12)
         basis = f"FLOP model at {tflops:g} TFLOP/s"
-    training = cell.max_steps * (fixed + batch * per_sample)
-    evaluation = _evaluated_samples(cell, split_sizes(data)) * per_sample / 3
+    training = cell.max_steps * (fixed + steps.batch * per_sample)
+    evaluation = _evaluated_samples(cell, split_sizes(steps.data)) * per_sample / 3
     return Prediction(
         hours=(training + evaluation) / 3600,
         basis=basis,
@@ -210,8 +234,8 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
         num_parameters=counted["parameters"],
         macs=counted["macs"],
         steps=cell.max_steps,
-        batch_size=batch,
-        seq_len=data.max_seq_len,
+        batch_size=steps.batch,
+        seq_len=seq_len(steps.task, steps.data),
     )
 
 
@@ -222,32 +246,44 @@ def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
 
 
 class _MeasuredSteps:
-    """Training steps of few samples, on the paths of the whole batch."""
+    """Training steps of a cell's model, on the attention backends of the whole batch."""
 
-    def __init__(self, cell: Cell, batch: int) -> None:
-        data = build_data(cell)
+    def __init__(self, cell: Cell) -> None:
+        self.data = build_data(cell)
+        self.batch = int(cell.config["data"]["init_args"]["batch_size"])
         torch.manual_seed(cell.seed)
-        self.task, self.batch = build_task(cell, data).train(), batch
-        set_backends(self.task.model, batch, data.max_seq_len)
-        self.steps = {
-            str(n): training_step(self.task, *make_inputs(self.task, data, n)) for n in _FEW
-        }
+        self.task = build_task(cell, self.data).train()
+        set_backends(self.task.model, self.batch, seq_len(self.task, self.data))
+        self.steps = {str(n): self.step(n) for n in _FEW}
 
-    def seconds(self) -> tuple[float, float]:
-        """Return seconds of a step without samples and of every sample, neither below 0.
+    def step(self, batch: int) -> Callable[[], None]:
+        """Return a function that runs a step of so many samples."""
+        return training_step(self.task, *make_inputs(self.task, self.data, batch))
+
+    def seconds(self, peak: int) -> tuple[float, float, str]:
+        """Return seconds of a step without samples and of every sample, and how they were found.
 
         The steps have run before.
+
+        Args:
+            peak: bytes of a step of the whole batch.
         """
-        times = time_sides(
-            self.steps,
-            device=torch.device("cpu"),
-            warmup=0,
-            repeats=_ROUNDS,
-            max_seconds=_MAX_SECONDS,
-        )
-        one, two = (summarise(times[str(n)]).median_s for n in _FEW)
+        one, two = self._medians(self.steps)
         per_sample = two - one if two > one else two / 2
-        return max(one - per_sample, 0.0), per_sample
+        fixed = max(one - per_sample, 0.0)
+        whole = fixed + self.batch * per_sample
+        if whole <= _DIRECT_SECONDS and peak <= _DIRECT_BYTES:
+            (whole,) = self._medians({"whole": self.step(self.batch)}, warmup=1)
+            return 0.0, whole / self.batch, f"measured: {whole:.3f} s per step"
+        basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
+        return fixed, per_sample, basis
+
+    def _medians(self, steps: Mapping[str, Callable[[], None]], warmup: int = 0) -> list[float]:
+        cpu = torch.device("cpu")
+        times = time_sides(
+            steps, device=cpu, warmup=warmup, repeats=_ROUNDS, max_seconds=_MAX_SECONDS
+        )
+        return [summarise(times[name]).median_s for name in steps]
 
     def peak_bytes(self) -> int:
         """Return the peak of a step of the whole batch, by a line through those of few."""

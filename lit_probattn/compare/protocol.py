@@ -68,13 +68,20 @@ def config_files(task: TaskEntry, row: Row, options: Options) -> list[str]:
 
 
 def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
-    """Return the settings that follow the files, by key; later options win."""
-    found = {f"{ATTENTION}.{key}": value for key, value in row.set.items()} | dict(row.overrides)
+    """Return the settings that follow the files, by key; later options win.
+
+    Raises:
+        ConfigError: the task does not know an option.
+    """
+    attention = {f"{ATTENTION}.{key}": value for key, value in row.set.items()}
+    found = {**task.settings, **attention, **row.overrides}
     if options.as_released and row.as_released:
         found |= task.as_released
     if options.as_published:
         found |= task.published
     if options.shortened:
+        if not task.shortened:
+            raise ConfigError(f"{task.name} has no shortened protocol; use --steps")
         found |= task.shortened
     if options.max_seq_len is not None:
         if not task.length:

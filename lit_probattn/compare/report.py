@@ -1,4 +1,4 @@
-"""The report of a table: published beside reproduced, cost, differences of protocol, a picture."""
+"""The report of a table: published beside reproduced, cost, differences of protocol, pictures."""
 
 from __future__ import annotations
 
@@ -7,30 +7,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import Difference, differences
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import markdown_lines, png_bytes
 
 SHORTENED = "SHORTENED PROTOCOL"
-_LEGEND = [
-    "Mean ± standard deviation over seeds (n − 1). Notes are ours − published with a 95 % "
-    "interval, for which the published runs, printed without deviations, are assumed to vary as "
-    "ours do; and ours − baseline with Welch's interval, * where it excludes 0 (no correction for "
-    "several comparisons). FLOP ratio: multiply-adds of one forward pass at the published length "
-    "by the equations, without the output layer of a language model, to the baseline's.",
-]
+_PUBLISHED_LEGEND = (
+    "Ours − published has a 95 % interval for which the published runs, printed without "
+    "deviations, are assumed to vary as ours do. "
+)
+_LEGEND = (
+    "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
+    "by seed where both rows have the same seeds, else Welch's; * where it excludes 0 (no "
+    "correction for several comparisons). FLOP ratio: multiply-adds of one forward pass at full "
+    "length by the equations, without the output layer of a language model, to the baseline's. "
+    "Minutes: mean of a fit, on this machine."
+)
 
 
 @dataclass
 class Report:
-    """Finished cells of a table, and how they were asked for.
+    """Report of the finished cells of a table.
+
+    A command whose tables have columns, figures or text of their own overrides `columns`,
+    `shown`, `figures` and `text`.
 
     Args:
         table: the table.
@@ -41,6 +51,24 @@ class Report:
     table: Table
     cells: Sequence[Cell]
     command: str
+    # Whether it is written whenever a cell is finished, or only at the end.
+    after_every_cell: ClassVar[bool] = True
+
+    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+        """Return further columns of rows.csv for a finished cell."""
+        return {}
+
+    def shown(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Return further columns of the table for an entry of the summary; None takes one away."""
+        return {}
+
+    def figures(self) -> dict[str, Figure]:
+        """Return further figures by name."""
+        return {}
+
+    def text(self) -> list[str]:
+        """Return further paragraphs, after the table."""
+        return []
 
     @cached_property
     def results(self) -> list[tuple[Cell, dict[str, Any]]]:
@@ -64,7 +92,7 @@ class Report:
     @cached_property
     def rows(self) -> pd.DataFrame:
         """One row per finished cell."""
-        return pd.DataFrame([flat_result(result) for _, result in self.results])
+        return pd.DataFrame([flat_result(c, r) | self.columns(c, r) for c, r in self.results])
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -78,29 +106,29 @@ class Report:
         return pd.DataFrame(found + self._averages(found))
 
     def _rows_of(self, task: TaskEntry, metric: Metric) -> list[dict[str, Any]]:
-        by_row: dict[str, list[dict[str, Any]]] = {}
+        by_row: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for cell, result in self.results:
             if cell.task.name == task.name:
-                by_row.setdefault(cell.row.name, []).append(result)
+                by_row.setdefault(cell.row.name, []).append((cell.seed, result))
         samples = {
-            name: Sample(tuple(result["values"][metric.name] for result in results))
-            for name, results in by_row.items()
+            name: Sample(
+                tuple(result["values"][metric.name] for _, result in found),
+                tuple(seed for seed, _ in found),
+            )
+            for name, found in by_row.items()
         }
         base = samples.get(self.table.baseline)
         notes = ranked_differences(list(samples.items()), base) if base else {}
-        entries = []
-        for name, sample in samples.items():
-            row, cost = self.table.rows[name], by_row[name][0]
-            base_cost = by_row.get(self.table.baseline, [None])[0]
-            ratio = None
-            if base_cost is not None:
-                ratio = cost["macs_published_length"] / base_cost["macs_published_length"]
-            published = row.published.get(task.name, {}).get(metric.name)
-            entries.append(
-                self._entry(task, row, metric, sample, published, cost)
-                | {"flop_ratio": ratio, "difference_from_baseline": notes.get(name, "")}
-            )
-        return entries
+        macs = "macs_published_length"
+        base_macs = by_row[self.table.baseline][0][1][macs] if base else None
+        return [
+            self._entry(task, self.table.rows[name], metric, sample, [r for _, r in by_row[name]])
+            | {
+                "flop_ratio": by_row[name][0][1][macs] / base_macs if base_macs else None,
+                "difference_from_baseline": notes.get(name, ""),
+            }
+            for name, sample in samples.items()
+        ]
 
     def _entry(
         self,
@@ -108,11 +136,14 @@ class Report:
         row: Row,
         metric: Metric,
         sample: Sample,
-        published: float | None,
-        cost: dict[str, Any],
+        results: Sequence[dict[str, Any]],
     ) -> dict[str, Any]:
-        size = cost.get("num_test") if metric.unit == "%" else None
+        published = row.published.get(task.name, {}).get(metric.name)
+        size = results[0].get("num_test") if metric.unit == "%" else None
         comparable = not self.shortened or metric.command == "count"
+        runs = self.table.published_runs
+        # A resumed fit counts from its last start: its minutes are not all of them.
+        whole = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
         return {
             "task": task.name,
             "row": row.name,
@@ -122,13 +153,13 @@ class Report:
             "num_seeds": sample.count,
             "mean": sample.mean,
             "std": sample.std,
+            "lowest": min(sample.values),
             "published": published,
-            "note": significance(
-                sample, published, self.table.published_runs, size, comparable=comparable
-            ),
-            "num_parameters": cost["parameters"],
-            "macs_published_length": cost["macs_published_length"],
-            "selected_on_test": cost["selected_on_test"],
+            "note": significance(sample, published, runs, size, comparable=comparable),
+            "num_parameters": results[0]["parameters"],
+            "macs_published_length": results[0]["macs_published_length"],
+            "fit_minutes": sum(whole) / len(whole) / 60 if whole else None,
+            "selected_on_test": results[0]["selected_on_test"],
         }
 
     def _averages(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,13 +174,43 @@ class Report:
                 found.append(
                     {**mine[0], "task": AVERAGE, "mean": mean, "std": None, "note": note}
                     | {"published": published, "difference_from_baseline": ""}
+                    | {"lowest": None, "fit_minutes": None}
                 )
         return found
+
+    @property
+    def lines(self) -> list[str]:
+        """The summary as Markdown; columns of published numbers only if there are any."""
+        shown = []
+        has_published = self.summary["published"].notna().any()
+        entries: list[dict[str, Any]] = cast(Any, self.summary.to_dict("records"))
+        for entry in entries:
+            spread = f" ± {entry['std']:.2f}" if pd.notna(entry["std"]) else ""
+            published = {
+                "published": _number(entry["published"], ".2f"),
+                "ours − published": entry["note"],
+            }
+            shown.append(
+                {
+                    "task": entry["task"],
+                    "method": entry["method"],
+                    "metric": f"{entry['metric']}, {entry['unit']}",
+                    "seeds": entry["num_seeds"],
+                    "reproduced": f"{entry['mean']:.2f}{spread}",
+                    **(published if has_published else {}),
+                    "ours − baseline": entry["difference_from_baseline"],
+                    "parameters": f"{entry['num_parameters']:,}",
+                    "FLOP ratio": _number(entry["flop_ratio"], ".3f"),
+                    "minutes": _number(entry["fit_minutes"], ".1f"),
+                    **self.shown(entry),
+                }
+            )
+        return markdown_lines(pd.DataFrame(shown).dropna(axis=1, how="all"))
 
     # ---- writing -------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> str:
-        """Write `report.md`, `rows.csv`, `ratios.csv` and the picture; return the table.
+        """Write `report.md`, `rows.csv`, `ratios.csv` and the pictures; return the table.
 
         Raises:
             ValueError: no cell is finished.
@@ -157,12 +218,17 @@ class Report:
         if not self.results:
             raise ValueError("no finished cell: nothing to report")
         (folder / "figures").mkdir(parents=True, exist_ok=True)
-        self.rows.to_csv(folder / "rows.csv", index=False)
-        self.summary.to_csv(folder / "ratios.csv", index=False, float_format="%.6g")
+        replace_text(folder / "rows.csv", self.rows.to_csv(index=False))
+        ratios = self.summary.to_csv(index=False, float_format="%.6g")
+        replace_text(folder / "ratios.csv", ratios)
         title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
-        draw(self.summary, self.rows, title, folder / "figures" / "results.png")
-        table = "\n".join(table_lines(self.summary))
+        figures = {"results": draw(self.summary, self.rows, title), **self.figures()}
+        for name, figure in figures.items():
+            (folder / "figures" / f"{name}.png").write_bytes(png_bytes(figure))
+            plt.close(figure)
         unfinished = [c.label for c in self.cells if c.result() is None]
+        table = "\n".join(self.lines)
+        legend = _LEGEND.format(_PUBLISHED_LEGEND if self.table.published_runs else "")
         text = [
             f"# {title}",
             "",
@@ -174,29 +240,24 @@ class Report:
             *self._warning(),
             table,
             "",
-            *_LEGEND,
+            legend,
+            *[line for paragraph in self.text() for line in ("", paragraph)],
             "",
-            "![results](figures/results.png)",
-            "",
-            "## Differences from the published protocol",
-            "",
-            *self._difference_lines(),
+            *[f"![{name.replace('_', ' ')}](figures/{name}.png)" for name in figures],
+            *(self._difference_lines() if self.table.published_runs else []),
             "",
             "## Runs",
             "",
             *self._run_lines(),
         ]
-        (folder / "report.md").write_text("\n".join(text) + "\n", encoding="utf-8")
+        replace_text(folder / "report.md", "\n".join(text) + "\n")
         return table
 
     def _provenance(self) -> list[str]:
-        machines = sorted({str(row["device"]) for row in self.rows.to_dict("records")})
-        versions = sorted(set(self.rows["versions"]))
-        revisions = sorted(set(self.rows["git_revision"]))
-        return [
-            f"Machine: {'; '.join(machines)}. {'; '.join(versions)}. Revision "
-            f"{', '.join(revisions)}."
-        ]
+        named = [sorted(set(map(str, self.rows[k]))) for k in ("device", "versions")]
+        revisions = ", ".join(sorted(set(self.rows["git_revision"])))
+        machines, versions = ("; ".join(found) for found in named)
+        return [f"Machine: {machines}. {versions}. Revision {revisions}."]
 
     def _warning(self) -> list[str]:
         lines = []
@@ -212,7 +273,12 @@ class Report:
 
     def _difference_lines(self) -> list[str]:
         """Differences that all cells of a task share once, the others with their rows."""
-        lines = ["Computed from the configurations; seeds of the published runs are not printed."]
+        lines = [
+            "",
+            "## Differences from the published protocol",
+            "",
+            "Computed from the configurations; seeds of the published runs are not printed.",
+        ]
         for task in self.table.tasks.values():
             mine = {
                 row: found for (name, row), found in self.differences.items() if name == task.name
@@ -236,68 +302,47 @@ class Report:
         return lines
 
     def _run_lines(self) -> list[str]:
-        lines = ["| cell | steps | selected step | starts | minutes | command |"]
-        lines.append("| --- | --- | --- | --- | --- | --- |")
+        shown = []
         for cell, result in self.results:
             seconds = result["fit_seconds_of_last_start"]
             least = "at least " if result["num_starts"] > 1 else ""
-            minutes = f"{least}{seconds / 60:.1f}" if seconds > 1 else "unknown"
-            lines.append(
-                f"| {cell.label} | {result['max_steps']} | {result['selected_step']} | "
-                f"{result['num_starts']} | {minutes} | `{result['command']}` |"
+            shown.append(
+                {
+                    "cell": cell.label,
+                    "steps": result["max_steps"],
+                    "selected step": result["selected_step"],
+                    "starts": result["num_starts"],
+                    "minutes": f"{least}{seconds / 60:.1f}" if seconds > 1 else "unknown",
+                    "command": f"`{result['command']}`",
+                }
             )
-        return lines
+        return markdown_lines(pd.DataFrame(shown))
 
 
-def table_lines(summary: pd.DataFrame) -> list[str]:
-    """The summary as Markdown."""
-    lines = [
-        "| task | method | metric | seeds | reproduced | published | ours − published | "
-        "ours − baseline | parameters | FLOP ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in summary.to_dict("records"):
-        spread = f" ± {row['std']:.2f}" if pd.notna(row["std"]) else ""
-        ratio = f"{row['flop_ratio']:.3f}" if pd.notna(row["flop_ratio"]) else "–"
-        published = f"{row['published']:.2f}" if pd.notna(row["published"]) else "–"
-        lines.append(
-            f"| {row['task']} | {row['method']} | {row['metric']}, {row['unit']} | "
-            f"{row['num_seeds']} | {row['mean']:.2f}{spread} | {published} | {row['note']} | "
-            f"{row['difference_from_baseline']} | {row['num_parameters']:,} | {ratio} |"
-        )
-    return lines
+def _number(value: float | None, form: str) -> str:
+    return "–" if pd.isna(value) else format(value, form)
 
 
-def flat_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what rows.csv says of a finished cell."""
+def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    """Return what rows.csv says of a finished cell; another table may have run it."""
     hardware, git = result.get("hardware") or {}, result.get("git") or {}
     gpus = [gpu["name"] for gpu in hardware.get("gpus") or []]
     backends = result.get("backends") or {}
     on_gpu = any("(cuda" in call for call in backends)
+    processor = f"{hardware.get('processor')}, {hardware.get('num_cores')} cores"
     packages = result.get("packages") or {}
     shown = ("torch", "lightning", "triton", "lit-probattn")
     versions = [f"{name} {packages[name]}" for name in shown if packages.get(name)]
+    kept = (
+        *("parameters", "macs", "macs_published_length", "num_test", "max_steps"),
+        *("selected_step", "selected_on_test", "num_starts", "fit_seconds_of_last_start"),
+    )
     return {
-        **{key: result[key] for key in ("task", "row", "seed")},
+        **{"task": cell.task.name, "row": cell.row.name, "seed": cell.seed},
         **{f"value {name}": value for name, value in result["values"].items()},
-        **{
-            key: result[key]
-            for key in (
-                *(
-                    "parameters",
-                    "macs",
-                    "macs_published_length",
-                    "num_test",
-                    "max_steps",
-                    "selected_step",
-                ),
-                *("selected_step", "selected_on_test", "num_starts", "fit_seconds_of_last_start"),
-            )
-        },
+        **{key: result[key] for key in kept},
         "backends": "; ".join(f"{call}: {name}" for call, name in backends.items()),
-        "device": gpus[0]
-        if on_gpu and gpus
-        else f"{hardware.get('processor')}, {hardware.get('num_cores')} cores",
+        "device": gpus[0] if on_gpu and gpus else processor,
         "versions": ", ".join([f"python {result.get('python')}", *versions]),
         "git_revision": f"{str(git.get('revision'))[:7]}{'+' if git.get('dirty') else ''}",
         "run_folder": result["run_folder"],
@@ -305,14 +350,13 @@ def flat_result(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, path: Path) -> None:
+def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure:
     """Draw one panel per task and metric; rows of the table from top to bottom.
 
     Args:
         summary: the report's summary.
         rows: one row per finished cell.
         title: above the panels.
-        path: PNG file.
     """
     panels = [
         (key, part)
@@ -351,15 +395,16 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, path: Path) -> N
             capsize=3,
             label="mean ± std",
         )
-        known = part["published"].notna()
-        axis.scatter(
-            part["published"][known],
-            [places[name] - 0.22 for name in part["row"][known]],
-            marker="D",
-            facecolors="none",
-            edgecolors="tab:red",
-            label="published (its own protocol)",
-        )
+        known = part[part["published"].notna()]
+        if len(known):
+            axis.scatter(
+                known["published"],
+                [places[name] - 0.22 for name in known["row"]],
+                marker="D",
+                facecolors="none",
+                edgecolors="tab:red",
+                label="published (its own protocol)",
+            )
         axis.set_yticks(list(places.values()), list(part["method"]))
         axis.set_ylim(-len(places) + 0.4, 0.6)
         axis.set(xlabel=f"{task}: {metric}, {part['unit'].iloc[0]}")
@@ -367,5 +412,4 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, path: Path) -> N
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(textwrap.fill(title, 24 + 32 * len(panels)), fontsize=10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure

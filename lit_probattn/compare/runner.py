@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import json
-import os
 import shlex
 import signal
+import statistics
 import subprocess
-import sys
+import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.cli.shards import Progress, claim
 from lit_probattn.compare.cells import Cell, portable
+from lit_probattn.compare.launch import child_environment, start
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
+from lit_probattn.training.logs import FILE_NAME as METRICS
 from lit_probattn.training.run_record import read_starts
 
 # A command of a cell, and its exit status.
@@ -26,11 +28,10 @@ Work = Generator[list[str], int, dict[str, Any]]
 # Adds to a finished cell's result what is counted on its model and data.
 Facts = Callable[[Cell], Mapping[str, Any]]
 
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 _POLL_SECONDS = 0.1
-# How long a cell that another process works on is asked for.
+# How long to wait for a cell whose process was just killed and may still be ending.
 GRACE_SECONDS = 5.0
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
+PROGRESS_SECONDS = 60.0
 
 
 class CellError(RuntimeError):
@@ -73,17 +74,17 @@ def cell_work(cell: Cell, facts: Facts) -> Work:
         yield from _command(cell, cell.evaluate_arguments(command, settings, version))
         path = max(version.glob(f"{command}-*.json"), key=lambda p: p.stat().st_mtime)
         report = json.loads(path.read_text())
-        values |= {m.name: m.scale * report[m.key] for m in metrics}
+        values |= {m.name: m.value(report) for m in metrics}
     counted = dict(facts(cell))
     every = cell.task.metrics.values()
-    values |= {m.name: m.scale * counted[m.key] for m in every if m.command == "count"}
+    values |= {m.name: m.value(counted) for m in every if m.command == "count"}
     return cell_result(cell, version, values, report, seconds) | counted
 
 
 def _command(cell: Cell, arguments: list[str]) -> Generator[list[str], int, None]:
     status = yield arguments
     if status:
-        raise CellError(f"`{arguments[0]}` ended with status {status}; see {log_path(cell)}")
+        raise CellError(f"`{arguments[0]}` ended with status {status}; see {cell.log_path}")
 
 
 def cell_result(
@@ -106,87 +107,30 @@ def cell_result(
         "max_steps": cell.max_steps,
         "fit_seconds_of_last_start": seconds,
         "num_starts": len(starts),
+        "report": dict(report),
         "run_folder": str(version),
         "command": shlex.join(["python", "-m", "lit_probattn", *portable(cell.fit_arguments())]),
-        "python": last.get("python"),
-        "packages": last.get("packages"),
-        "git": last.get("git"),
-        "hardware": last.get("hardware"),
-        "backends": last.get("backends"),
+        **{key: last.get(key) for key in ("python", "packages", "git", "hardware", "backends")},
     }
 
 
-def log_path(cell: Cell) -> Path:
-    """File that the commands of a cell write to."""
-    return cell.folder / "logs" / f"{cell.name}.log"
-
-
 def resumed_step(cell: Cell) -> int | None:
-    """Step of the checkpoint that a cell goes on from, None for a first start."""
+    """Return the step of the checkpoint that a cell goes on from, None for a first start."""
     version = cell.version()
     checkpoint = version and newest_good_checkpoint(version / "checkpoints", "step")
     return step_of(checkpoint) if checkpoint else None
 
 
-@contextmanager
-def claim(cell: Cell) -> Iterator[int | None]:
-    """Lock a cell; yields the lock's file, or None if another process keeps it.
-
-    Commands of a process that was just killed need a moment to end. The system frees the lock when
-    the last process that has the file open ends, however it ends; the commands of the cell inherit
-    it.
-    """
-    path = cell.folder / "locks" / f"{cell.name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def logged_step(cell: Cell) -> int:
+    """Return the last step that a cell's run has logged, 0 if it has not logged any."""
     try:
-        yield handle if _locked(handle) else None
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    end = time.monotonic() + GRACE_SECONDS
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return False
-            time.sleep(_POLL_SECONDS)
-
-
-def child_environment(slot: int, jobs: int, devices: Sequence[str]) -> dict[str, str]:
-    """Environment of a command: one GPU of `devices`, a share of the cores, no torchrun."""
-    found = {k: v for k, v in os.environ.items() if not k.startswith(_TORCHRUN)}
-    if devices:
-        found["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    if jobs > 1:
-        found.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    return found
-
-
-def start(cell: Cell, arguments: Sequence[str], lock: int, environment: dict[str, str]) -> Any:
-    """Start a command of a cell; it ends with this process, even if that is killed."""
-    program = list(cell.place.launch) or [sys.executable]
-    log = log_path(cell)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as out:
-        out.write(f"$ {shlex.join(['python', '-m', 'lit_probattn', *arguments])}\n")
-        out.flush()
-        return subprocess.Popen(
-            [*program, "-m", "lit_probattn", *arguments],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=(lock,),
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        paths = (cell.place.runs / cell.name).glob(f"*/{METRICS}")
+        with max(paths, key=lambda p: p.stat().st_mtime).open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 4096))
+            return int(file.read().splitlines()[-1].split(b",")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 @dataclass
@@ -195,10 +139,68 @@ class _Slot:
 
     title: str
     cell: Cell
-    claim: Any
+    claim: AbstractContextManager[int | None]
     lock: int
     work: Work
+    first: int
     process: Any = None
+    begin: float = field(default_factory=time.monotonic)
+
+    def pace(self) -> float | None:
+        """Seconds per step so far."""
+        done = logged_step(self.cell) - self.first
+        return (time.monotonic() - self.begin) / done if done > 0 else None
+
+
+class Pace:
+    """Seconds per step of every task and row, from finished and from running cells."""
+
+    def __init__(self) -> None:
+        self._finished: dict[tuple[str, str], list[float]] = {}
+
+    def learn(self, cell: Cell, result: Mapping[str, Any]) -> None:
+        """Learn from a finished cell that was started once."""
+        seconds = result["fit_seconds_of_last_start"]
+        if result["num_starts"] == 1 and seconds > 1:  # else it was only evaluated
+            found = self._finished.setdefault((cell.task.name, cell.row.name), [])
+            found.append(seconds / max(1, cell.max_steps))
+
+    def seconds_left(
+        self, waiting: Sequence[Cell], slots: Sequence[_Slot], jobs: int
+    ) -> float | None:
+        """Return about how long the rest takes, None while nothing is known.
+
+        Rows of which nothing is known yet are taken for the mean of the others.
+        """
+        known = {kind: statistics.fmean(found) for kind, found in self._finished.items()}
+        for slot in slots:
+            pace = slot.pace()
+            if pace is not None:
+                known.setdefault((slot.cell.task.name, slot.cell.row.name), pace)
+        if not known:
+            return None
+        mean = statistics.fmean(known.values())
+
+        def rest(cell: Cell, done: int) -> float:
+            pace = known.get((cell.task.name, cell.row.name), mean)
+            return pace * max(0, cell.max_steps - done)
+
+        running = [rest(slot.cell, max(slot.first, logged_step(slot.cell))) for slot in slots]
+        total = sum(running) + sum(rest(cell, 0) for cell in waiting)
+        return max([total / jobs, *running])
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise KeyboardInterrupt, so that cells are asked to save before the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Runner:
@@ -208,6 +210,7 @@ class Runner:
         facts: adds what is counted on model and data to a result.
         jobs: cells at a time.
         devices: CUDA devices that the jobs share in turn; empty leaves them as they are.
+        attempts: how often a cell that fails is tried, the others first.
         say: receives a line for everything that happens.
     """
 
@@ -216,9 +219,11 @@ class Runner:
         facts: Facts,
         jobs: int = 1,
         devices: Sequence[str] = (),
+        attempts: int = 2,
         say: Callable[[str], None] = lambda line: print(line, flush=True),
     ) -> None:
         self.facts, self.jobs, self.devices, self.say = facts, jobs, devices, say
+        self.attempts = attempts
 
     def run(self, cells: Sequence[Cell], after: Callable[[], object]) -> Outcome:
         """Run what is not finished.
@@ -227,63 +232,95 @@ class Runner:
             cells: the cells, in order.
             after: called whenever a cell was finished.
         """
-        outcome = Outcome()
-        waiting = [(f"[{i}/{len(cells)}] {cell.label}", cell) for i, cell in enumerate(cells, 1)]
-        slots: list[_Slot | None] = [None] * self.jobs
-        try:
-            while waiting or any(slots):
-                for index, slot in enumerate(slots):
-                    if slot is None and waiting:
-                        slots[index] = self._begin(index, *waiting.pop(0), outcome)
-                    elif slot is not None and slot.process.poll() is not None:
-                        slots[index] = self._go_on(index, slot, outcome, after)
-                if all(slot is not None for slot in slots) or not waiting:
-                    time.sleep(_POLL_SECONDS)
-        finally:
-            for slot in filter(None, slots):
-                slot.process.terminate()
-                slot.process.wait()
-        return outcome
+        self.outcome, self.tries, self.pace = Outcome(), Counter[str](), Pace()
+        self.waiting = deque(
+            (f"[{i}/{len(cells)}] {cell.label}", cell) for i, cell in enumerate(cells, 1)
+        )
+        self.slots: list[_Slot | None] = [None] * self.jobs
+        self.progress = Progress(len(cells), "cells", self.say, PROGRESS_SECONDS)
+        with _stopped_by_sigterm():
+            try:
+                while self.waiting or any(self.slots):
+                    self._turn(after)
+            finally:
+                for slot in filter(None, self.slots):
+                    slot.process.terminate()
+                for slot in filter(None, self.slots):
+                    slot.process.wait()
+        return self.outcome
 
-    def _begin(self, index: int, title: str, cell: Cell, outcome: Outcome) -> _Slot | None:
-        claimed = claim(cell)
+    def _turn(self, after: Callable[[], object]) -> None:
+        """Look at every slot once."""
+        for index, slot in enumerate(self.slots):
+            if slot is None and self.waiting:
+                self.slots[index] = self._begin(index, *self.waiting.popleft())
+            elif slot is not None and slot.process.poll() is not None:
+                self.slots[index] = self._go_on(index, slot, after)
+        if self.progress.due():
+            self._tell()
+        if all(slot is not None for slot in self.slots) or not self.waiting:
+            time.sleep(_POLL_SECONDS)
+
+    def _tell(self) -> None:
+        """Say how far all cells are."""
+        slots = [slot for slot in self.slots if slot is not None]
+        waiting = [cell for _, cell in self.waiting]
+        steps = [f"{logged_step(s.cell)} of {s.cell.max_steps}" for s in slots]
+        note = f"running: step {', '.join(steps)}" if steps else ""
+        left = self.pace.seconds_left(waiting, slots, self.jobs) if waiting or slots else None
+        self.progress.show(len(self.outcome.finished), left, note)
+
+    def _begin(self, index: int, title: str, cell: Cell) -> _Slot | None:
+        claimed = claim(cell.folder / "locks" / f"{cell.name}.lock", GRACE_SECONDS)
         lock = claimed.__enter__()
-        if cell.result() is not None:
+        result = cell.result()
+        if result is not None:
             self.say(f"{title}: finished before, not run again")
-            outcome.finished.append(cell)
+            self.outcome.finished.append(cell)
+            self.pace.learn(cell, result)
         elif lock is None:
             self.say(f"{title}: another process is working on it")
-            outcome.elsewhere.append(cell.label)
+            self.outcome.elsewhere.append(cell.label)
         else:
             step = resumed_step(cell)
             origin = "starts" if step is None else f"goes on from step {step} of {cell.max_steps}"
-            self.say(f"{title}: {origin}; log {log_path(cell)}")
-            slot = _Slot(title, cell, claimed, lock, cell_work(cell, self.facts))
+            self.say(f"{title}: {origin}; log {cell.log_path}")
+            self.tries[cell.name] += 1
+            slot = _Slot(title, cell, claimed, lock, cell_work(cell, self.facts), step or 0)
             self._start(index, slot, next(slot.work))
             return slot
         claimed.__exit__(None, None, None)
         return None
 
     def _start(self, index: int, slot: _Slot, arguments: list[str]) -> None:
-        environment = child_environment(index, self.jobs, self.devices)
-        slot.process = start(slot.cell, arguments, slot.lock, environment)
+        launch = slot.cell.place.launch
+        environment = child_environment(index, self.jobs, self.devices, launch)
+        slot.process = start(launch, arguments, slot.cell.log_path, environment, slot.lock)
 
-    def _go_on(
-        self, index: int, slot: _Slot, outcome: Outcome, after: Callable[[], object]
-    ) -> _Slot | None:
+    def _go_on(self, index: int, slot: _Slot, after: Callable[[], object]) -> _Slot | None:
         try:
             self._start(index, slot, slot.work.send(slot.process.returncode))
             return slot
         except StopIteration as done:
-            slot.cell.keep(done.value)
-            numbers = ", ".join(f"{k} {v:.2f}" for k, v in done.value["values"].items())
-            seconds = done.value["fit_seconds_of_last_start"]
-            self.say(f"{slot.title}: {numbers}; {seconds / 60:.1f} minutes")
-            outcome.finished.append(slot.cell)
-            outcome.ran += 1
+            self._finish(slot, done.value)
             after()
-        except (CellError, OSError, KeyError, ValueError) as error:
-            self.say(f"{slot.title}: failed: {error}")
-            outcome.failed[slot.cell.label] = str(error)
+        except (CellError, OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
+            if self.tries[slot.cell.name] < self.attempts:
+                self.say(f"{slot.title}: failed: {error}; it is tried again after the others")
+                self.waiting.append((slot.title, slot.cell))
+            else:
+                self.say(f"{slot.title}: failed: {error}")
+                self.outcome.failed[slot.cell.label] = str(error)
         slot.claim.__exit__(None, None, None)
         return None
+
+    def _finish(self, slot: _Slot, result: dict[str, Any]) -> None:
+        slot.cell.keep(result)
+        numbers = ", ".join(f"{k} {v:.2f}" for k, v in result["values"].items())
+        seconds = result["fit_seconds_of_last_start"]
+        self.say(f"{slot.title}: {numbers}; {seconds / 60:.1f} minutes")
+        self.outcome.finished.append(slot.cell)
+        self.outcome.ran += 1
+        self.pace.learn(slot.cell, result)
+        self.slots[self.slots.index(slot)] = None
+        self._tell()

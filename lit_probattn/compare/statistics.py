@@ -1,4 +1,4 @@
-"""Statistics of a reproduced number beside the published one."""
+"""Statistics of a reproduced number beside the published one, and beside the baseline."""
 
 from __future__ import annotations
 
@@ -7,42 +7,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from scipy import stats
 
 LEVEL = 0.95
-_NODES = 200
 
 
-def t_quantile(probability: float, freedom: float) -> float:
-    """Return the two-sided quantile of Student's t: |T| ≤ it with `probability`.
-
-    With T = √ν tan θ the distribution is an integral of cos^(ν−1) θ, summed by Gauss and Legendre,
-    and the quantile is found by bisection.
-
-    Args:
-        probability: between 0 and 1.
-        freedom: degrees of freedom ν ≥ 1, whole or not.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-    if not 0 < probability < 1 or not freedom >= 1:
-        raise ValueError(
-            f"expected 0 < probability < 1 and freedom >= 1, received {probability}, {freedom}"
-        )
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    whole = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
-    whole *= math.sqrt(math.pi) / 2
-
-    def inside(angle: float) -> float:
-        values = np.cos(angle * (nodes + 1) / 2) ** (freedom - 1)
-        return float(angle / 2 * (weights @ values)) / whole
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < probability else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
+def _quantile(freedom: float) -> float:
+    """Two-sided 95 % quantile of Student's t with so many degrees of freedom."""
+    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
 
 
 @dataclass(frozen=True)
@@ -51,9 +23,11 @@ class Sample:
 
     Args:
         values: one per seed, in the printed unit.
+        seeds: the seeds, in the order of the values; empty if they are not known.
     """
 
     values: tuple[float, ...]
+    seeds: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -93,15 +67,30 @@ def welch(first: Sample, second: Sample) -> Interval | None:
 
     Source: B. L. Welch, Biometrika 1947: unequal variances, degrees of freedom of Satterthwaite.
     """
-    if first.std is None or second.std is None:
+    if first.std is None or second.std is None or first.std == second.std == 0:
         return None
-    parts = [s.std**2 / s.count for s in (first, second) if s.std is not None]
-    total = sum(parts)
-    if total == 0:
+    found = stats.ttest_ind(first.values, second.values, equal_var=False)
+    low, high = found.confidence_interval(LEVEL)
+    return Interval(first.mean - second.mean, float(high - low) / 2)
+
+
+def paired(first: Sample, second: Sample) -> Interval | None:
+    """Return first − second with the interval of the differences seed by seed.
+
+    Paired t: the seeds name the same initial draws and batches, so what they share cancels.
+
+    Returns:
+        None unless both have the same seeds, at least two, and differences that vary.
+    """
+    if first.count < 2 or not first.seeds or sorted(first.seeds) != sorted(second.seeds):
         return None
-    below = sum(p**2 / (s.count - 1) for p, s in zip(parts, (first, second), strict=True))
-    half = t_quantile(LEVEL, total**2 / below) * math.sqrt(total)
-    return Interval(first.mean - second.mean, half)
+    base = dict(zip(second.seeds, second.values, strict=True))
+    values = tuple(v - base[s] for s, v in zip(first.seeds, first.values, strict=True))
+    spread = statistics.stdev(values)
+    if spread == 0:
+        return None
+    half = _quantile(len(values) - 1) * spread / math.sqrt(len(values))
+    return Interval(statistics.fmean(values), half)
 
 
 def against_published(ours: Sample, published: float, runs: int) -> Interval | None:
@@ -117,7 +106,7 @@ def against_published(ours: Sample, published: float, runs: int) -> Interval | N
     if not ours.std:
         return None
     spread = ours.std * math.sqrt(1 / ours.count + 1 / runs)
-    return Interval(ours.mean - published, t_quantile(LEVEL, ours.count - 1) * spread)
+    return Interval(ours.mean - published, _quantile(ours.count - 1) * spread)
 
 
 def test_set_half_width(percent: float, samples: int) -> float:
@@ -155,14 +144,16 @@ def significance(
 
 
 def ranked_differences(samples: Sequence[tuple[str, Sample]], base: Sample) -> dict[str, str]:
-    """Return a note on every row's difference from the baseline of the same table."""
+    """Return a note on every row's difference from the baseline: paired by seed, else Welch's."""
     notes = {}
     for name, sample in samples:
-        interval = welch(sample, base)
+        interval = paired(sample, base)
+        test = "paired" if interval else "Welch"
+        interval = interval or welch(sample, base)
         if sample is base:
             notes[name] = "baseline"
         elif interval is None:
             notes[name] = f"{sample.mean - base.mean:+.2f}: no interval"
         else:
-            notes[name] = f"{interval}{' *' if interval.excludes_zero else ''}"
+            notes[name] = f"{interval} {test}{' *' if interval.excludes_zero else ''}"
     return notes

@@ -23,13 +23,11 @@ class Metric:
     """A number that is compared.
 
     Args:
-        name: its name in the table file.
         command: `test` or `validate`, which report it under `key`; `count` counts it on the model.
         key: name in the command's report; `parameters` or `macs`.
         scale: factor from the report to the printed unit.
         flags: settings of the command.
         printed: metric and split in published.csv.
-        unit: printed unit.
         better: whether higher or lower is better.
     """
 
@@ -42,32 +40,45 @@ class Metric:
     scale: float = 1.0
     flags: Mapping[str, Any] = field(default_factory=dict)
 
+    def value(self, report: Mapping[str, Any]) -> float:
+        """Return the number in the printed unit.
+
+        Raises:
+            KeyError: the report does not have it.
+        """
+        return self.scale * float(report[self.key])
+
 
 @dataclass(frozen=True)
 class TaskEntry:
     """A task of the tables.
 
     Args:
-        name: its name.
         config: task file.
-        published: settings of the published runs that differ from the task file's.
-        not_in_config: what the published runs did that no setting does.
         metrics: by name; the first is the one that selects what is drawn.
+        settings: settings of all its cells, after the task file's.
+        published: settings of the published runs that differ from ours.
+        not_in_config: what the published runs did that no setting does.
         length: factor of --max_seq_len by setting.
         shortened: settings of --shortened.
         sizes: sizes that the data have as published, where they are read from the files.
         as_released: settings that go with attention as the released code computes it.
+        checkpoint: which checkpoint of a run is evaluated.
+        files: SHA-256 of the data's files, where other files make another cell.
     """
 
     name: str
     config: str
     metrics: dict[str, Metric]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
     not_in_config: Sequence[str] = ()
     length: Mapping[str, float] = field(default_factory=dict)
     shortened: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     as_released: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Literal["best", "last"] = "best"
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class Row:
     Args:
         name: its name in the table file.
         method: the method as printed.
-        heads: the heads as printed.
+        heads: the heads as printed; may be empty.
         attention: file of configs/attention.
         set: arguments of the attention.
         overrides: other settings.
@@ -89,15 +100,15 @@ class Row:
     method: str
     heads: str
     attention: str
-    set: Mapping[str, Any]
-    overrides: Mapping[str, Any]
-    as_released: str | None
-    published: dict[str, dict[str, float]]
+    set: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    as_released: str | None = None
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """Method and heads as printed."""
-        return f"{self.method}, {self.heads} heads"
+        return f"{self.method}, {self.heads} heads" if self.heads else self.method
 
 
 @dataclass(frozen=True)
@@ -105,10 +116,9 @@ class Table:
     """A table of fits.
 
     Args:
-        name: its name.
         title: one line.
         seeds: default seeds.
-        published_runs: runs behind a published mean.
+        published_runs: runs behind a published mean; 0 if nothing is published.
         baseline: row that others are compared with.
         tasks: by name, in printed order.
         rows: by name, in printed order.
@@ -116,7 +126,7 @@ class Table:
 
     name: str
     title: str
-    seeds: list[int]
+    seeds: Sequence[int]
     published_runs: int
     baseline: str
     tasks: dict[str, TaskEntry]
@@ -186,20 +196,17 @@ def read_table(name: str, folder: Path = FOLDER) -> Table:
     known = read_tasks(folder)
     missing = [task for task in content["tasks"] if task not in known]
     if missing:
-        raise ConfigError(f"{path}: {missing[0]} is no task of {folder / 'tasks.yaml'}")
+        raise ConfigError(
+            f"{path}: unknown task {missing[0]}: {folder / 'tasks.yaml'} has no entry"
+        )
     tasks = {task: known[task] for task in content["tasks"]}
     rows = {key: _row(key, part, tasks) for key, part in content["rows"].items()}
     if content["baseline"] not in rows:
-        raise ConfigError(f"{path}: baseline {content['baseline']} is no row")
-    return Table(
-        name,
-        content["title"],
-        list(content["seeds"]),
-        content["published_runs"],
-        content["baseline"],
-        tasks,
-        rows,
-    )
+        raise ConfigError(
+            f"{path}: unknown baseline {content['baseline']}; rows: {', '.join(rows)}"
+        )
+    chosen = {key: content[key] for key in ("title", "seeds", "published_runs", "baseline")}
+    return Table(name=name, tasks=tasks, rows=rows, **chosen)
 
 
 def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> Row:
@@ -209,16 +216,7 @@ def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> 
             first = next(iter(tasks.values())) if task == AVERAGE else tasks[task]
             value = {next(iter(first.metrics)): value}
         published[task] = {key: float(number) for key, number in value.items()}
-    return Row(
-        name=name,
-        method=part["method"],
-        heads=part["heads"],
-        attention=part["attention"],
-        set=part.get("set") or {},
-        overrides=part.get("overrides") or {},
-        as_released=part.get("as_released"),
-        published=published,
-    )
+    return Row(name=name, **{**part, "published": published})
 
 
 def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lit_probattn.records.provenance import replace_text
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines in one write and wait until they are on disk."""
+    block = "".join(f"{line}\n" for line in lines).encode()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        view = memoryview(block)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
 
 class RowStore:
     """JSON lines in `<study>.partial.jsonl`: settings first, then a row per line.
 
-    Rows of other settings are dropped; half a last line, of a killed process, too.
+    Rows of other settings are dropped, and half a last line, which a killed process leaves.
 
     Args:
         path: the file.
@@ -30,8 +46,7 @@ class RowStore:
             if first == text:
                 self.rows = [row for line in rest if (row := _parse(line)) is not None]
         self._keys = {self._key_of(row) for row in self.rows}
-        lines = [text, *(json.dumps(row) for row in self.rows)]
-        path.write_text("\n".join(lines) + "\n")
+        replace_text(path, "".join(f"{line}\n" for line in (text, *map(json.dumps, self.rows))))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -40,17 +55,16 @@ class RowStore:
         return tuple(row.get(name) for name in self.key)
 
     def has(self, **key: Any) -> bool:
-        """Whether the row with this key is there."""
+        """Whether a row with this key is kept."""
         return self._key_of(key) in self._keys
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row; one that is there already is left as it is."""
+        """Keep a row, unless one with its key is kept already."""
         if self.has(**row):
             return
         self.rows.append(row)
         self._keys.add(self._key_of(row))
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_lines(self.path, [json.dumps(row)])
 
     def finish(self) -> pd.DataFrame:
         """Return all rows and remove the file."""

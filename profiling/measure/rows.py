@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from lit_probattn.records.provenance import replacing
 
+from lit_probattn.records.rows import append_lines
+
 Source = Literal["measured", "predicted", "analytic"]
 Status = Literal["ok", "failed", "skipped", "mismatch"]
 Quantity = Literal["cost", "memory", "time"]
@@ -135,15 +137,7 @@ def repair(path: Path) -> list[ProfileRow]:
 
 def append_rows(path: Path, rows: Sequence[ProfileRow]) -> None:
     """Append all rows of one point in one write and wait until they are on disk."""
-    block = "".join(row.model_dump_json() + "\n" for row in rows).encode("utf-8")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        view = memoryview(block)
-        while view:
-            view = view[os.write(handle, view) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    append_lines(path, [row.model_dump_json() for row in rows])
 
 
 def to_frame(rows: Iterable[ProfileRow], variants: Sequence[str] = ()) -> pd.DataFrame:

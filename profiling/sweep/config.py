@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lit_probattn.configs import ConfigError, attention_entry, read_yaml
+from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
 from profiling.measure.rows import Quantity
 
 ModelKind = Literal["attention", "language_model", "classifier", "pair_classifier"]
@@ -210,23 +209,16 @@ def describe(error: ValidationError) -> str:
         place = ".".join(str(p) for p in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            name = str(item["loc"][-1])
-            near = difflib.get_close_matches(name, _all_fields(), n=1)
-            message = "unknown key" + (f", did you mean {near[0]!r}?" if near else "")
-        else:
-            message += (
-                f" (received {item['input']!r})" if not isinstance(item["input"], dict) else ""
-            )
+            message = f"unknown key{nearest(str(item['loc'][-1]), _all_fields())}"
+        elif not isinstance(item["input"], dict):
+            message += f" (received {item['input']!r})"
         parts.append(f"{place}: {message}" if place else message)
     return "; ".join(parts)
 
 
-def _all_fields() -> list[str]:
-    names: set[str] = set()
+def _all_fields() -> set[str]:
     parts = (ModelConfig, Grid, Variant, AttentionEntry, TimingConfig, Figure, Published)
-    for model in (SweepConfig, *parts):
-        names.update(model.model_fields)
-    return sorted(names)
+    return {name for model in (SweepConfig, *parts) for name in model.model_fields}
 
 
 def load_sweep(path: str | Path) -> SweepConfig:

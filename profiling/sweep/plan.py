@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,8 @@ def model_sizes(
     if config.head_dim_divisor is not None:
         if embed_dim % config.head_dim_divisor:
             problem = (
-                f"embed_dim {embed_dim} cannot be divided by head_dim_divisor "
-                f"{config.head_dim_divisor}: no whole head_dim"
+                f"embed_dim {embed_dim} is not divisible by head_dim_divisor "
+                f"{config.head_dim_divisor}"
             )
         sizes["head_dim"] = embed_dim // config.head_dim_divisor
     if config.mlp_ratio is not None:
@@ -155,7 +155,7 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
         if heads is not None:
             divisor = config.variants[name].heads_divisor
             if heads % divisor:
-                problem = f"{heads} heads cannot be divided by heads_divisor {divisor}"
+                problem = f"{heads} heads are not divisible by heads_divisor {divisor}"
             init_args["num_heads"] = max(1, heads // divisor)
         points.append(
             Point(
@@ -182,8 +182,3 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
             )
         )
     return points
-
-
-def shard(points: Sequence[Point], index: int, count: int) -> list[Point]:
-    """Return every count-th point, starting at `index`: shards get alike mixes of sizes."""
-    return list(points[index::count])

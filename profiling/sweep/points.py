@@ -28,7 +28,7 @@ from profiling.measure.memory import (
     nvml_energy_j,
     nvml_used_bytes,
 )
-from profiling.measure.rows import ProfileRow, Scope, Source
+from profiling.measure.rows import ProfileRow, Source
 from profiling.measure.timing import summarise, time_sides
 from profiling.sweep.plan import Point
 
@@ -135,6 +135,9 @@ def point_rows(
         "mode": point.mode,
         "backend": point.backend,
         "dtype": point.dtype,
+        "source": "measured",
+        "scope": "attention" if point.model == "attention" else "model",
+        "status": "ok",
         "device": point.device if point.quantity != "cost" else "meta",
         "versions": versions(),
         "git_revision": git_revision(),
@@ -142,7 +145,7 @@ def point_rows(
     }
     name = device_name("meta") if point.quantity == "cost" else _safe_device_name(point.device)
     return [
-        ProfileRow(**{**shared, "device_name": name, "status": "ok", **entry, "row_index": index})
+        ProfileRow(**{**shared, "device_name": name, **entry, "row_index": index})
         for index, entry in enumerate(entries)
     ]
 
@@ -151,30 +154,29 @@ def _safe_device_name(device: str) -> str:
     try:
         return device_name(device)
     except (RuntimeError, AssertionError):
-        return f"{device} (not there)"
+        return f"{device} (not available)"
 
 
 def failed_rows(point: Point, reason: str, status: str = "failed") -> list[ProfileRow]:
     """Return the one row of a point that could not be measured, with the reason."""
-    return point_rows(point, [_without_numbers(point, reason, status)], None)
+    return point_rows(point, [_without_numbers(reason, status)], None)
 
 
 def skipped_rows(point: Point, reason: str, peak: int, resident: int) -> list[ProfileRow]:
     """Return the rows of a point that was not measured because of its predicted memory."""
-    measured = _without_numbers(point, reason, "skipped")
-    predicted = {
-        "source": "predicted",
-        "scope": measured["scope"],
-        "peak_memory_bytes": peak,
-        "resident_memory_bytes": resident,
-    }
-    return point_rows(point, [measured, predicted][: 2 if point.quantity == "memory" else 1], None)
+    entries = [_without_numbers(reason, "skipped")]
+    if point.quantity == "memory":
+        entries.append(_memory("predicted", peak, resident))
+    return point_rows(point, entries, None)
 
 
-def _without_numbers(point: Point, reason: str, status: str) -> dict[str, Any]:
-    scope: Scope = "attention" if point.model == "attention" else "model"
-    text = " ".join(reason.split())[:500]
-    return {"source": "measured", "scope": scope, "status": status, "reason": text}
+def _without_numbers(reason: str, status: str) -> dict[str, Any]:
+    return {"status": status, "reason": " ".join(reason.split())[:500]}
+
+
+def _memory(source: Source, peak: int, resident: int, **more: Any) -> dict[str, Any]:
+    sizes = {"peak_memory_bytes": peak, "resident_memory_bytes": resident}
+    return {"source": source, **sizes, **more}
 
 
 # ---------------------------------------------------------------------- quantities
@@ -220,29 +222,18 @@ def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Residen
 
 def measure_memory(point: Point) -> list[ProfileRow]:
     """Measure the peak memory of one step, beside the prediction by fake tensors."""
-    scope: Scope = "attention" if point.model == "attention" else "model"
-
-    def entry(source: Source, peak: int, held: int, **more: Any) -> dict[str, Any]:
-        return {
-            "source": source,
-            "scope": scope,
-            "peak_memory_bytes": peak,
-            "resident_memory_bytes": held,
-            **more,
-        }
-
     device = torch.device(point.device)
     build_on_cpu = partial(make_step, point, torch.device("cpu"))
     torch.manual_seed(point.seed)
-    predicted = entry("predicted", *predicted_bytes(build_on_cpu))
+    predicted = _memory("predicted", *predicted_bytes(build_on_cpu))
     if device.type == "cpu":
-        measured = entry("measured", *measured_cpu_bytes(build_on_cpu))
+        measured = _memory("measured", *measured_cpu_bytes(build_on_cpu))
     else:
         step, resident = make_step(point, device)
         for _ in range(3):
             step()
         allocated, reserved = cuda_peak_bytes(step, device)
-        measured = entry(
+        measured = _memory(
             "measured",
             allocated,
             resident_bytes(resident),
@@ -271,8 +262,6 @@ def measure_time(point: Point) -> list[ProfileRow]:
     energy = None if before is None or after is None else (after - before) / len(seconds)
     result = summarise(seconds, energy)
     entry = {
-        "source": "measured",
-        "scope": "attention" if point.model == "attention" else "model",
         "time_median_s": result.median_s,
         "time_p20_s": result.p20_s,
         "time_p80_s": result.p80_s,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from filelock import FileLock, Timeout
 
+from lit_probattn.cli.shards import Progress, claim
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import (
     command_line,
@@ -28,7 +27,7 @@ from lit_probattn.records.tables import markdown_lines
 from lit_probattn.training.memory import available_bytes, predicted_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, write_tables
 from profiling.sweep.config import SweepConfig
-from profiling.sweep.plan import Point, make_plan, shard
+from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows, make_step, measure_point, skipped_rows
 from profiling.sweep.worker import Worker, WorkerFailure
 
@@ -94,39 +93,6 @@ def cannot_fit(point: Point) -> list[ProfileRow]:
     return skipped_rows(point, reason, peak, resident)
 
 
-class Progress:
-    """One line per point with the time left, rewritten in place on a terminal."""
-
-    def __init__(self, total: int, stream: Callable[[str], None] | None = None) -> None:
-        self.total, self.done, self.begin = total, 0, time.monotonic()
-        self.stream = stream
-        self.last_print = 0.0
-
-    def step(self, label: str, failed: int) -> None:
-        """Count one point and print."""
-        self.done += 1
-        passed = time.monotonic() - self.begin
-        left = passed / self.done * (self.total - self.done)
-        text = f"[{self.done}/{self.total}] {label} | {_clock(left)} left"
-        if failed:
-            text += f" | {failed} without numbers"
-        if self.stream is not None:
-            self.stream(text)
-        elif sys.stderr.isatty():
-            end = "\n" if self.done == self.total else ""
-            sys.stderr.write(f"\r\x1b[K{text}{end}")
-            sys.stderr.flush()
-        elif self.done == self.total or time.monotonic() - self.last_print > 10:
-            self.last_print = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
-
-
 def run_sweep(
     config: SweepConfig,
     folder: Path,
@@ -144,21 +110,19 @@ def run_sweep(
         root: folder that paths in the config start from.
         index: which shard, from 0.
         count: number of shards.
-        stream: gets progress lines; None prints them.
+        stream: receives progress lines; None prints them.
 
     Raises:
         ConfigError: the plan cannot be made, the folder holds another sweep, or another process
             is running the same shard.
     """
-    points = shard(make_plan(config, root), index, count)
+    points = make_plan(config, root)[index::count]
     claim_folder(config, folder)
     path = rows_file(folder, index, count)
-    lock = FileLock(f"{path}.lock")
-    try:
-        with lock.acquire(timeout=0):
-            rows = _run_missing(config, points, path, stream)
-    except Timeout as error:
-        raise ConfigError(f"{path} is being written by another process") from error
+    with claim(Path(f"{path}.lock")) as lock:
+        if lock is None:
+            raise ConfigError(f"another process is writing {path}")
+        rows = _run_missing(config, points, path, stream)
     if count == 1:
         write_tables(rows, folder)
     return rows
@@ -173,18 +137,20 @@ def _run_missing(
     rows = repair(path)
     done = {row.point_id for row in rows}
     missing = [p for p in points if p.point_id not in done]
-    if len(missing) < len(points):
-        note = f"{len(points) - len(missing)} of {len(points)} points are already done"
-        (stream or print)(note)
-    progress, without = Progress(len(missing), stream), 0
+    before, without = len(points) - len(missing), 0
+    progress = Progress(len(points), "points", stream)
+    if before:
+        (stream or print)(f"{before} of {len(points)} points finished before, not run again")
     worker = Worker(config.memory_limit_bytes, command_line())
     try:
-        for point in missing:
+        for number, point in enumerate(missing, 1):
             fresh = _run_point(point, worker, config.point_timeout_s)
             append_rows(path, fresh)
             rows += fresh
             without += any(row.status != "ok" for row in fresh)
-            progress.step(point.label, without)
+            left = (time.monotonic() - progress.begin) / number * (len(missing) - number)
+            note = f"{point.label}, {without} without numbers" if without else point.label
+            progress.show(before + number, left, note)
     finally:
         worker.close()
     return rows
@@ -193,9 +159,9 @@ def _run_missing(
 def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRow]:
     if point.in_process or point.problem is not None:
         return measure_point(point)
-    gone = missing_device(point.device)
-    if gone is not None:
-        return failed_rows(point, gone)
+    missing = missing_device(point.device)
+    if missing is not None:
+        return failed_rows(point, missing)
     skipped = cannot_fit(point)
     if skipped:
         return skipped
@@ -206,21 +172,21 @@ def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRo
 
 
 def missing_device(device: str) -> str | None:
-    """Say that a device is not there, or None if it is."""
+    """Return why a device cannot be used, or None if it can."""
     kind = torch.device(device)
     if kind.type != "cuda":
         return None
     if not torch.cuda.is_available():
-        return f"device {device} is not there: PyTorch finds no CUDA device"
+        return f"device {device} is not available: PyTorch finds no CUDA device"
     if kind.index is not None and kind.index >= torch.cuda.device_count():
-        return f"device {device} is not there: {torch.cuda.device_count()} CUDA devices found"
+        return f"device {device} is not available: {torch.cuda.device_count()} CUDA devices found"
     return None
 
 
 def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> str:
     """Return the plan as text: every point, predicted memory, and what would be skipped."""
     lines, skipped, broken = [], 0, 0
-    points = shard(make_plan(config, root), index, count)
+    points = make_plan(config, root)[index::count]
     for point in points:
         note = ""
         if point.problem is not None:

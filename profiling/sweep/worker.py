@@ -7,7 +7,6 @@ most points. When it dies, hangs or runs out of memory, the handle says so and s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -46,6 +45,9 @@ class Worker:
         self.started = 0
 
     def _start(self) -> None:
+        # Imported here: the worker itself needs no command line.
+        from lit_probattn.cli.shards import end_with_parent
+
         receive, send = os.pipe()
         environment = dict(
             os.environ, PROFILING_COMMAND=self.command, PROFILING_REVISION=git_revision()
@@ -56,11 +58,12 @@ class Worker:
         )
         limit = str(self.memory_limit_bytes or 0)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "profiling.sweep.worker", str(send), str(os.getpid()), limit],
+            [sys.executable, "-m", "profiling.sweep.worker", str(send), limit],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(send,),
+            preexec_fn=end_with_parent,
             env=environment,
         )
         os.close(send)
@@ -132,14 +135,6 @@ class Worker:
             self.replies = None
 
 
-def _end_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process when the sweep ends, however it ends (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
-
-
 def _be_first_to_go() -> None:
     """Tell the kernel to end this process first when memory runs out, not the sweep (Linux)."""
     with contextlib.suppress(OSError):
@@ -162,6 +157,5 @@ def serve(send: int, limit: int) -> None:
 
 
 if __name__ == "__main__":
-    _end_with_parent(int(sys.argv[2]))
     _be_first_to_go()
-    serve(int(sys.argv[1]), int(sys.argv[3]))
+    serve(int(sys.argv[1]), int(sys.argv[2]))

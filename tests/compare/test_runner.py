@@ -6,12 +6,18 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
 
 import pytest
 
+from lit_probattn.cli.shards import duration
+from lit_probattn.compare.launch import child_environment
 from lit_probattn.compare.predict import counts
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.runner import Runner, child_environment, log_path
+from lit_probattn.compare.runner import Pace, Runner, _Slot
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.training.run_record import read_starts
 from tests.compare.tiny import program, tiny_cells, write_tables
@@ -31,7 +37,7 @@ def runner(jobs=1, lines=None):
 
 
 def commands_run(cell):
-    lines = log_path(cell).read_text().splitlines()
+    lines = cell.log_path.read_text().splitlines()
     return [line.split()[4] for line in lines if line.startswith("$ python -m lit_probattn")]
 
 
@@ -111,11 +117,90 @@ def test_cell_of_another_process_is_left_to_it(tmp_path, monkeypatch):
 def test_failed_cell_stops_no_other_and_is_tried_again(tmp_path):
     _, cells = tiny_cells(tmp_path)
     (tmp_path / "FAIL").touch()
-    outcome = runner(2).run(cells, lambda: None)
+    found = Runner(lambda cell: COUNTED, 2, attempts=1, say=lambda line: None)
+    outcome = found.run(cells, lambda: None)
     assert len(outcome.failed) == 4
     assert all("`fit` ended with status 3; see " in text for text in outcome.failed.values())
     (tmp_path / "FAIL").unlink()
     assert runner(2).run(cells, lambda: None).ran == 4
+
+
+def test_failed_cell_is_tried_again_after_the_others(tmp_path):
+    _, cells = tiny_cells(tmp_path)
+    (tmp_path / "FAIL_ONCE").touch()
+    lines = []
+    outcome = runner(1, lines).run(cells, lambda: None)
+    assert (outcome.ran, outcome.failed) == (4, {})
+    assert outcome.finished == [*cells[1:], cells[0]]
+    (failed,) = [line for line in lines if ": failed: " in line]
+    assert failed.startswith("[1/4] ")
+    assert failed.endswith("; it is tried again after the others")
+    assert lines[-3].startswith("[1/4] ")
+    assert "goes on from step 16 of 16" in lines[-3]
+    (tmp_path / "FAIL").touch()
+    cells[0].result_path.unlink()
+    assert list(runner(1, lines).run(cells, lambda: None).failed) == [cells[0].label]
+    assert commands_run(cells[0]) == ["fit", "test", "test", "test"]
+
+
+def result_of(cell, seconds, starts=1):
+    return {"fit_seconds_of_last_start": seconds, "num_starts": starts, "values": {}}
+
+
+def slot_of(cell, first=0, seconds=0.0):
+    return _Slot("", cell, nullcontext(), 0, iter(()), first, None, time.monotonic() - seconds)
+
+
+def test_time_left_follows_each_rows_own_pace(tmp_path):
+    _, cells = tiny_cells(tmp_path)  # softmax, mgk, softmax, mgk of 16 steps
+    pace = Pace()
+    assert pace.seconds_left(cells, [], 1) is None
+    pace.learn(cells[0], result_of(cells[0], 32.0))
+    pace.learn(cells[0], result_of(cells[0], 900.0, starts=2))  # counts from its last start
+    assert pace.seconds_left(cells[1:3], [], 1) == pytest.approx(64.0)
+    pace.learn(cells[1], result_of(cells[1], 320.0))
+    assert pace.seconds_left(cells[2:], [], 1) == pytest.approx(352.0)
+    assert pace.seconds_left(cells[2:], [], 2) == pytest.approx(176.0)
+    folder = tmp_path / "runs" / cells[3].name / "0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("step,train/loss\n4,1.0\n12,0.5\n")
+    running = slot_of(cells[3], first=8)
+    assert pace.seconds_left(cells[2:3], [running], 1) == pytest.approx(32.0 + 80.0)
+    assert pace.seconds_left(cells[2:3], [running], 2) == pytest.approx(80.0)  # the longest
+    new = Pace()  # nothing is finished: the pace of what runs, since it was started
+    slot = slot_of(cells[3], first=8, seconds=20.0)
+    assert new.seconds_left(cells[2:3], [slot], 1) == pytest.approx(20.0 + 80.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(7, "7 s"), (100, "2 min"), (3599, "1 h 0 min"), (11400, "3 h 10 min"), (2e5, "2 d 7 h")],
+)
+def test_times_are_said_as_people_do(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_progress_counts_all_cells(tmp_path):
+    _, cells = tiny_cells(tmp_path)
+    lines = []
+    runner(2, lines).run(cells, lambda: None)
+    told = [line.partition(";")[0] for line in lines if "cells finished" in line]
+    assert told == [f"{i} of 4 cells finished" for i in (1, 2, 3, 4)]
+
+
+def test_interrupted_command_has_its_cells_saved(tmp_path, capsys):
+    """SIGTERM and Ctrl-C end the command; what runs is asked to save, not killed."""
+    words = [sys.executable, "-m", "lit_probattn.reproduce", *arguments(tmp_path)]
+    (tmp_path / "SLOW").touch()
+    process = subprocess.Popen([*words, "--only", "listops"], cwd=ROOT, stderr=subprocess.PIPE)
+    end = time.monotonic() + 240
+    while time.monotonic() < end and not (tmp_path / "STARTED").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 130
+    assert "interrupted: 0 of 4 cells are finished; the same command goes on" in told
+    assert (tmp_path / "SAVED").exists()
 
 
 def test_environment_of_a_job(monkeypatch):
@@ -126,6 +211,10 @@ def test_environment_of_a_job(monkeypatch):
     assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["5", "7", "5"]
     assert found[0]["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 3))
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"} & set(found[0])
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    assert not {"SLURM_JOB_ID", "SUBMITIT_EXECUTOR"} & set(child_environment(0, 1, []))
+    assert child_environment(0, 1, [], ["srun"])["SLURM_JOB_ID"] == "7"
 
 
 def arguments(tmp_path, *more):

@@ -11,27 +11,14 @@ from scipy import stats
 from lit_probattn.compare.statistics import (
     Sample,
     against_published,
+    paired,
     ranked_differences,
     significance,
     test_set_half_width,
     welch,
 )
-from lit_probattn.compare.statistics import t_quantile as quantile
 
 test_set_half_width.__test__ = False
-
-
-@pytest.mark.parametrize("freedom", [1.0, 1.3, 2.0, 3.7, 7.0, 29.0, 411.5])
-@pytest.mark.parametrize("probability", [0.5, 0.9, 0.95, 0.99])
-def test_quantile(freedom, probability):
-    expected = stats.t.ppf((1 + probability) / 2, freedom)
-    assert quantile(probability, freedom) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(("probability", "freedom"), [(0.0, 3), (1.0, 3), (0.9, 0.5)])
-def test_quantile_refuses(probability, freedom):
-    with pytest.raises(ValueError, match="expected 0 < probability < 1"):
-        quantile(probability, freedom)
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (5, 5), (7, 2)])
@@ -76,5 +63,27 @@ def test_differences_from_the_baseline():
     base, other, single = Sample((10.0, 10.2, 9.9)), Sample((20.0, 20.3, 19.8)), Sample((7.0,))
     notes = ranked_differences([("a", base), ("b", other), ("c", single)], base)
     assert notes["a"] == "baseline"
-    assert notes["b"].endswith("] *")
+    assert notes["b"].endswith("] Welch *")
     assert notes["c"] == "-3.03: no interval"
+
+
+def test_rows_with_the_same_seeds_are_compared_seed_by_seed():
+    """Seeds in another order; what the seeds share cancels."""
+    base = Sample((10.0, 14.0, 12.0), (0, 1, 2))
+    other = Sample((12.9, 11.2, 15.1), (2, 0, 1))
+    found = paired(other, base)
+    expected = stats.ttest_rel((11.2, 15.1, 12.9), base.values)
+    low, high = expected.confidence_interval(0.95)
+    assert found.difference == pytest.approx(np.mean([1.2, 1.1, 0.9]))
+    assert found.difference - found.half_width == pytest.approx(low)
+    assert found.difference + found.half_width == pytest.approx(high)
+    assert found.half_width < welch(other, base).half_width / 5
+    assert ranked_differences([("b", other)], base)["b"] == f"{found} paired *"
+
+
+@pytest.mark.parametrize("seeds", [(), (0, 1, 3), (0, 1)])
+def test_other_seeds_are_not_paired(seeds):
+    base = Sample((10.0, 14.0, 12.0), (0, 1, 2))
+    other = Sample((11.0, 12.0, 13.0)[: len(seeds) or 3], seeds)
+    assert paired(other, base) is None
+    assert ranked_differences([("b", other)], base)["b"] == f"{welch(other, base)} Welch"

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import Table, read_table
-from lit_probattn.reproduce.commands import make_cells
 
 ACCURACY = {
     "command": "test",
@@ -75,6 +75,14 @@ OTHER = {
 PROGRAM = """
 import json, os, pathlib, signal, sys, time, zipfile
 words = sys.argv[3:]
+here = pathlib.Path(__file__).parent
+if (here / "SLOW").exists():
+    def save(*_):
+        (here / "SAVED").touch()
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, save)
+    (here / "STARTED").touch()
+    time.sleep(60)
 value = dict(zip(words[1::2], words[2::2]))
 if words[0] == "fit":
     base = pathlib.Path(value["--run.root"]) / value["--run.name"]
@@ -101,6 +109,10 @@ else:
     accuracy = 0.25 + 0.01 * seed + 0.1 * folder.parent.name.count("mgk")
     report = {"test/accuracy": accuracy, "checkpoint": "best-00000002.ckpt"}
     (folder / "test-best-00000002.json").write_text(json.dumps(report))
+once = pathlib.Path(__file__).with_name("FAIL_ONCE")
+if once.exists():
+    once.unlink()
+    sys.exit(3)
 if pathlib.Path(__file__).with_name("FAIL").exists():
     sys.exit(3)
 """

@@ -45,7 +45,7 @@ def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path):
     rows = [line for line in printed.splitlines() if line.startswith(("| listops", "| retrieval"))]
     assert len(rows) == 3
     assert all("| 2 of 2 |" in row and "measured: " in row for row in rows)
-    assert [row.split("|")[10].strip() for row in rows] == ["there", "there", "missing"]
+    assert [row.split("|")[10].strip() for row in rows] == ["present", "present", "missing"]
     assert "missing: retrieval: " in printed
     assert "new_aan_pairs.train.tsv" in printed
     assert printed.count("python -m lit_probattn fit --config configs/tasks/") == 6
@@ -66,13 +66,41 @@ def test_time_by_operations(tmp_path, capsys, places):
 def test_memory_of_a_batch(tmp_path):
     """The line through small batches meets a step of the whole batch."""
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    batch, cell = 16, cells[0]
+    cell = cells[0]
+    batch = cell.config["data"]["init_args"]["batch_size"]
     data = build_data(cell)
     task = build_task(cell, data).train()
     set_backends(task.model, batch, data.max_seq_len)
     weights = sum(p.numel() for p in task.model.parameters())
     whole = cpu_peak_bytes(training_step(task, *make_inputs(task, data, batch))) + 12 * weights
-    assert prediction._MeasuredSteps(cell, batch).peak_bytes() == pytest.approx(whole, rel=0.05)
+    found = prediction._MeasuredSteps(cell)
+    assert found.batch == batch
+    assert found.peak_bytes() == pytest.approx(whole, rel=0.05)
+
+
+def test_time_of_a_cell_is_of_its_own_steps(tmp_path, monkeypatch):
+    """A step of the whole batch where that is quick, else a line through those of few samples."""
+    _, cells = tiny_cells(tmp_path, ["listops"])
+    took, sizes = {"softmax_2": 0.25, "mgk_1": 0.75}, []
+
+    def timed(steps, **_):
+        sizes.append(list(steps))
+        return {name: [took[row] * {"1": 0.5, "2": 0.75, "whole": 1}[name]] for name in steps}
+
+    monkeypatch.setattr(prediction, "time_sides", timed)
+    for cell in cells[:2]:
+        row = cell.row.name
+        evaluated = (2 * 40 + 42) / 3 / 8
+        found = predict(cell)
+        assert found.hours * 3600 == pytest.approx((16 + evaluated) * took[row])
+        assert found.basis == f"measured: {took[row]:.3f} s per step"
+    assert sizes == [["1", "2"], ["whole"]] * 2
+    monkeypatch.setattr(prediction, "_DIRECT_SECONDS", 0.1)
+    found = predict(cells[1])
+    assert found.basis == "measured: 0.188 s + 0.188 s per sample and step"
+    step = 0.1875 * 9
+    evaluated = (2 * 40 + 42) / 3 * 0.1875
+    assert found.hours * 3600 == pytest.approx(16 * step + evaluated)
 
 
 def test_list_names_every_table_with_its_state(capsys):
@@ -94,8 +122,12 @@ def test_list_names_every_table_with_its_state(capsys):
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard expects 0 <= i < n"),
         (["mgk_table1", "--set", "a"], "--set expects key=value, received 'a'"),
-        (["mgk_table1", "--jobs", "0"], "--jobs and --steps must be at least 1"),
-        (["fish_table6", "--jobs", "2"], "--jobs does not apply to fish_table6"),
+        (["mgk_table1", "--jobs", "0"], "--jobs must be at least 1, received 0"),
+        (["mgk_table1", "--steps", "0"], "--steps must be at least 1, received 0"),
+        (["mgk_table1", "--attempts", "0"], "--attempts must be at least 1, received 0"),
+        (["mgk_table7", "--jobs", "2"], "--jobs does not apply to mgk_table7"),
+        (["fish_table6", "--part", "1/2"], "--part 1/4 is --shard 0/4, received --part 1/2"),
+        (["fish_table6", "--shortened"], "EthanolConcentration has no shortened protocol; use"),
         (["mgk_table7", "--shortened"], "--shortened does not apply to mgk_table7"),
         (["fish_table5", "--max_seq_len", "9"], "imagenet has no length that --max_seq_len"),
     ],
@@ -127,11 +159,20 @@ def test_other_commands_are_called(monkeypatch, capsys):
     assert main(["mgk_table7"]) == 0
     config = "configs/profiling/mgk_table7.yaml"
     assert called == [["-m", "profiling", part, "--config", config] for part in ("sweep", "report")]
-    monkeypatch.setattr(command, "run_benchmark", called.append)
-    main(["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--shard", "0/2"])
-    wanted = {"--archives": "Heartbeat", "--variants": "gfish_4", "--seeds": "1", "--part": "1/2"}
-    words = called[-1]
-    assert {key: words[words.index(key) + 1] for key in wanted} == wanted
+
+
+def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
+    words = ["fish_table6", "--only", "Heartbeat", "gfish_4", "--seeds", "1", "--as_published"]
+    made = []
+    monkeypatch.setattr(command, "run", lambda table, *_, **given: made.append((table, given)))
+    main([*words, "--jobs", "2"])
+    ((table, given),) = made
+    assert list(table.tasks) == ["Heartbeat"]
+    assert table.select(["Heartbeat", "gfish_4"])[0][1].published["Heartbeat"] == {"test": 76.10}
+    settings = table.tasks["Heartbeat"].settings
+    assert settings["data.init_args.select_on"] == "test"
+    assert settings["run.monitor"] == "val/accuracy"
+    assert not given["protocol"].as_published
 
 
 def test_settings():

@@ -11,12 +11,12 @@ import torch
 import yaml
 
 from lit_probattn.cli.app import main
-from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.predict import build_data, build_task
 from lit_probattn.compare.protocol import Options, attention_file, cell_config, deciding
 from lit_probattn.compare.tables import AVERAGE, kinds, read_published, read_table, read_tasks
 from lit_probattn.configs import ConfigError, attention_entry, attention_factory
-from lit_probattn.reproduce.uea.recipes import Table as Benchmark
+from lit_probattn.reproduce import uea
 from lit_probattn.training.run_folder import flatten
 from tests.support.paths import ROOT
 
@@ -76,7 +76,9 @@ def test_every_printed_number_stands_beside_its_cell(name):
 
 
 def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
-    table = Benchmark.read("configs/reproduce/fish_table6.yaml")
+    table, unknown = uea.make_table(uea.TABLE, Place(data_dir="none"))
+    assert unknown == {}
+    content = yaml.safe_load(uea.TABLE.read_text())
     numbers = printed("fish_table6")
     columns = {
         "softmax": "Softmax (reproduced)",
@@ -84,12 +86,16 @@ def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
         "gfish": "GFiSH",
     }
     found = {}
-    for archive in table.archives:
-        for column, value in table.recipe(archive).published.items():
+    for archive in table.tasks:
+        for column, value in content["archives"][archive]["published"].items():
             found[f"uea_{archive}", columns[column]] = value
-    for column, value in table.content["published_average"].items():
+    for column, value in content["published_average"].items():
         found["uea_average", columns[column]] = value
     assert found == {key[:2]: value for key, value in numbers.items()}
+    for row in table.rows.values():
+        column = columns[content["variants"][row.name]["published"]]
+        mine = {key[0]: value for key, value in found.items() if key[1] == column}
+        assert {f"uea_{task}": number["test"] for task, number in row.published.items()} == mine
 
 
 def test_published_file_is_tidy():

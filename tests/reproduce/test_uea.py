@@ -1,21 +1,21 @@
-"""The benchmark of UEA archives: plan, cells that run once, table, flags."""
+"""The benchmark of UEA archives: recipes, cells that run once, the report, flags."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import statistics
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from datamodules.series.archive import ARCHIVES
-from lit_probattn.reproduce.uea import cells as cells_module
-from lit_probattn.reproduce.uea.__main__ import main, make_parser
-from lit_probattn.reproduce.uea.recipes import Table
+from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
 from tests.support.paths import ROOT
-
-TABLE = "configs/reproduce/fish_table6.yaml"
 
 TINY = {
     "task": "configs/tasks/tiny/uea.yaml",
@@ -63,20 +63,34 @@ def bundled(options, *more):
     return [*options, "--source", "bundled", *more]
 
 
-def test_table_file_holds_the_published_table():
-    table = Table.read(str(ROOT / TABLE))
-    assert len(table.archives) == 10
-    rows = [table.recipe(name) for name in table.archives]
-    for recipe in rows:
-        assert ARCHIVES[recipe.archive] is not None
-        assert recipe.model["embed_dim"] == 8 * recipe.model["head_dim"]
-        assert recipe.epochs in (100, 400)
-    flowformer = {recipe.archive for recipe in rows if recipe.protocol == "flowformer"}
+def test_table_file_holds_the_published_table(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    table, unknown = make_table(TABLE, Place(data_dir="none"))
+    content = yaml.safe_load(TABLE.read_text())
+    assert len(table.tasks) == 10
+    assert unknown == {}
+    for name, task in table.tasks.items():
+        assert ARCHIVES[name] is not None
+        sizes = {key.rpartition(".")[2]: value for key, value in task.settings.items()}
+        assert sizes["embed_dim"] == 8 * sizes["head_dim"]
+        train = ARCHIVES[name].num_train - round(0.2 * ARCHIVES[name].num_train)
+        epochs, rest = divmod(sizes["max_steps"], train // sizes["batch_size"])
+        assert (epochs, rest) in ((100, 0), (400, 0))
+        assert sizes["val_check_interval"] == 2 * (train // sizes["batch_size"])
+    flowformer = {
+        name
+        for name, task in table.tasks.items()
+        if task.settings["model.init_args.norm"] == "layer"
+    }
     assert flowformer == {"PEMS-SF", "SelfRegulationSCP2", "UWaveGestureLibrary"}
-    for column, printed in table.content["published_average"].items():
-        mean = statistics.mean(recipe.published[column] for recipe in rows)
-        assert mean == pytest.approx(printed, abs=0.0051)
-    assert table.recipe("Cricket").published == {}
+    for row in table.rows.values():
+        printed = row.published["average"]["test"]
+        column = content["variants"][row.name]["published"]
+        values = [row.published[name]["test"] for name in table.tasks]
+        assert printed == content["published_average"][column]
+        assert statistics.mean(values) == pytest.approx(printed, abs=0.0051)
+    other, _ = make_table(TABLE, Place(data_dir="none"), archives=["Cricket"])
+    assert all(row.published == {} for row in other.rows.values())
 
 
 def test_dry_run_predicts_and_names_what_is_missing(options, capsys):
@@ -85,62 +99,79 @@ def test_dry_run_predicts_and_names_what_is_missing(options, capsys):
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith("| Libras")]
     columns = [part.strip() for part in row.strip("| ").split("|")]
-    assert columns[1:6] == ["softmax_2", "mvts", "45 x 2", "64", "4000"]
-    assert float(columns[7]) > 0
-    assert float(columns[8].replace(",", "")) > 1  # MiB
-    assert columns[9:] == ["2", "missing"]
+    assert columns[1:4] == ["softmax_2", "4000", "64 x 45"]
+    assert float(columns[6].split()[0]) > 0
+    assert float(columns[7].replace(",", "")) > 1  # MiB
+    assert columns[8:10] == ["2 of 2", "missing"]
+    assert columns[10].startswith("measured: ")
     for name in ("Libras", "ERing"):
         assert f"missing: {name}: no {name}_TRAIN.ts and {name}_TEST.ts in" in printed
     assert printed.count("python -m lit_probattn fit --config configs/tasks/tiny/uea.yaml") == 2
 
 
-def test_cells_run_once_and_the_table_has_mean_and_deviation(
-    options, tmp_path, capsys, monkeypatch
-):
-    assert main(bundled(options)) == 0
+@pytest.mark.timeout(600)
+def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
+    assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out
-    files = sorted((tmp_path / "out" / "cells").glob("*.json"))
+    files = sorted((tmp_path / "runs/reproduce/cells").glob("*.json"))
     found = [json.loads(path.read_text()) for path in files]
     assert [cell["seed"] for cell in found] == [0, 1]
-    values = [cell["test_accuracy_percent"] for cell in found]
+    values = [cell["values"]["test"] for cell in found]
     spread = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
-    assert f"| BasicMotions | softmax_2 | 2 | {spread} |" in printed
-    assert "| 12.50 |" in printed
-    assert f"| mean of 1 | softmax_2 | | {statistics.mean(values):.2f} | | 13.00 |" in printed
-    assert "selected on the test split" not in printed
+    assert f"| BasicMotions | softmax_2 | test, % | 2 | {spread} | 12.50 |" in printed
+    assert (
+        f"| average | softmax_2 | test, % | 2 | {statistics.mean(values):.2f} | 13.00 |" in printed
+    )
+    assert f"| {min(values):.2f} | held-out |" in printed
+    assert "selected on the test split**" not in printed
     with (tmp_path / "out" / "rows.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows[0]["sha256 TRAIN"]) == len(rows[0]["sha256 TEST"]) == 64
     assert rows[0]["archive_version"].startswith("aeon ")
     assert rows[0]["command"].startswith("python -m lit_probattn fit --config")
 
-    def never(arguments):
-        raise AssertionError("a finished cell was run again")
+    # A finished cell is not run again; a result cut short counts as none.
+    never = ["--launch", f"{sys.executable} -c pass", "--attempts", "1"]
+    assert main(bundled(options, *never)) == 0
+    assert capsys.readouterr().out.count("finished before, not run again") == 2
+    files[0].write_text(files[0].read_text()[:50])
+    assert main(bundled(options, "--shard", "0/2")) == 0
+    again = json.loads(files[0].read_text())
+    assert again["values"]["test"] == values[0]
+    assert "report:" not in capsys.readouterr().out
 
-    with monkeypatch.context() as context:
-        context.setattr(cells_module, "run_command", never)
-        assert main(bundled(options)) == 0
-        assert capsys.readouterr().out.count("finished before, not run again") == 2
-        # A result cut short counts as none, and a failing cell does not stop the others.
-        files[0].write_text(files[0].read_text()[:50])
-        assert main(bundled(options)) == 1
-        assert "seed 0: failed: a finished cell was run again" in capsys.readouterr().err
-    assert main(bundled(options, "--part", "1/2")) == 0
-    assert json.loads(files[0].read_text())["test_accuracy_percent"] == values[0]
-    assert "| at least 0." in (tmp_path / "out" / "report.md").read_text()
-    assert "at least" not in printed
+
+def test_other_files_are_other_cells(options, tmp_path, monkeypatch):
+    pytest.importorskip("aeon")
+    table = Path(options[1])
+    given = {"archives": ["BasicMotions"], "source": "bundled"}
+    place = Place(cache_dir=str(tmp_path / "cache"))
+    task = make_table(table, place, **given)[0].tasks["BasicMotions"]
+    assert set(task.files) == {"TRAIN", "TEST"}
+    assert all(len(sha) == 64 for sha in task.files.values())
+    (row,) = make_table(table, place, **given)[0].rows.values()
+    changed = dataclasses.replace(task, files={**task.files, "TEST": "0" * 64})
+    assert Cell(task, row, 0).digest != Cell(changed, row, 0).digest
+    assert Cell(task, row, 0).fit_arguments()[1:5] == [
+        *("--config", "configs/tasks/tiny/uea.yaml"),
+        *("--config", "configs/attention/softmax.yaml"),
+    ]
 
 
 def test_selection_on_test_is_another_cell_and_flagged(options, tmp_path, capsys):
     more = ["--select_on", "test", "--seeds", "0", "--epochs", "1"]
     assert main(bundled(options, *more)) == 0
     assert "**selected on the test split**" in capsys.readouterr().out
-    (path,) = (tmp_path / "out" / "cells").glob("*.json")
+    (path,) = (tmp_path / "runs/reproduce/cells").glob("*.json")
     cell = json.loads(path.read_text())
     assert cell["selected_on_test"] is True
-    assert cell["selection"] == "best accuracy on the test split"
-    assert cell["batch_size"] == 40  # all that train
-    assert "selected on the test split" in (tmp_path / "out" / "report.md").read_text()
+    assert cell["max_steps"] == 1  # an epoch of the 40 series, all of which train
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "selected on the test split" in report
+    assert "SHORTENED" in report
+    assert "`trainer.max_steps`: published 2, here 1" in report
+    with (tmp_path / "out" / "rows.csv").open() as file:
+        assert [row["batch_size"] for row in csv.DictReader(file)] == ["40"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +179,8 @@ def test_selection_on_test_is_another_cell_and_flagged(options, tmp_path, capsys
     [
         (["--variants", "softmax_8"], "unknown variant 'softmax_8'; did you mean 'softmax_2'?"),
         (["--archives", "BasicMotion"], "did you mean BasicMotions?"),
-        (["--part", "3/2"], "--part must be I/N"),
+        (["--shard", "2/2"], "--shard expects 0 <= i < n"),
+        (["--part", "3/4"], "--part 1/4 is --shard 0/4, received --part 3/4"),
         (["--epochs", "0"], "--epochs must be at least 1"),
         (["--table", "none.yaml"], "configuration file not found: none.yaml"),
         (["--variants", "configs/attention/none.yaml"], "configuration file not found"),

@@ -9,8 +9,8 @@
 theory: theorem 1's construction, the sharper bounds, its counter-example, figure LRB-G1, and with
 --strictness theorem 2 by fitting. embed: writes the checkpoint and the file to add after the run's
 own (`--config wide.yaml`); the function stays. experiment: perplexity against the number of heads
-with head size d / h, with a fixed head size, and with matched parameters; goes on where it stopped,
---shard 0/4 runs a part, --report only writes what is finished.
+with head size d / h, with a fixed head size, and with matched parameters; a grid of cells that runs
+as those of `python -m lit_probattn.reproduce`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from datamodules.core.errors import DataError
 from lit_probattn.analysis.head_size import theory
 from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.compare.cells import portable
 from lit_probattn.configs import ConfigError
 from lit_probattn.convert import wider_heads
 from lit_probattn.convert.to_mgk import ConversionError
@@ -40,7 +41,7 @@ PARTS = {
 }
 
 REFUSALS = (
-    *(AnalysisError, CheckpointError, ConfigError, ConversionError, GridError),
+    *(AnalysisError, CheckpointError, ConfigError, ConversionError, DataError, GridError),
     *(OpenError, PictureError),
 )
 
@@ -58,17 +59,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 2 for what a user got wrong, with one line."""
+    """Run the command; 2 for wrong usage, with one line."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
-    shown = [Path(a).name if Path(a).is_absolute() else a for a in arguments]
-    options.command = f"{PROGRAM} {shlex.join(shown)}"
+    options.arguments = arguments
+    options.command = f"{PROGRAM} {shlex.join(portable(arguments))}"
     try:
-        PARTS[options.part][0].run(options)
+        return PARTS[options.part][0].run(options) or 0
     except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,28 @@
-"""Points of the head-size experiment: which models, by which rule, with which parameters."""
+"""Points of the head-size experiment, by rule, and the table of cells that they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_probattn.configs import ConfigError, read_yaml
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.predict import data_of
+from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
+from lit_probattn.configs import ConfigError, compose, read_yaml, run_stem
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim
 
 Rule = Literal["standard", "fixed", "head_size", "matched_mlp", "matched_width"]
+
+RULES: dict[str, str] = {
+    "standard": "head size d / h",
+    "fixed": "fixed head size",
+    "matched_mlp": "d / h, MLP matched (M1)",
+    "matched_width": "d / h, width matched (M2)",
+    "head_size": "head size varied",
+}
 
 
 class GridError(ValueError):
@@ -29,7 +41,6 @@ class Point:
         head_dim: d_p.
         embed_dim: d.
         mlp_dim: d_ff.
-        seed: of the run.
     """
 
     rule: Rule
@@ -37,18 +48,43 @@ class Point:
     head_dim: int
     embed_dim: int
     mlp_dim: int
-    seed: int
 
     @property
-    def model(self) -> tuple[int, int, int, int, int]:
+    def model(self) -> tuple[int, int, int, int]:
         """What decides the result: two rules may ask for one model."""
-        return self.num_heads, self.head_dim, self.embed_dim, self.mlp_dim, self.seed
+        return self.num_heads, self.head_dim, self.embed_dim, self.mlp_dim
 
     @property
     def name(self) -> str:
-        """Name of the run."""
-        h, e, d, f, seed = self.model
-        return f"h{h}-e{e}-d{d}-f{f}-seed{seed}"
+        """Name of the row: rule and sizes."""
+        h, e, d, f = self.model
+        return f"{self.rule}-h{h}-e{e}-d{d}-f{f}"
+
+
+class Perplexity(Metric):
+    """Perplexity among test results: of tokens, or of hidden words."""
+
+    def value(self, report: Mapping[str, Any]) -> float:
+        """Return the perplexity.
+
+        Raises:
+            GridError: there is none.
+        """
+        return perplexity_of(report)[1]
+
+
+def perplexity_of(scores: Mapping[str, Any]) -> tuple[str, float]:
+    """Name and value of the perplexity among test results: of tokens, or of hidden words.
+
+    Raises:
+        GridError: there is none.
+    """
+    for name, value in scores.items():
+        if name.startswith("test/ppl_"):
+            return name, float(value)
+        if name == "test/mlm_loss":
+            return "exp(test/mlm_loss)", math.exp(float(value))
+    raise GridError(f"no test/ppl_* and no test/mlm_loss among {', '.join(scores)}")
 
 
 @dataclass(frozen=True)
@@ -107,37 +143,72 @@ class Grid:
         return Sizes(self.embed_dim, num_heads, head_dim, self.mlp_dim, num_layers, vocab_size)
 
     def points(self, num_layers: int, vocab_size: int) -> Iterator[Point]:
-        """Yield all points, seed by seed.
+        """Yield all points.
 
         Raises:
             GridError: a number of heads does not divide the width where it must, or a matched size
                 does not exist.
         """
-        for seed in self.seeds:
-            for rule, heads, head_dim, embed_dim, mlp_dim in self._models(num_layers, vocab_size):
-                yield Point(rule, heads, head_dim, embed_dim, mlp_dim, seed)
-
-    def _models(
-        self, num_layers: int, vocab_size: int
-    ) -> Iterator[tuple[Rule, int, int, int, int]]:
         d, f, size = self.embed_dim, self.mlp_dim, self.head_dim
         for heads in self.standard_heads:
-            yield "standard", heads, _divide(d, heads), d, f
+            yield Point("standard", heads, _divide(d, heads), d, f)
         for heads in self.fixed_heads:
-            yield "fixed", heads, size, d, f
+            yield Point("fixed", heads, size, d, f)
         for other in self.head_sizes:
-            yield "head_size", self.head_sizes_heads, other, d, f
+            yield Point("head_size", self.head_sizes_heads, other, d, f)
         try:
             for heads in self.matched_mlp_heads:
                 fixed = self.sizes(heads, size, num_layers, vocab_size)
-                yield "matched_mlp", heads, _divide(d, heads), d, matched_mlp_dim(fixed)
+                width = matched_mlp_dim(fixed)
+                yield Point("matched_mlp", heads, _divide(d, heads), d, width)
             for heads in self.matched_width_heads:
                 fixed = self.sizes(heads, size, num_layers, vocab_size)
                 # Sinusoids need an even width.
                 width = matched_embed_dim(fixed, heads if heads % 2 == 0 else 2 * heads)
-                yield "matched_width", heads, _divide(width, heads), width, f
+                yield Point("matched_width", heads, _divide(width, heads), width, f)
         except ValueError as error:
             raise GridError(str(error)) from error
+
+    def table(self, name: str, place: Place) -> Table:
+        """Return the grid as a table: a row per point.
+
+        Args:
+            name: its name.
+            place: where the text lies, whose vocabulary rule M2 needs.
+
+        Raises:
+            GridError: see `points`.
+            DataError: the text is needed and missing.
+        """
+        config = compose([self.task], self.flags)
+        rows = config["data"]["init_args"].get("vocab_size")
+        if rows is None and self.matched_width_heads:
+            data = data_of(config, place)
+            data.setup()
+            rows = data.vocab_size
+        points = self.points(int(config["model"]["init_args"]["num_layers"]), int(rows or 1))
+        metric = Perplexity("test", "test", "", ("perplexity", "test"), "perplexity", "lower")
+        task = TaskEntry(
+            name=run_stem(self.task),
+            config=self.task,
+            metrics={metric.name: metric},
+            settings=self.flags,
+            checkpoint="last",
+        )
+        made = {point.name: self._row(point) for point in points}
+        title = f"Perplexity against the number of heads: {name}"
+        return Table(name, title, self.seeds, 0, next(iter(made), ""), {task.name: task}, made)
+
+    def _row(self, point: Point) -> Row:
+        sizes = {key: getattr(point, key) for key in ("embed_dim", "mlp_dim", "head_dim")}
+        return Row(
+            name=point.name,
+            method=f"{RULES[point.rule]}: {point.head_dim} ({point.embed_dim}/{point.mlp_dim})",
+            heads=str(point.num_heads),
+            attention=self.attention,
+            set={"num_heads": point.num_heads},
+            overrides={f"model.init_args.{key}": value for key, value in sizes.items()},
+        )
 
 
 def _divide(width: int, heads: int) -> int:

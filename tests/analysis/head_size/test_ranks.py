@@ -23,8 +23,7 @@ from lit_probattn.analysis.head_size.ranks import (
 )
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.reproduce.head_size.__main__ import main
-from lit_probattn.reproduce.head_size.experiment import perplexity_of
-from lit_probattn.reproduce.head_size.grid import Grid, GridError
+from lit_probattn.reproduce.head_size.grid import Grid, GridError, perplexity_of
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
@@ -136,8 +135,7 @@ def test_shipped_grids_are_consistent(path):
     grid = Grid.read(path)
     assert Path(ROOT / grid.task).is_file()
     points = list(grid.points(num_layers=6, vocab_size=267735))
-    names = {p.name for p in points}
-    assert len(names) == len({p.model for p in points})
+    assert len({p.name for p in points}) == len(points)
     for p in points:
         if p.rule in ("standard", "matched_mlp", "matched_width"):
             assert p.num_heads * p.head_dim == p.embed_dim
@@ -158,6 +156,7 @@ def test_malformed_grids_are_one_line(tmp_path):
         list(Grid("a", "b", 16, 32, 4, standard_heads=(3,)).points(1, 1))
 
 
+@pytest.mark.timeout(600)
 def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
     text = made_text.write(tmp_path / "text")
     grid = tmp_path / "grid.yaml"
@@ -178,22 +177,25 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
     )
     command = [
         *("experiment", "--grid", str(grid), "--data_dir", str(text), "--accelerator", "cpu"),
-        *("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")),
+        *("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--jobs", "2"),
     ]
     assert main(command) == 0
-    table = pd.read_csv(tmp_path / "out/head_size.csv")
+    table = pd.read_csv(tmp_path / "out/rows.csv")
     assert table["rule"].tolist() == ["standard", "fixed", "fixed", "matched_width"]
     assert table["perplexity"][0] == table["perplexity"][1]  # one model, two rules
-    assert len(list((tmp_path / "runs").glob("h*"))) == 3
+    assert len(list((tmp_path / "runs").glob("wikitext103*"))) == 3
+    assert {p.name for p in (tmp_path / "out/figures").iterdir()} == {
+        *("results.png", "heads.png", "parameters.png")
+    }
     fixed, matched = table.iloc[2], table.iloc[3]
     assert matched["num_parameters"] == pytest.approx(fixed["num_parameters"], rel=0.15)
     assert fixed["num_parameters"] > table["num_parameters"][0]
     capsys.readouterr()
     assert main(command) == 0
-    assert "fit" not in capsys.readouterr().out.split("results:")[0].replace("fitted", "")
+    assert capsys.readouterr().out.count("finished before, not run again") == 3
     assert main([*command, "--report"]) == 0
     assert main([*command, "--shard", "2/2"]) == 2
-    assert "--shard takes I/N" in capsys.readouterr().err
+    assert "--shard expects 0 <= i < n" in capsys.readouterr().err
 
 
 def test_perplexity_of_test_results():

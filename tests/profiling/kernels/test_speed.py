@@ -59,7 +59,7 @@ def test_red_tests_give_no_ratio(tmp_path, tests):
 
 def test_missing_device_and_backend(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(ConfigError, match="not available"):
         run_kernels(config([], device="cuda"), tmp_path)
     sides = {
         "x": {"attention": {"class_path": MGK, "init_args": {"num_heads": 2}}, "backend": "no"}

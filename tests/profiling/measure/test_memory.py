@@ -72,7 +72,7 @@ def test_failures_are_told(monkeypatch):
         sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]}), Path.cwd()
     )
     assert not good
-    assert "not there" in text
+    assert "not available" in text
 
 
 def test_shared_storage_counts_once():

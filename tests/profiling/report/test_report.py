@@ -120,7 +120,7 @@ def test_failed_points_are_listed(tmp_path):
     write_report(config, tmp_path, tmp_path / "out")
     text = (tmp_path / "out/report.md").read_text()
     assert "Points without numbers" in text
-    assert "cannot be divided by head_dim_divisor" in text
+    assert "is not divisible by head_dim_divisor" in text
 
 
 def test_two_sweeps_side_by_side(results, tmp_path):

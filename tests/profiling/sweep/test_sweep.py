@@ -13,11 +13,11 @@ import time
 import pytest
 import yaml
 
-from lit_probattn.cli.shards import parse_shard
+from lit_probattn.cli.shards import claim, parse_shard
 from lit_probattn.configs import ConfigError
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
-from profiling.sweep.plan import make_plan, shard
+from profiling.sweep.plan import make_plan
 from profiling.sweep.run import describe_plan, run_sweep
 from tests.profiling.helpers import MGK, SOFTMAX, attention, sweep
 from tests.support.paths import ROOT
@@ -100,7 +100,7 @@ def test_width_that_the_head_rule_cannot_divide(tmp_path):
     )
     rows = run(config, tmp_path)
     bad = {row.reason for row in rows if row.status == "failed"}
-    assert bad == {"embed_dim 12 cannot be divided by head_dim_divisor 8: no whole head_dim"}
+    assert bad == {"embed_dim 12 is not divisible by head_dim_divisor 8"}
     assert {row.embed_dim for row in rows if row.status == "ok"} == {16}
 
 
@@ -108,7 +108,7 @@ def test_heads_that_do_not_divide(tmp_path):
     variants = {"softmax": attention(), "mgk": {**attention(MGK), "heads_divisor": 2}}
     grid = {"embed_dim": [8], "seq_len": [8], "num_heads": [3]}
     rows = run(sweep(variants=variants, grid=grid), tmp_path)
-    assert reasons(rows)["mgk"] == ("failed", "3 heads cannot be divided by heads_divisor 2")
+    assert reasons(rows)["mgk"] == ("failed", "3 heads are not divisible by heads_divisor 2")
 
 
 def test_variant_without_formulas_is_still_counted(tmp_path):
@@ -138,7 +138,7 @@ def test_a_device_that_is_gone(tmp_path, monkeypatch):
     rows = run(config, tmp_path)
     assert {r.status for r in rows if r.quantity == "cost"} == {"ok"}
     assert {(r.status, r.reason) for r in rows if r.quantity == "time"} == {
-        ("failed", "device cuda is not there: PyTorch finds no CUDA device")
+        ("failed", "device cuda is not available: PyTorch finds no CUDA device")
     }
 
 
@@ -149,7 +149,21 @@ def test_shards_cover_the_plan_once(tmp_path):
     merged = load_results(tmp_path)
     plan = [p.point_id for p in make_plan(config, ROOT)]
     assert sorted({row.point_id for row in merged}) == sorted(plan)
-    assert len(shard(plan, 2, 3)) == 2
+    parts = [read_rows(tmp_path / f"rows.{index}-of-3.jsonl")[0] for index in range(3)]
+    assert [len({row.point_id for row in part}) for part in parts] == [3, 3, 2]
+
+
+def test_points_are_claimed_and_progress_is_said(tmp_path):
+    config, lines = sweep(), []
+    with claim(tmp_path / "rows.jsonl.lock") as lock:
+        assert lock is not None
+        with pytest.raises(ConfigError, match=r"another process is writing .*rows\.jsonl"):
+            run(config, tmp_path)
+    run_sweep(config, tmp_path, ROOT, stream=lines.append)
+    assert [line.partition(" points")[0] for line in lines] == [f"{i} of 8" for i in range(1, 9)]
+    assert all(" left; cost " in line for line in lines[:-1])
+    run_sweep(config, tmp_path, ROOT, stream=lines.append)
+    assert lines[8:] == ["8 of 8 points finished before, not run again"]
 
 
 @pytest.mark.parametrize("text", ["1", "a/b", "3/3", "-1/2"])

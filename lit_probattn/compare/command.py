@@ -1,0 +1,381 @@
+"""Commands that run a table's cells: their flags, dry runs, running, the report.
+
+`reproduce`, `uea_benchmark`, `head_size experiment` and `quickstart` make a table and call `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from datamodules.core.errors import DataError
+from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
+from lit_probattn.compare.cells import Cell, Place, parse_settings, portable
+from lit_probattn.compare.launch import submit
+from lit_probattn.compare.predict import Prediction, build_data, counts, missing_data, predict
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.runner import Runner
+from lit_probattn.compare.tables import Table
+from lit_probattn.configs import ConfigError, find
+from lit_probattn.records.provenance import device_name
+from lit_probattn.records.tables import markdown_lines
+
+INTERRUPTED = 130  # exit status after Ctrl-C
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    out: str | Path = "RUNS/reproduce/reports/TABLE",
+    runs: Path = Path("runs"),
+    accelerator: str | None = "auto",
+) -> None:
+    """Add the flags of every command that runs a table's cells.
+
+    Args:
+        parser: the command's parser.
+        out: default folder of the report; a text only describes it.
+        runs: default folder of the runs.
+        accelerator: default hardware; None leaves it to the configuration.
+    """
+    cells = parser.add_argument_group("cells")
+    add_shard_flags(cells)
+    add = cells.add_argument
+    add("--only", nargs="+", default=[], help="names of tasks and rows, `mgk_*` for several")
+    add("--seeds", nargs="+", type=int, help="default: the table's")
+    add("--attempts", type=int, default=2, help="how often a cell that fails is tried (default 2)")
+    add("--tflops", type=float, help="with --dry-run: time from operations at this speed, TFLOP/s")
+    add("--commands", action="store_true", help="with --dry-run: print the command of every cell")
+    add("--report", action="store_true", help="train nothing, write what is finished")
+    protocol = parser.add_argument_group("another protocol (flagged in the report)")
+    add = protocol.add_argument
+    add("--steps", type=int, help="optimiser steps; warm-up and schedule shrink with them")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
+    where = parser.add_argument_group("where")
+    add = where.add_argument
+    add("--trainer", help="file of configs/trainer")
+    shown = "the trainer file's" if accelerator is None else accelerator
+    add(
+        "--accelerator",
+        default=accelerator,
+        help=f"Lightning's name: auto, cpu, gpu; default: {shown}",
+    )
+    add("--jobs", type=int, default=1, help="cells at a time")
+    add("--devices", default="", help="CUDA devices of the jobs in turn, such as 0,1,2,3")
+    add("--launch", default="", help="words in place of `python`, such as torchrun with its flags")
+    add("--flags", default="", help="further flags of every run that decide no number")
+    add("--data_dir", help="folder of the data (or LIT_PROBATTN_DATA)")
+    add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
+    add("--runs", type=Path, default=runs, help=f"folder of the runs (default {runs})")
+    given = out if isinstance(out, Path) else None
+    add("--out", type=Path, default=given, help=f"folder of the report (default {out})")
+    cluster = parser.add_argument_group("jobs through submitit")
+    add = cluster.add_argument
+    add(
+        "--executor",
+        choices=("here", "slurm", "local", "debug"),
+        default="here",
+        help="here: this process; slurm: an array job; local: processes that submitit starts on "
+        "this machine; debug: shards one after another in this process",
+    )
+    add("--shards", type=int, default=1, help="number of jobs of the executor")
+    add(
+        "--slurm",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="parameters of submitit: partition=gpu timeout_min=720 gpus_per_node=1 …",
+    )
+
+
+def place_of(options: argparse.Namespace) -> Place:
+    """Return where the flags put data and results."""
+    return Place(
+        runs=options.runs,
+        data_dir=options.data_dir,
+        cache_dir=options.cache_dir,
+        accelerator=options.accelerator,
+        launch=tuple(shlex.split(options.launch)),
+        flags=tuple(shlex.split(options.flags)),
+    )
+
+
+def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
+    """Return what the flags change for all cells.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+    for name in ("jobs", "steps", "attempts", "shards"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} must be at least 1, received {value}")
+    settings = parse_settings(options.set)
+    return Options(steps=options.steps, settings=settings, trainer=options.trainer, **more)
+
+
+def make_cells(
+    table: Table, only: Sequence[str], seeds: Sequence[int], options: Options, place: Place
+) -> list[Cell]:
+    """Return the cells of a table whose parts are there: all rows of a seed before the next.
+
+    Raises:
+        ConfigError: `only` names nothing that the table has.
+    """
+    there = [p for p in table.select(only) if find(p[1].attention).is_file()]
+    there = [p for p in there if find(p[0].config).is_file()]
+    return [Cell(task, row, seed, options, place) for seed in seeds for task, row in there]
+
+
+def run(
+    table: Table,
+    options: argparse.Namespace,
+    arguments: Sequence[str],
+    *,
+    module: str,
+    protocol: Options | None = None,
+    report: type[Report] = Report,
+    skipped: Mapping[str, str] | None = None,
+) -> int:
+    """Do what the flags say with the cells of a table.
+
+    Args:
+        table: the table.
+        options: the parsed flags.
+        arguments: the command's arguments as given.
+        module: the command's module; further words of the command may follow.
+        protocol: what changes for all cells; None takes it from the flags.
+        report: the command's report.
+        skipped: tasks that cannot be made, and why.
+
+    Returns:
+        0 if everything asked for is finished; 1 if a cell failed, is missing its data or runs
+        elsewhere; 130 if it was interrupted.
+
+    Raises:
+        ConfigError: a flag is wrong.
+    """
+    protocol, skipped = protocol or protocol_of(options), skipped or {}
+    if options.executor == "here" and (options.shards > 1 or options.slurm):
+        raise ConfigError("--shards and --slurm need --executor slurm, local or debug")
+    place = place_of(options)
+    seeds = options.seeds or table.seeds
+    cells = make_cells(table, options.only, seeds, protocol, place)
+    index, count = shard_of(options)
+    # Rows that ask for the same model share its run.
+    mine = list({cell.name: cell for cell in cells}.values())[index::count]
+    if options.dry_run:
+        return dry_run(mine, options.tflops, options.commands, skipped)
+    command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
+    out = options.out or options.runs / "reproduce" / "reports" / table.name
+    made = report(table, cells, command)
+    try:
+        if options.executor != "here" and not options.report:
+            _submit(options, arguments, module)
+        elif not options.report:
+            return _run_cells(made, mine, options, out if count == 1 else None, skipped)
+    except KeyboardInterrupt:
+        done = sum(cell.result() is not None for cell in mine)
+        told = f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on"
+        if options.executor == "slurm":
+            told += "; its jobs go on too, and --report writes the report"
+        print(told, file=sys.stderr)
+        return INTERRUPTED
+    if not made.results:
+        raise ConfigError(f"no cell of {table.name} is finished: nothing to report")
+    print(f"{made.write(out)}\n\nreport: {out}/report.md")
+    return 0 if len(made.results) == len(cells) and not skipped else 1
+
+
+def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) -> None:
+    """Run the command as an array of shards; their failures show in what is finished."""
+    if options.shard:
+        raise ConfigError("--executor makes its own shards: leave --shard out")
+    name, *words = module.split()
+    here = ["--executor", "here", "--shards", "1", "--slurm"]  # the last of a flag counts
+    submit(
+        name,
+        [*words, *arguments, *here],
+        executor=options.executor,
+        count=options.shards,
+        folder=options.runs / "reproduce" / "submitit",
+        parameters=parse_settings(options.slurm),
+    )
+
+
+# ---- data and predictions ----------------------------------------------------------------------
+
+
+def _data_key(cell: Cell) -> str:
+    return json.dumps(cell.config["data"], sort_keys=True)
+
+
+def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
+    """Return why the data of a task cannot be read, by the task's name."""
+    reasons: dict[str, str | None] = {}
+    found: dict[str, str] = {}
+    for cell in cells:
+        key = _data_key(cell)
+        if key not in reasons:
+            reasons[key] = missing_data(build_data(cell))
+        reason = reasons[key]
+        if reason is not None:
+            found[cell.task.name] = reason
+    return found
+
+
+def dry_run(
+    cells: Sequence[Cell],
+    tflops: float | None,
+    commands: bool,
+    skipped: Mapping[str, str],
+) -> int:
+    """Print what would run, how long it would take and what is missing; 1 if data are missing."""
+    missing = missing_by_task(cells)
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.task.name, cell.row.name), []).append(cell)
+    plan = []
+    for (task, row), group in groups.items():
+        print(f"predicting {task}, {row}", file=sys.stderr, flush=True)
+        left = [cell for cell in group if cell.result() is None]
+        plan.append((group[0], predict(group[0], tflops), len(left), len(group)))
+    print("\n".join(plan_lines(plan, missing)))
+    for name, reason in {**missing, **skipped}.items():
+        print(f"missing: {_named(name, reason)}")
+    if commands:
+        for cell in cells:
+            print(shlex.join(["python", "-m", "lit_probattn", *cell.fit_arguments()]))
+    return 1 if missing or skipped else 0
+
+
+def _named(task: str, reason: str) -> str:
+    return reason if reason.startswith(f"{task}:") else f"{task}: {reason}"
+
+
+def plan_lines(
+    plan: Sequence[tuple[Cell, Prediction, int, int]], missing: Mapping[str, str]
+) -> list[str]:
+    """Return the plan as Markdown.
+
+    Args:
+        plan: for each task and row a cell, its prediction, cells to run, cells in all.
+        missing: tasks whose data are missing.
+    """
+    shown = [
+        {
+            "task": cell.task.name,
+            "method": cell.row.label,
+            "steps": found.steps,
+            "batch x length": f"{found.batch_size} x {found.seq_len}",
+            "parameters": f"{found.num_parameters:,}",
+            "MACs per sample, M": f"{found.macs / 1e6:,.0f}",
+            "time per cell": duration(3600 * found.hours),
+            "peak memory, MiB": f"{found.peak_bytes / 2**20:,.0f}",
+            "cells to run": f"{left} of {count}",
+            "data": "missing" if cell.task.name in missing else "present",
+            "time from": found.basis,
+        }
+        for cell, found, left, count in plan
+    ]
+    total = sum(left * found.hours for _, found, left, _ in plan)
+    measured = any(found.basis.startswith("measured") for _, found, _, _ in plan)
+    where = f"measured on {device_name('cpu')}, as busy as it is now" if measured else "FLOP model"
+    return [
+        *markdown_lines(pd.DataFrame(shown)),
+        "",
+        f"in all {duration(3600 * total)} one after another; {where}; memory on CPU paths",
+    ]
+
+
+# ---- running -----------------------------------------------------------------------------------
+
+
+class Counted:
+    """Adds what is counted on model and data to a result; equal cells are counted once."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+        self._tests: dict[str, int] = {}
+
+    def prepare(self, cells: Sequence[Cell]) -> dict[str, str]:
+        """Build the caches of the cells' data; return why a task's cannot be, by task."""
+        failed: dict[str, str] = {}
+        for cell in cells:
+            key = _data_key(cell)
+            if key in self._tests or cell.task.name in failed:
+                continue
+            data = build_data(cell)
+            try:
+                data.setup()
+            except DataError as error:
+                failed[cell.task.name] = str(error)
+                continue
+            self._tests[key] = len(data.split("test"))
+        return failed
+
+    def __call__(self, cell: Cell) -> dict[str, Any]:
+        """Return parameters, multiply-adds here and at full length, size of the test split."""
+        published = replace(cell, options=Options())
+        return {
+            **self._count(cell),
+            "macs_published_length": self._count(published)["macs"],
+            "num_test": self._tests.get(_data_key(cell)),
+        }
+
+    def _count(self, cell: Cell) -> dict[str, int]:
+        key = json.dumps(cell.config, sort_keys=True)
+        if key not in self._counts:
+            self._counts[key] = counts(cell)
+        return self._counts[key]
+
+
+def _run_cells(
+    report: Report,
+    mine: Sequence[Cell],
+    options: argparse.Namespace,
+    out: Path | None,
+    skipped: Mapping[str, str],
+) -> int:
+    """Run cells and write the report after each; in one shard of several it is not written."""
+    counted = Counted()
+    failed = counted.prepare([cell for cell in mine if cell.result() is None])
+    without = {**skipped, **failed}
+    for name, reason in without.items():
+        print(f"skipped: {_named(name, reason)}", file=sys.stderr, flush=True)
+
+    def write() -> str:
+        made = replace(report)  # results are read again
+        return made.write(out) if out is not None and made.results else ""
+
+    devices = options.devices.split(",") if options.devices else _own_device()
+    runner = Runner(counted, options.jobs, devices, options.attempts)
+    there = [cell for cell in mine if cell.task.name not in failed]
+    outcome = runner.run(there, write if report.after_every_cell else lambda: None)
+    text = write()
+    if text:
+        print(f"\n{text}\n\nreport: {out}/report.md")
+    for label, reason in outcome.failed.items():
+        print(f"failed: {label}: {reason}", file=sys.stderr)
+    print(
+        f"{len(outcome.finished)} of {len(mine)} cells finished, {outcome.ran} of them now; "
+        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} run elsewhere, "
+        f"{len(without)} tasks without data",
+        flush=True,
+    )
+    return 0 if len(outcome.finished) == len(mine) and not skipped else 1
+
+
+def _own_device() -> list[str]:
+    """CUDA device of this process under torchrun."""
+    return [os.environ["LOCAL_RANK"]] if "LOCAL_RANK" in os.environ else []

@@ -1,0 +1,278 @@
+"""Archives x variants x seeds of the UEA collection, beside the published table.
+
+    python -m lit_probattn.uea_benchmark --dry-run
+    python -m lit_probattn.uea_benchmark --archives JapaneseVowels BasicMotions --source bundled \\
+        --seeds 0 1 2
+
+Each archive is a task and each variant a row of a table that is run as `python -m
+lit_probattn.reproduce` runs its own: a finished cell is never run again, an interrupted one goes on
+from its newest checkpoint. Other content of an archive's files makes another cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.series.archive import ARCHIVES, check_name
+from datamodules.series.uea import UEA
+from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.command import add_flags, place_of, run
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
+from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml, run_stem
+
+MODULE = "lit_probattn.uea_benchmark"
+TABLE = Path("configs/reproduce/fish_table6.yaml")
+OUT = Path("reports/uea_table6")
+ON_TEST = "**selected on the test split**"
+METRIC = Metric(
+    name="test",
+    command="test",
+    key="test/accuracy",
+    printed=("accuracy_percent", "test"),
+    unit="%",
+    better="higher",
+    scale=100,
+)
+# The published runs: best accuracy on the test file, which the whole training file trains for.
+_ON_TEST = {"run.monitor": "val/accuracy", "run.monitor_mode": "max"}
+
+Source = Literal["released", "bundled"]
+Selection = Literal["val", "test"]
+
+
+def make_table(
+    path: Path,
+    place: Place,
+    *,
+    archives: Sequence[str] = (),
+    variants: Sequence[str] = (),
+    epochs: int | None = None,
+    source: Source = "released",
+    select_on: Selection = "val",
+) -> tuple[Table, dict[str, str]]:
+    """Read a table file; archives are tasks, variants rows.
+
+    Args:
+        path: the file.
+        place: where the archives lie.
+        archives: names of the collection; none means the table's own.
+        variants: names of the table, or files of configs/attention; none means the table's own.
+        epochs: passes over the training split, in place of the recipes'.
+        source: the released files, or those that aeon carries.
+        select_on: the split that selects the checkpoint.
+
+    Returns:
+        The table, and why archives are missing in it: no files, and no published sizes.
+
+    Raises:
+        ConfigError: the file lacks a part, or an unknown variant.
+        DataError: an unknown archive, or malformed files.
+    """
+    content = read_yaml(path)
+    for key in ("task", "seeds", "variants", "protocols", "archives", "others"):
+        if key not in content:
+            raise ConfigError(f"{path} does not set {key}")
+    names = list(archives or content["archives"])
+    tasks: dict[str, TaskEntry] = {}
+    unknown: dict[str, str] = {}
+    for name in names:
+        made = _task(content, name, place, epochs, source, select_on)
+        if isinstance(made, str):
+            unknown[name] = made
+        else:
+            tasks[name] = made
+    rows = [_row(content, name, tasks) for name in variants or content["variants"]]
+    title = content.get("title", path.stem)
+    own = content["variants"]
+    baseline = next((name for name in own if name in {row.name for row in rows}), rows[0].name)
+    named = {row.name: row for row in rows}
+    runs = content.get("published_runs", 5)
+    return Table(path.stem, title, content["seeds"], runs, baseline, tasks, named), unknown
+
+
+def archives_of(path: Path, only: Sequence[str]) -> list[str]:
+    """Return the names of `only` that are archives; others need not be read."""
+    variants = read_yaml(path).get("variants", {})
+    return [name for name in only if not fnmatch.filter(variants, name)]
+
+
+def _recipe(content: Mapping[str, Any], archive: str) -> dict[str, Any]:
+    """How an archive is trained: its own entry, or that of all others."""
+    known = {**content["archives"], **content.get("extra", {})}
+    part = known.get(archive, content["others"])
+    protocol = content["protocols"][part["protocol"]]
+    return {**protocol, **part, "model": {**protocol["model"], **part["model"]}}
+
+
+def _task(
+    content: Mapping[str, Any],
+    archive: str,
+    place: Place,
+    epochs: int | None,
+    source: Source,
+    select_on: Selection,
+) -> TaskEntry | str:
+    """Return an archive with its recipe, or why its sizes are unknown."""
+    check_name(archive)
+    recipe = _recipe(content, archive)
+    folders: Any = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
+    data = UEA(archive, source=source, select_on=select_on, **folders)
+    files: dict[str, str] = {}
+    try:
+        data.setup()
+        train = len(data.split("train"))
+        shape = data.num_features, data.max_seq_len, data.num_classes
+        hashes = data.provenance["archive_sha256"]
+        files = {name.rpartition("_")[2].partition(".")[0]: sha for name, sha in hashes.items()}
+    except MissingDataError as error:
+        known = ARCHIVES[archive]
+        if known is None:
+            return str(error)
+        held_out = 0 if select_on == "test" else round(data.val_fraction * known.num_train)
+        train = known.num_train - held_out
+        shape = known.num_features, known.max_length, known.num_classes
+    batch = min(recipe["batch_size"], train)
+    per_epoch = train // batch
+    steps = (recipe["epochs"] if epochs is None else epochs) * per_epoch
+    published: dict[str, Any] = {"data.init_args.select_on": "test", **_ON_TEST}
+    if epochs not in (None, recipe["epochs"]):
+        published["trainer.max_steps"] = recipe["epochs"] * per_epoch
+    return TaskEntry(
+        name=archive,
+        config=content["task"],
+        metrics={METRIC.name: METRIC},
+        settings={
+            "data.init_args.name": archive,
+            "data.init_args.source": source,
+            "data.init_args.select_on": select_on,
+            "data.init_args.batch_size": batch,
+            **{f"model.init_args.{key}": value for key, value in recipe["model"].items()},
+            "trainer.max_steps": steps,
+            "trainer.val_check_interval": 2 * per_epoch,
+            **(_ON_TEST if select_on == "test" else {}),
+            "run.checkpoint_every": 20 * per_epoch,
+        },
+        published=published,
+        not_in_config=["published: the whole training file trains; here: 80 % of each class"]
+        if select_on == "val"
+        else [],
+        sizes=dict(zip(("num_features", "max_seq_len", "num_classes"), shape, strict=True)),
+        files=files,
+    )
+
+
+def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) -> Row:
+    """Return a variant of the table, or that of an attention file."""
+    part = content["variants"].get(name)
+    if part is None:
+        if Path(name).suffix != ".yaml":
+            raise ConfigError(
+                f"unknown variant {name!r}{nearest(name, content['variants'])}; or give a file of "
+                "configs/attention"
+            )
+        attention_entry(name)
+        return Row(run_stem(name), run_stem(name), "", name)
+    column = part.get("published")
+    numbers = {archive: _recipe(content, archive).get("published", {}) for archive in tasks}
+    if set(tasks) == set(content["archives"]):
+        numbers[AVERAGE] = content.get("published_average", {})
+    published = {
+        task: {METRIC.name: found[column]} for task, found in numbers.items() if column in found
+    }
+    return Row(
+        name=name,
+        method=part.get("method", name),
+        heads=str(part.get("heads", "")),
+        attention=part["config"],
+        set=part.get("init_args", {}),
+        published=published,
+    )
+
+
+class UEAReport(Report):
+    """The report with how checkpoints were selected, and where the files come from."""
+
+    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+        """Return protocol and hashes of the archive."""
+        settings = cell.task.settings
+        told = result.get("report", {})
+        return {
+            **{key: settings[f"data.init_args.{key}"] for key in ("source", "select_on")},
+            "batch_size": settings["data.init_args.batch_size"],
+            "test_loss": told.get("test/loss"),
+            "archive_version": told.get("archive_version"),
+            **{f"sha256 {name}": sha for name, sha in sorted(cell.task.files.items())},
+        }
+
+    def shown(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Return the lowest seed and the selection."""
+        lowest = "–" if entry["lowest"] != entry["lowest"] else f"{entry['lowest']:.2f}"
+        return {
+            "lowest": lowest,
+            "checkpoint": ON_TEST if entry["selected_on_test"] else "held-out",
+        }
+
+    def text(self) -> list[str]:
+        """Return how both sides chose their checkpoints."""
+        return [
+            "Held-out: lowest loss on 20 % of the training file, by class. Published numbers come "
+            "from checkpoints that were selected on the test split. Hashes of the archives' files "
+            "are in `rows.csv`."
+        ]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's flags; none is matched by a prefix."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {MODULE}",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--table", type=Path, default=TABLE, help="recipes and published numbers")
+    add("--archives", nargs="+", help="names, or `all` of the collection; default: the table's")
+    add("--variants", nargs="+", help="the table's names, or files of configs/attention")
+    add("--epochs", type=int, help="in place of the recipes' epochs; for shorter runs")
+    add("--source", choices=("released", "bundled"), default="released", help="bundled: aeon's")
+    add(
+        "--select_on",
+        choices=("val", "test"),
+        default="val",
+        help="test selects on test data, as the papers did; flagged in every result",
+    )
+    add_flags(parser, out=OUT, accelerator="cpu")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; see `lit_probattn.compare.command.run`, and 2 for wrong usage."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = make_parser().parse_args(arguments)
+    try:
+        if options.epochs is not None and options.epochs < 1:
+            raise ConfigError(f"--epochs must be at least 1, received {options.epochs}")
+        table, unknown = make_table(
+            options.table,
+            place_of(options),
+            archives=list(ARCHIVES) if options.archives == ["all"] else options.archives or (),
+            variants=options.variants or (),
+            epochs=options.epochs,
+            source=options.source,
+            select_on=options.select_on,
+        )
+        return run(table, options, arguments, module=MODULE, report=UEAReport, skipped=unknown)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

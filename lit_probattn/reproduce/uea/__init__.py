@@ -1,1 +1,0 @@
-"""The benchmark of table 6 of FiSH: archives x variants x seeds of the UEA collection."""
