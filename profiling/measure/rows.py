@@ -12,7 +12,6 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from lit_probattn.records.provenance import replacing
-
 from lit_probattn.records.rows import append_lines
 
 Source = Literal["measured", "predicted", "analytic"]
