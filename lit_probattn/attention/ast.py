@@ -15,13 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.backends import Backend, BackendFunction, Heads
 from lit_probattn.attention.blockwise import BLOCK_SCORES
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     autocast_off,

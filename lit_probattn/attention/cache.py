@@ -74,11 +74,7 @@ class KVCache(Cache):
     """
 
     def __init__(
-        self,
-        capacity: int = 0,
-        *,
-        store_offsets: bool = False,
-        part_len: int = DEFAULT_PART_LEN,
+        self, capacity: int = 0, *, store_offsets: bool = False, part_len: int = DEFAULT_PART_LEN
     ) -> None:
         if part_len < 1:
             raise ValueError(f"part_len must be at least 1, received {part_len}")
@@ -122,11 +118,7 @@ class KVCache(Cache):
             self._mask = self._store(self._mask, key_mask, -1)
         self.length += new
         mask = None if self._mask is None else self._mask[:, : self.length]
-        return (
-            self._key[..., : self.length, :],
-            self._value[..., : self.length, :],
-            mask,
-        )
+        return (self._key[..., : self.length, :], self._value[..., : self.length, :], mask)
 
     def parts(self) -> list[range]:
         """Return the ranges of positions that a step reads one after the other."""
@@ -170,10 +162,7 @@ class KVCache(Cache):
             )
 
     def _stores(self) -> list[tuple[Tensor, int]]:
-        stores = (
-            *((self._key, -2), (self._value, -2)),
-            *((self._mask, -1), (self._offset, -1)),
-        )
+        stores = (*((self._key, -2), (self._value, -2)), *((self._mask, -1), (self._offset, -1)))
         return [(store, dim) for store, dim in stores if store is not None]
 
     @property

@@ -310,9 +310,7 @@ class Attention(RenamingModule):
             offset = self.core.key_offset(k, first) if cache.store_offsets else None
             k, v, key_mask = cache.append(k, v, key_mask, offset)
         masks = make_masks(
-            *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]),
-            key_mask=key_mask,
-            **pairs,
+            *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
 

@@ -22,13 +22,7 @@ from lit_probattn.attention.backends import (
     pair_arguments,
 )
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    Gaussians,
-    HeadCall,
-    HeadLayout,
-)
+from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,

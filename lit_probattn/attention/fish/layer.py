@@ -18,13 +18,7 @@ from lit_probattn.attention.backends import (
     Call,
     common_refusal,
 )
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import (
     break_even_head_dim,

@@ -22,10 +22,7 @@ from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_hea
 from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.functions import (
-    drop_values,
-    rounded,
-)
+from lit_probattn.attention.linear.functions import drop_values, rounded
 from lit_probattn.attention.masks import Masks
 
 Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]

@@ -10,22 +10,11 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import linear_fish_cost
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.layer import (
-    _3_HEADS,
-    _8_HEADS,
-    count_global_heads,
-    noise_key,
-)
+from lit_probattn.attention.fish.layer import _3_HEADS, _8_HEADS, count_global_heads, noise_key
 from lit_probattn.attention.fish.linear import (
     LFiSHMode,
     LinearFiSHArguments,

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
 from lit_probattn.attention.cache import Cache, LinearState
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-)
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import autocast_off, check_choice, compute_dtype
 from lit_probattn.attention.layer import Attention, Example

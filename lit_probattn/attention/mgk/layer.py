@@ -11,14 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend, BackendFunction
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    Gaussians,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
