@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout
 
@@ -41,6 +42,12 @@ class Heads(NamedTuple):
     value: Tensor
     masks: Masks
     dropout: AttentionDropout | None
+
+    def precise(self) -> Heads:
+        """Return them with the tensors in the dtype of scores and sums, at least float32."""
+        dtype = compute_dtype(self.query)
+        tensors = {name: getattr(self, name).to(dtype) for name in ("query", "key", "value")}
+        return self._replace(**tensors)
 
 
 # Computes (B, H, N, E_v), in at least the dtype of the queries.

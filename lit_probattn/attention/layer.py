@@ -184,14 +184,14 @@ class Attention(RenamingModule):
         inner = heads.query * self.head_dim + heads.out * self.value_head_dim
         return seq_len * (c * inner + self.key_embed_dim * keys_and_values)
 
-    def product_macs(self, seq_len: int) -> int:
-        """Return multiply-adds of one map per head: N² H (E + E_v)."""
-        return seq_len * seq_len * self.num_heads * (self.head_dim + self.value_head_dim)
-
-    def softmax_flops(self, seq_len: int) -> int:
-        """Return operations of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
+    def softmax_cost(self, seq_len: int, more_flops: int = 0) -> Cost:
+        """Return the cost of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
         n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        return n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
+        return Cost(
+            paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5) + more_flops,
+            macs=self.projection_macs(n) + n * n * h * (e + self.value_head_dim),
+            num_parameters=self.count_parameters(),
+        )
 
     def projection_parameters(self) -> int:
         """Return the number of parameters of the four projections, from sizes."""

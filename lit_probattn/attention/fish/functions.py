@@ -202,10 +202,9 @@ def fish_reference(given: Heads, arguments: FiSHArguments) -> Tensor:
 
     `value` is (B, H, L, E_v); the other arguments are those of `fish_scores`.
     """
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    arguments = replace(arguments, mixing=arguments.mixing.to(dtype))
-    scores = fish_scores(query.to(dtype), key.to(dtype), arguments)
+    query, key, value, masks, dropout = given.precise()
+    arguments = replace(arguments, mixing=arguments.mixing.to(query.dtype))
+    scores = fish_scores(query, key, arguments)
     return reference_output(scores, value, masks, dropout)
 
 
@@ -235,31 +234,23 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
     Scores of all global heads of a block are made once and mixed; 1/√E is folded into the queries
     or into the last mixing weight.
     """
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
+    query, key, value, masks, dropout = given.precise()
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
-    mixing, noise = arguments.mixing.to(dtype).scaled(on_local, on_noise), arguments.noise
+    mixing, noise = arguments.mixing.to(query.dtype).scaled(on_local, on_noise), arguments.noise
     if noise is None:
-        mixing = MixingValues(mixing.mixer, mixing.weights, mixing.biases, None)
+        mixing = replace(mixing, noise_scale=None)
     wide = wide_heads(value, mixing, noise, masks, dropout)
     heads = arguments.num_heads // wide
-    value = merge_values(value.to(dtype), wide)
+    value = merge_values(value, wide)
     tensors = mixing.tensors()
 
     def scores(block: Block, rows: Tensor, cols: Tensor, *parameters: Tensor) -> Tensor:
         local = local_scores(rows @ cols.mT, mixing.with_tensors(parameters), noise, block)
         return local.expand(-1, heads, -1, -1)
 
-    shared: list[Axis] = ["shared"] * len(tensors)
-    out, _ = blockwise_attention(
-        scores,
-        (query.to(dtype) * on_global, key.to(dtype), *tensors),
-        ("row", "col", *shared),
-        value,
-        num_heads=heads,
-        masks=masks,
-        dropout=dropout,
-    )
+    axes: list[Axis] = ["row", "col", *(["shared"] * len(tensors))]
+    inputs = (query * on_global, key, *tensors)
+    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads)
     return split_values(out, wide)
 
 

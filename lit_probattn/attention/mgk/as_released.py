@@ -32,11 +32,11 @@ _COUNT_EPS = 1e-6
 def code_parity_sums(
     query: Tensor,
     key: Tensor,
+    log_prior: Tensor,
+    variance: Tensor,
     *,
     masks: Masks,
     query_mask: Tensor | None,
-    log_prior: Tensor,
-    variance: Tensor,
     code: EMCodeParity,
 ) -> tuple[Tensor, Tensor]:
     """Return numerator and denominator of the released code's priors, both (H, 2, L) float64.
@@ -51,27 +51,22 @@ def code_parity_sums(
     Args:
         query: (B, H, N, E).
         key: (B, H, 2, L, E).
-        masks: of the call; `lra` reads the key mask.
-        query_mask: real queries, (B, N). None means all.
         log_prior: (H, 2, 1 or L).
         variance: σ², (H, 2).
+        masks: of the call; `lra` reads the key mask.
+        query_mask: real queries, (B, N). None means all.
         code: which of the two.
     """
     dtype = compute_dtype(query)
+    arguments = MGKArguments(log_prior.to(dtype), variance.to(dtype))
     heads, num_keys = query.shape[1], key.shape[3]
     first = torch.zeros(heads, num_keys, dtype=torch.float64, device=query.device)
     count = torch.zeros_like(first)
     for sample in range(query.shape[0]):
-        scores = component_scores(
-            query[sample : sample + 1].to(dtype),
-            key[sample : sample + 1].to(dtype),
-            log_prior=log_prior.to(dtype),
-            variance=variance.to(dtype),
-            score="gaussian",
-            include_log_det=False,
-        )[0]  # (H, 2, N, L)
+        one = slice(sample, sample + 1)
+        scores = component_scores(query[one].to(dtype), key[one].to(dtype), arguments)[0]
         eps = scores.new_full((), math.log(_DENSITY_EPS))
-        total = torch.logaddexp(scores.logsumexp(1), eps)
+        total = torch.logaddexp(scores.logsumexp(1), eps)  # of (H, 2, N, L)
         share = torch.exp(scores[:, 0] - total).to(torch.float64)  # (H, N, L)
         pairs = torch.ones_like(share[0])
         if code == "lra":
@@ -153,10 +148,10 @@ class ReleasedMGKCore(MGKCore):
         sums = code_parity_sums(
             call.query.detach(),
             self.components(call.key).detach(),
+            self.prior(call.masks.num_keys),
+            self.variance(),
             masks=call.masks,
             query_mask=call.query_mask,
-            log_prior=self.prior(call.masks.num_keys),
-            variance=self.variance(),
             code=self.em_code_parity,
         )
         self.prior.accumulate(*sums)

@@ -192,14 +192,8 @@ class MGKCore(Core):
         """Hard inference: the pairs whose best component leads by more than rounding in 16 bit."""
         if self.e_step != "hard":
             return None
-        scores = component_scores(
-            query.double(),
-            self.components(key).double(),
-            log_prior=None,
-            variance=self.variance().double(),
-            score=self.score,
-            include_log_det=False,
-        )
+        arguments = MGKArguments(None, self.variance().double(), self.score)
+        scores = component_scores(query.double(), self.components(key).double(), arguments)
         best = scores.topk(2, 2).values
         return best[:, :, 0] - best[:, :, 1] > 0.05
 
@@ -240,14 +234,8 @@ class MGKCore(Core):
         for the first largest s_ijr.
         """
         parts, masks = self.gaussians(call), call.masks
-        scores = component_scores(
-            call.query.to(parts.key),
-            parts.key,
-            log_prior=parts.log_prior,
-            variance=parts.variance,
-            score=self.score,
-            include_log_det=self.include_log_det,
-        )
+        forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
+        scores = component_scores(call.query.to(parts.key), parts.key, MGKArguments(*forms))
         rows, cols = masks.all_rows, range(masks.num_keys)
         allowed = masks.allowed(rows, cols, call.query.device)
         if self.e_step == "hard":
@@ -277,17 +265,12 @@ class MGKCore(Core):
         """
         if self.prior is None or not self.by_m_step or in_backward():
             return
-        arguments = self.arguments(call)
-        assert arguments.log_prior is not None
         sums = responsibility_sums(
             call.query.detach(),
             self.components(call.key).detach(),
+            self.arguments(call),
             masks=call.masks,
             query_mask=call.query_mask,
-            log_prior=arguments.log_prior,
-            variance=arguments.variance,
-            score=self.score,
-            include_log_det=self.include_log_det,
             weighting=self.em_weighting,
         )
         self.prior.accumulate(*sums)
@@ -315,13 +298,9 @@ class MGKCore(Core):
         if log_prior is not None and log_prior.shape[-1] > 1:
             log_prior = log_prior[..., first_position:]
         variance = self.variance()
-        return key_offsets(
-            repeat_heads(self.components(key, first_position), variance.shape[0]),
-            log_prior=log_prior,
-            variance=variance,
-            gaussian=self.score == "gaussian",
-            include_log_det=self.include_log_det,
-        )
+        components = repeat_heads(self.components(key, first_position), variance.shape[0])
+        arguments = MGKArguments(log_prior, variance, self.score, self.include_log_det)
+        return key_offsets(components, arguments)
 
     def cached_scores(
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
@@ -330,19 +309,12 @@ class MGKCore(Core):
         if offset is None:
             offset = self.key_offset(key, cols.start)
         assert offset is not None
-        shift = self.shifts()
-        if not self.shares_product:
-            key, shift = self.components(key, cols.start), None
-        varies = not self.variance.is_equal or self.row_eps > 0.0
-        return mixture_scores(
-            query,
-            key,
-            shift=shift,
-            offset=offset,
-            variance=self.variance(),
-            subtract_query_norm=self.score == "gaussian" and varies,
-            hard=self.e_step == "hard",
-        )
+        shift = self.shifts() if self.shares_product else None
+        if shift is None:
+            key = self.components(key, cols.start)
+        hard, varies = self.e_step == "hard", not self.variance.is_equal or self.row_eps > 0.0
+        arguments = MGKArguments(None, self.variance(), self.score, hard=hard, key_shift=shift)
+        return mixture_scores(query, key, offset, arguments, self.score == "gaussian" and varies)
 
     def extra_repr(self) -> str:
         """The mixture, for printing."""
