@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks
-from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout
+from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
 
@@ -77,6 +77,10 @@ class Call:
     recurrent: bool = False
 
 
+# Says why an implementation cannot serve a call ("cannot …"), or None if it can.
+Refusal = Callable[[str, Call], str | None]
+
+
 @dataclass(frozen=True)
 class AutoRule:
     """What `auto` chooses on one type of device.
@@ -114,8 +118,8 @@ def recorded_choices() -> dict[str, str]:
 def choose_backend(
     variant: str,
     requested: str,
-    available: Mapping[str, Callable[..., object]],
-    unsupported: Callable[[str, Call], str | None],
+    available: Mapping[str, BackendFunction],
+    unsupported: Refusal,
     call: Call,
     rules: Mapping[str, AutoRule] = AUTO_RULES,
 ) -> str:
@@ -126,7 +130,7 @@ def choose_backend(
         requested: one of `BACKENDS`.
         available: the variant's implementations by name.
         unsupported: says why an implementation cannot serve a call, or None if it can.
-        call: the call.
+        call: what the choice may depend on.
         rules: what `auto` chooses on each type of device.
 
     Raises:
@@ -146,9 +150,10 @@ def choose_backend(
     else:
         reason = unsupported(requested, call)
         if reason is not None:
-            others = ", ".join(["auto", *_serving(available, unsupported, call)])
+            serving = ["auto", *(name for name in available if unsupported(name, call) is None)]
             raise NotImplementedError(
-                f"{variant}: backend {requested!r} {reason}; for this call use one of: {others}"
+                f"{variant}: backend {requested!r} {reason}; for this call use one of: "
+                f"{', '.join(serving)}"
             )
         chosen = requested
     label = f"{variant} ({call.device}, {str(call.dtype).removeprefix('torch.')}"
@@ -160,18 +165,10 @@ def choose_backend(
     return chosen
 
 
-def _serving(
-    available: Mapping[str, Callable[..., object]],
-    unsupported: Callable[[str, Call], str | None],
-    call: Call,
-) -> list[str]:
-    return [name for name in available if unsupported(name, call) is None]
-
-
 def _automatic(
     variant: str,
-    available: Mapping[str, Callable[..., object]],
-    unsupported: Callable[[str, Call], str | None],
+    available: Mapping[str, BackendFunction],
+    unsupported: Refusal,
     call: Call,
     rule: AutoRule,
 ) -> str:
@@ -193,13 +190,8 @@ def _automatic(
 
 def pair_arguments(given: Heads) -> dict[str, Any]:
     """Return masks, bias and dropout as the kernels take them."""
-    from lit_probattn.kernels.runtime import draw_tensor
-
-    query, _, _, masks, dropout = given
-    draw = None
-    if dropout is not None:
-        samples = dropout.key.samples(query.shape[0], query.device)
-        draw = draw_tensor(dropout.key.philox_key(STREAM_DROPOUT), samples)
+    masks, dropout = given.masks, given.dropout
+    draw = None if dropout is None else draw_words(dropout.key, STREAM_DROPOUT, given.query)
     return {
         "bias": masks.bias,
         "key_mask": masks.key_mask,
@@ -208,6 +200,13 @@ def pair_arguments(given: Heads) -> dict[str, Any]:
         "draw": draw,
         "threshold": 0 if dropout is None else dropout.threshold,
     }
+
+
+def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
+    """Return what a kernel draws a stream of a batch from, (2 + B,) int64, where `like` is."""
+    from lit_probattn.kernels.runtime import draw_tensor
+
+    return draw_tensor(key.philox_key(stream), key.samples(like.shape[0], like.device))
 
 
 class Refusing(Protocol):
@@ -221,13 +220,7 @@ class Refusing(Protocol):
 
 
 def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
-    """Say why a backend cannot serve a call of a variant with one softmax per head, or None.
-
-    Args:
-        core: with the family of its kernel, what it refuses always, and its sizes.
-        backend: name of the backend.
-        call: the call.
-    """
+    """Say why a backend cannot serve a call of a variant with one softmax per head, or None."""
     if backend in core.refused:
         return core.refused[backend]
     if backend == "sdpa" and call.dropout:
@@ -248,7 +241,7 @@ def kernel_refusal(
     Args:
         family: the kernel, `dense/softmax` and the like; its self-test runs at the first call on
             a GPU with this dtype and head size.
-        call: the call.
+        call: what the choice may depend on.
         head_dims: sizes of query and value heads.
         bias_gradient: whether the kernel gives an additive bias its gradient.
     """

@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import BACKENDS, Backend
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.rotary import Rotary
@@ -103,10 +103,8 @@ class Attention(RenamingModule):
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.key_embed_dim = embed_dim if key_embed_dim is None else key_embed_dim
         self.value_head_dim = head_dim if value_head_dim is None else value_head_dim
-        for name in (
-            *("embed_dim", "head_dim", "num_heads", "num_kv_heads"),
-            *("key_embed_dim", "value_head_dim"),
-        ):
+        sizes = "embed_dim head_dim num_heads num_kv_heads key_embed_dim value_head_dim"
+        for name in sizes.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, received {getattr(self, name)}")
         if num_heads % self.num_kv_heads:
@@ -116,8 +114,6 @@ class Attention(RenamingModule):
             )
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), received {dropout}")
-        if backend not in BACKENDS:
-            raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         self.dropout, self.use_bias = dropout, bias
         self._backend: Backend = backend
         self.rotary = Rotary(rotary_dim, head_dim, rotary_base) if rotary_dim else None
@@ -255,7 +251,7 @@ class Attention(RenamingModule):
             rng=rng,
         )
         if self.training and self.dropout:
-            call = replace(call, dropout=self._dropout(rng))
+            call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
         return result
 
@@ -318,11 +314,6 @@ class Attention(RenamingModule):
         """Return the maps (B, H, N, L) by the equation, without dropout and noise; for analysis."""
         return self.core.weights(self.call(query, key, **masks))
 
-    def _dropout(self, rng: RandomKey | None) -> AttentionDropout:
-        if rng is None:
-            rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
-        return AttentionDropout(self.dropout, rng)
-
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Take weights without the core's name, of old checkpoints: `prior.value` and the like."""
         for name in self.core.state_dict():
@@ -351,25 +342,14 @@ class AttentionFactory(Protocol):
     def __call__(
         self, embed_dim: int, *, head_dim: int | None = None, **overrides: Any
     ) -> Attention:
-        """Return a layer.
-
-        Args:
-            embed_dim: C.
-            head_dim: E.
-            overrides: further arguments of the constructor, such as `num_heads` in models whose
-                stages have heads of their own.
-        """
+        """Return a layer; `overrides` may set `num_heads` where stages have heads of their own."""
 
 
-def own_options(core: type[Core], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a layer that its core's constructor names too.
-
-    Args:
-        core: class of the core.
-        arguments: `locals()` at the start of the layer's constructor.
-    """
-    named = inspect.signature(core).parameters.values()
-    return {p.name: arguments[p.name] for p in named if p.name in arguments}
+def own_options(part: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a layer, `locals()` of its constructor, that its part takes too."""
+    return {
+        name: arguments[name] for name in inspect.signature(part).parameters if name in arguments
+    }
 
 
 def _no_such_argument(cls: type[Attention], name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale
 from lit_probattn.attention.linear.layer import LinearAttention
@@ -46,18 +47,12 @@ class ReleasedLinearAttention(LinearAttention):
         padded_len: int | None = None,
         **common: Any,
     ) -> None:
-        self._switches = {
-            "denominator": denominator,
-            "eps": eps,
-            "output_scale": output_scale,
-            "padded_len": padded_len,
-        }
+        self._switches = own_options(LinearForm, locals())
         super().__init__(embed_dim, num_heads, **common)
 
     def make_form(self, features: FeatureMap) -> LinearForm:
         """Return feature map and switches."""
-        switches: dict[str, Any] = self._switches
-        return replace(super().make_form(features), **switches)
+        return replace(super().make_form(features), **self._switches)
 
 
 class ReleasedMLKAttention(ReleasedLinearAttention, MLKAttention):

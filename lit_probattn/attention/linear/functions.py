@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, Heads, kernel_refusal
-from lit_probattn.attention.cache import LinearState
+from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
@@ -230,6 +230,30 @@ CHUNK_RULES = {
     kind: AutoRule((*(("triton",) if kind == "cuda" else ()), "blockwise", "reference"))
     for kind in AUTO_RULES
 }
+
+
+def check_state(
+    name: str,
+    state: type[LinearState],
+    advice: str,
+    bias: Tensor | None,
+    cache: Cache | None,
+    scale: float | None,
+) -> None:
+    """Refuse what a variant without scores has no place for: a bias, a scale, other caches.
+
+    Raises:
+        ValueError: it says what the variant takes instead, a bias by `advice`.
+    """
+    if bias is not None:
+        raise ValueError(f"{name} has no scores before a softmax to add a bias to; {advice}")
+    if scale is not None:
+        raise ValueError(f"{name} has no scores that scale={scale} could multiply")
+    if cache is not None and not isinstance(cache, state):
+        raise ValueError(
+            f"{name} decodes from a {state.__name__}, received {type(cache).__name__}: "
+            "make it by layer.new_cache()"
+        )
 
 
 def linear_refusal(family: str, call: Call, num_features: int, value_dim: int) -> str | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.attention.core import HeadCall, HeadLayout
 from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
@@ -82,17 +83,7 @@ def code_parity_sums(
 
 
 class ReleasedMGKCore(MGKCore):
-    """`MGKCore` with what only released code does.
-
-    Args:
-        row_eps: see `ReleasedMGKAttention`, as are the two that follow.
-        em_code_parity: which released prior update, if any.
-        shift_first_zero: start the first shift at zero.
-        mixture: the arguments of `MGKCore`.
-
-    Raises:
-        ValueError: `row_eps` is outside [0, 1), or the released prior update does not fit.
-    """
+    """`MGKCore` with what only released code does; see `ReleasedMGKAttention`."""
 
     def __init__(
         self,
@@ -194,15 +185,10 @@ class ReleasedMGKAttention(MGKAttention):
         prior_floor: float = PRIOR_FLOOR,
         **common: Any,
     ) -> None:
-        self._released = {
-            "row_eps": row_eps,
-            "em_code_parity": em_code_parity,
-            "shift_first_zero": shift_first_zero,
-            "prior_floor": prior_floor,
-        }
+        self._released = own_options(ReleasedMGKCore, locals()) | {"prior_floor": prior_floor}
         super().__init__(embed_dim, num_heads, **common)
 
     def make_core(self, **mixture: Any) -> ReleasedMGKCore:
         """Return the core with the options of released code."""
-        options: dict[str, Any] = {**mixture, **self._released}
+        options = {**mixture, **self._released}
         return ReleasedMGKCore(self.layout, self._backend, rotary=self.rotary, **options)

@@ -182,7 +182,7 @@ def mgk_blockwise(given: Heads, arguments: MGKArguments) -> Tensor:
         return first_maximum(components) if arguments.hard else log_sum_exp(components)
 
     keys = key.unbind(2)
-    axes: list[Axis] = ["row", *(["col"] * len(keys))]
+    axes: list[Axis] = ["row", *("col" for _ in keys)]
     return blockwise_attention(scores, (query, *keys), axes, value, masks, dropout)
 
 

@@ -58,16 +58,11 @@ from lit_probattn.torch_internals import in_backward
 class MGKCore(Core):
     """Attention to keys that are mixtures of K Gaussians, from heads to heads.
 
-    Args:
-        layout: heads and their sizes; K keys per head unless they are shifted here.
-        num_components: K.
-        rotary: rotary positions of the keys, where shifts come before them.
-
-    The other arguments are those of `MGKAttention`.
+    The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
+    shifts come before rotation. For the other arguments see `MGKAttention`.
 
     Raises:
-        ValueError: fewer than one component, a variance that is not positive, an unknown name, or
-            shifts without a dimension to live in.
+        ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
     """
 
     variant: ClassVar[str] = "mgk"
@@ -189,7 +184,7 @@ class MGKCore(Core):
         return self.kernels[self.shares_product]
 
     def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Hard inference: the pairs whose best component leads by more than rounding in 16 bit."""
+        """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
         arguments = MGKArguments(None, self.variance().double(), self.score)
@@ -219,13 +214,9 @@ class MGKCore(Core):
     # ------------------------------------------------------------------ what studies ask
     def gaussians(self, call: HeadCall) -> Gaussians:
         """Return every component's keys, priors and variances."""
-        dtype = compute_dtype(call.query)
-        prior = None if self.prior is None else self.prior(call.masks.num_keys)
-        return Gaussians(
-            self.components(call.key).to(dtype),
-            None if prior is None else prior.to(call.query.device, dtype),
-            self.variance().to(call.query.device, dtype),
-        )
+        kind = call.query.device, compute_dtype(call.query)
+        prior = None if self.prior is None else self.prior(call.masks.num_keys).to(*kind)
+        return Gaussians(self.components(call.key).to(*kind), prior, self.variance().to(*kind))
 
     def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
         """Return weights and responsibilities.
@@ -277,9 +268,7 @@ class MGKCore(Core):
 
     def prior_statistics(self) -> Tensor | None:
         """Return numerator and denominator since the last update, (2, *prior shape), or None."""
-        if self.prior is None or not self.by_m_step:
-            return None
-        return self.prior.statistics()
+        return self.prior.statistics() if self.prior is not None and self.by_m_step else None
 
     def apply_prior_update(self, statistics: Tensor) -> None:
         """Replace the priors by an M-step over `statistics` (summed over ranks by the caller).
