@@ -63,7 +63,7 @@ class Call:
         dtype: dtype of query, key and value.
         num_scores: score maps that the reference would store, B · H · N · L (times components).
         dropout: attention dropout is active.
-        bias_needs_grad: an additive bias wants a gradient.
+        bias_needs_grad: an additive bias needs a gradient.
         attn_mask: pairs are masked.
         recurrent: the call continues from a state instead of cached keys.
     """

@@ -22,7 +22,7 @@ class Cache(ABC):
 
     Attributes:
         length: positions seen, masked ones included.
-        store_offsets: whether the layer should hand key offsets to `append`.
+        store_offsets: whether the layer should pass key offsets to `append`.
     """
 
     length: int = 0
@@ -239,7 +239,7 @@ class LinearState(Cache):
         key_mask: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Count the tokens and hand them back: earlier ones are in the sums.
+        """Count the tokens and return them: earlier ones are in the sums.
 
         Raises:
             ValueError: the batch differs from the state's.

@@ -159,7 +159,7 @@ class Core(nn.Module):
     kernels: ClassVar[tuple[str, ...]] = ()
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
-    # Whether `observe` wants to see training calls.
+    # Whether training calls go to `observe` first.
     observes: bool = False
     # Whether there are scores before a softmax, and whether `gaussians` and `posterior` exist.
     has_scores: ClassVar[bool] = True

@@ -44,7 +44,7 @@ class Attention(RenamingModule):
     cache, rng)` maps (B, N, C) to (B, N, C). `key=None` means self-attention, `value=None` means
     value = key. Masks follow `lit_probattn.attention.masks`.
 
-    A variant names its own arguments, hands the common ones on, says its heads in `head_layout`,
+    A variant names its own arguments, passes the common ones on, gives its heads in `head_layout`,
     and sets `self.core` after the projections exist.
 
     Args:
@@ -128,14 +128,8 @@ class Attention(RenamingModule):
     # ------------------------------------------------------------------ the variant's part
     def head_layout(self) -> HeadLayout:
         """Return the heads that the projections make; called before they are made."""
-        return HeadLayout(
-            query=self.num_heads,
-            key=self.num_kv_heads,
-            value=self.num_kv_heads,
-            out=self.num_heads,
-            head_dim=self.head_dim,
-            value_head_dim=self.value_head_dim,
-        )
+        h, h_kv = self.num_heads, self.num_kv_heads
+        return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
 
     @abstractmethod
     def cost(self, seq_len: int) -> Cost:
@@ -241,15 +235,8 @@ class Attention(RenamingModule):
             ValueError: sizes do not fit; the message gives both.
             NotImplementedError: the requested backend cannot serve the call.
         """
-        call = self.call(
-            *(query, key, value),
-            key_mask=key_mask,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            bias=bias,
-            cache=cache,
-            rng=rng,
-        )
+        masks = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        call = self.call(query, key, value, key_mask=key_mask, cache=cache, rng=rng, **masks)
         if self.training and self.dropout:
             call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))

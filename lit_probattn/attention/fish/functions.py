@@ -246,7 +246,8 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
         local = local_scores(rows @ cols.mT, mixing.with_tensors(parameters), noise, block)
         return local.expand(-1, heads, -1, -1)
 
-    axes: list[Axis] = ["row", "col", *("shared" for _ in tensors)]
+    shared: list[Axis] = ["shared"] * len(tensors)
+    axes: list[Axis] = ["row", "col", *shared]
     inputs = (query * on_global, key, *tensors)
     out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads)
     return split_values(out, wide)
@@ -328,7 +329,7 @@ def fish_triton(given: Heads, arguments: FiSHArguments) -> Tensor:
     1/√E enters the global scores or the last weight.
 
     Raises:
-        NotImplementedError: a bias that wants a gradient is broadcast over queries or keys.
+        NotImplementedError: a bias that needs a gradient is broadcast over queries or keys.
     """
     from lit_probattn.kernels.fish.operators import fish_attention
 

@@ -225,7 +225,7 @@ class HeadMixing(nn.Module):
         if self.constraint == "simplex":
             weights[0] = weights[0].softmax(-1)
         if self.last_bias is not None and not self.last_bias_matters:
-            # A gradient of zero, not none: tools that expect one for every parameter stay content.
+            # A gradient of zero, not none: some tools expect one for every parameter.
             weights[-1] = weights[-1] + 0.0 * self.last_bias[:, None]
         missing: tuple[Tensor | None, ...] = (None,) * (len(weights) - 1)
         scale = None if noise_scale is None else noise_scale()

@@ -49,7 +49,7 @@ class LinearCore(Core):
     }
     auto_rules = CHUNK_RULES
     has_scores = False
-    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps to be a yardstick
+    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
     kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
     projection: Tensor | None
 

@@ -182,8 +182,8 @@ def mgk_blockwise(given: Heads, arguments: MGKArguments) -> Tensor:
         return first_maximum(components) if arguments.hard else log_sum_exp(components)
 
     keys = key.unbind(2)
-    axes: list[Axis] = ["row", *("col" for _ in keys)]
-    return blockwise_attention(scores, (query, *keys), axes, value, masks, dropout)
+    axes: list[Axis] = ["col"] * len(keys)
+    return blockwise_attention(scores, (query, *keys), ["row", *axes], value, masks, dropout)
 
 
 def key_offsets(key: Tensor, arguments: MGKArguments) -> Tensor:
