@@ -45,9 +45,9 @@ class Heads(NamedTuple):
 
     def precise(self) -> Heads:
         """Return them with the tensors in the dtype of scores and sums, at least float32."""
-        dtype = compute_dtype(self.query)
-        tensors = {name: getattr(self, name).to(dtype) for name in ("query", "key", "value")}
-        return self._replace(**tensors)
+        query, key, value, masks, dropout = self
+        dtype = compute_dtype(query)
+        return Heads(query.to(dtype), key.to(dtype), value.to(dtype), masks, dropout)
 
 
 # Computes (B, H, N, E_v), in at least the dtype of the queries.
