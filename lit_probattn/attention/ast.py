@@ -14,14 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.backends import Backend, BackendFunction, Heads
-from lit_probattn.attention.blockwise import BLOCK_SCORES
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.blockwise import block_length
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
     autocast_off,
@@ -66,12 +60,7 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ASTArguments:
-    """What adaptively sparse attention needs besides heads and masks.
-
-    Args:
-        alpha: α in (1, 2], (H,).
-        scale_ratio: factor on the products, in units of 1/√E.
-    """
+    """α in (1, 2], (H,), and the factor on products in units of 1/√E."""
 
     alpha: Tensor
     scale_ratio: float = 1.0
@@ -102,11 +91,10 @@ def _attend(
 
 def ast_reference(given: Heads, arguments: ASTArguments) -> Tensor:
     """Return entmax(query · key / √E) @ value, (B, H, N, E_v), in at least float32."""
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    tensors = (query.to(dtype), key.to(dtype), value.to(dtype), arguments.alpha.to(dtype))
+    query, key, value, masks, dropout = given.precise()
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
-    return _attend(*tensors, scale, masks, dropout, masks.all_rows)
+    alpha = arguments.alpha.to(query.dtype)
+    return _attend(query, key, value, alpha, scale, masks, dropout, masks.all_rows)
 
 
 def ast_blockwise(given: Heads, arguments: ASTArguments, block_rows: int | None = None) -> Tensor:
@@ -114,15 +102,12 @@ def ast_blockwise(given: Heads, arguments: ASTArguments, block_rows: int | None 
 
     A row's threshold depends on all its keys, so blocks hold whole rows.
     """
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    query, key, value, alpha = (x.to(dtype) for x in (query, key, value, arguments.alpha))
-    scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
+    query, key, value, masks, dropout = given.precise()
+    scale, alpha = query.shape[-1] ** -0.5 * arguments.scale_ratio, arguments.alpha.to(query.dtype)
     if block_rows is None:
         # Bisection keeps about four tensors of a block's size.
-        per_row = max(1, 4 * query.shape[0] * query.shape[1] * masks.num_keys)
-        budget = BLOCK_SCORES["cpu" if query.device.type == "cpu" else "cuda"]
-        block_rows = max(1, min(masks.num_queries, budget // per_row))
+        per_row = 4 * query.shape[0] * query.shape[1] * masks.num_keys
+        block_rows = block_length(per_row, masks.num_queries, query.device)
     outs = []
     for start in range(0, masks.num_queries, block_rows):
         rows = range(start, min(start + block_rows, masks.num_queries))
@@ -138,14 +123,7 @@ def ast_blockwise(given: Heads, arguments: ASTArguments, block_rows: int | None 
 
 
 class ASTCore(Core):
-    """Adaptively sparse attention from heads to heads.
-
-    Args:
-        alpha: `learned` per head, or a number for all heads; see `ASTAttention`.
-
-    Raises:
-        ValueError: α is out of range, or the package `entmax` is not installed.
-    """
+    """Adaptively sparse attention from heads to heads; see `ASTAttention`."""
 
     variant: ClassVar[str] = "ast"
     backends: ClassVar[Mapping[str, BackendFunction]] = {
@@ -250,11 +228,7 @@ class ASTAttention(Attention):
 
         Neither paper counts the bisection, which has no matrix products.
         """
-        return Cost(
-            paper_flops=self.softmax_flops(seq_len),
-            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
-            num_parameters=self.count_parameters(),
-        )
+        return self.softmax_cost(seq_len)
 
 
 def _require_entmax() -> None:

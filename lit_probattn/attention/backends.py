@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks
-from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout
+from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
 
@@ -42,6 +43,12 @@ class Heads(NamedTuple):
     masks: Masks
     dropout: AttentionDropout | None
 
+    def precise(self) -> Heads:
+        """Return them with the tensors in the dtype of scores and sums, at least float32."""
+        query, key, value, masks, dropout = self
+        dtype = compute_dtype(query)
+        return Heads(query.to(dtype), key.to(dtype), value.to(dtype), masks, dropout)
+
 
 # Computes (B, H, N, E_v), in at least the dtype of the queries.
 BackendFunction = Callable[[Heads, Any], Tensor]
@@ -56,7 +63,7 @@ class Call:
         dtype: dtype of query, key and value.
         num_scores: score maps that the reference would store, B · H · N · L (times components).
         dropout: attention dropout is active.
-        bias_needs_grad: an additive bias wants a gradient.
+        bias_needs_grad: an additive bias needs a gradient.
         attn_mask: pairs are masked.
         recurrent: the call continues from a state instead of cached keys.
     """
@@ -68,6 +75,10 @@ class Call:
     bias_needs_grad: bool
     attn_mask: bool = False
     recurrent: bool = False
+
+
+# Says why an implementation cannot serve a call ("cannot …"), or None if it can.
+Refusal = Callable[[str, Call], str | None]
 
 
 @dataclass(frozen=True)
@@ -107,8 +118,8 @@ def recorded_choices() -> dict[str, str]:
 def choose_backend(
     variant: str,
     requested: str,
-    available: Mapping[str, Callable[..., object]],
-    unsupported: Callable[[str, Call], str | None],
+    available: Mapping[str, BackendFunction],
+    unsupported: Refusal,
     call: Call,
     rules: Mapping[str, AutoRule] = AUTO_RULES,
 ) -> str:
@@ -119,7 +130,7 @@ def choose_backend(
         requested: one of `BACKENDS`.
         available: the variant's implementations by name.
         unsupported: says why an implementation cannot serve a call, or None if it can.
-        call: the call.
+        call: what the choice may depend on.
         rules: what `auto` chooses on each type of device.
 
     Raises:
@@ -139,9 +150,10 @@ def choose_backend(
     else:
         reason = unsupported(requested, call)
         if reason is not None:
-            others = ", ".join(["auto", *_serving(available, unsupported, call)])
+            serving = ["auto", *(name for name in available if unsupported(name, call) is None)]
             raise NotImplementedError(
-                f"{variant}: backend {requested!r} {reason}; for this call use one of: {others}"
+                f"{variant}: backend {requested!r} {reason}; for this call use one of: "
+                f"{', '.join(serving)}"
             )
         chosen = requested
     label = f"{variant} ({call.device}, {str(call.dtype).removeprefix('torch.')}"
@@ -153,18 +165,10 @@ def choose_backend(
     return chosen
 
 
-def _serving(
-    available: Mapping[str, Callable[..., object]],
-    unsupported: Callable[[str, Call], str | None],
-    call: Call,
-) -> list[str]:
-    return [name for name in available if unsupported(name, call) is None]
-
-
 def _automatic(
     variant: str,
-    available: Mapping[str, Callable[..., object]],
-    unsupported: Callable[[str, Call], str | None],
+    available: Mapping[str, BackendFunction],
+    unsupported: Refusal,
     call: Call,
     rule: AutoRule,
 ) -> str:
@@ -186,13 +190,8 @@ def _automatic(
 
 def pair_arguments(given: Heads) -> dict[str, Any]:
     """Return masks, bias and dropout as the kernels take them."""
-    from lit_probattn.kernels.runtime import draw_tensor
-
-    query, _, _, masks, dropout = given
-    draw = None
-    if dropout is not None:
-        samples = dropout.key.samples(query.shape[0], query.device)
-        draw = draw_tensor(dropout.key.philox_key(STREAM_DROPOUT), samples)
+    masks, dropout = given.masks, given.dropout
+    draw = None if dropout is None else draw_words(dropout.key, STREAM_DROPOUT, given.query)
     return {
         "bias": masks.bias,
         "key_mask": masks.key_mask,
@@ -201,6 +200,13 @@ def pair_arguments(given: Heads) -> dict[str, Any]:
         "draw": draw,
         "threshold": 0 if dropout is None else dropout.threshold,
     }
+
+
+def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
+    """Return what a kernel draws a stream of a batch from, (2 + B,) int64, where `like` is."""
+    from lit_probattn.kernels.runtime import draw_tensor
+
+    return draw_tensor(key.philox_key(stream), key.samples(like.shape[0], like.device))
 
 
 class Refusing(Protocol):
@@ -214,13 +220,7 @@ class Refusing(Protocol):
 
 
 def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
-    """Say why a backend cannot serve a call of a variant with one softmax per head, or None.
-
-    Args:
-        core: with the family of its kernel, what it refuses always, and its sizes.
-        backend: name of the backend.
-        call: the call.
-    """
+    """Say why a backend cannot serve a call of a variant with one softmax per head, or None."""
     if backend in core.refused:
         return core.refused[backend]
     if backend == "sdpa" and call.dropout:
@@ -241,7 +241,7 @@ def kernel_refusal(
     Args:
         family: the kernel, `dense/softmax` and the like; its self-test runs at the first call on
             a GPU with this dtype and head size.
-        call: the call.
+        call: what the choice may depend on.
         head_dims: sizes of query and value heads.
         bias_gradient: whether the kernel gives an additive bias its gradient.
     """

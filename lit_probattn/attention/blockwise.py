@@ -45,16 +45,14 @@ ScoreFunction = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the blocks have in common and what is not a tensor that needs a gradient."""
+    """What the blocks have in common besides tensors that need gradients."""
 
     score_function: ScoreFunction
     axes: tuple[Axis, ...]
     masks: Masks
     dropout: AttentionDropout | None
-    num_heads: int
     block_rows: int
     has_bias: bool
-    want_logsumexp: bool
 
     def blocks(self) -> list[Block]:
         stops = range(0, self.masks.num_queries, self.block_rows)
@@ -76,59 +74,38 @@ class _Plan:
 
     def weights(self, scores: Tensor, block: Block) -> Tensor:
         """Return the softmax of each row over what it may see; zeros where it sees nothing."""
-        hidden = self.hidden(scores, block)
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, float("-inf"))
+        allowed = self.masks.allowed(block.rows, block.cols, scores.device)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
         weights = torch.softmax(scores, -1)
-        if hidden is None and not self.has_bias:
+        if allowed is None and not self.has_bias:
             return weights
         return weights.masked_fill_(scores.amax(-1, keepdim=True) == float("-inf"), 0.0)
-
-    def hidden(self, scores: Tensor, block: Block) -> Tensor | None:
-        allowed = self.masks.allowed(block.rows, block.cols, scores.device)
-        return None if allowed is None else ~allowed
 
     def keep(self, scores: Tensor, block: Block) -> Tensor | None:
         if self.dropout is None:
             return None
-        return self.dropout.keep(
-            scores.shape[0], scores.shape[1], block.rows, block.cols, scores.device
-        )
-
-
-def row_logsumexp(scores: Tensor, hidden: Tensor | None) -> Tensor:
-    """Return the logarithm of each row's sum of exponentials, (B, H, n, 1); -inf for empty rows."""
-    if scores.shape[-1] == 0:
-        return scores.new_full((*scores.shape[:-1], 1), float("-inf"))
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.logsumexp(scores, -1, keepdim=True)
+        return self.dropout.keep(*scores.shape[:2], block.rows, block.cols, scores.device)
 
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        outs, normalisers = [], []
+    def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> Tensor:
+        outs = []
         for block in plan.blocks():
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
-            scores = plan.scores(parts, block)
-            if plan.want_logsumexp:
-                normalisers.append(row_logsumexp(scores, plan.hidden(scores, block)))
-            weights = plan.weights(scores, block)
+            weights = plan.weights(plan.scores(parts, block), block)
             keep = plan.keep(weights, block)
             if keep is not None and plan.dropout is not None:
                 weights = weights.mul_(keep).mul_(plan.dropout.scale)
             outs.append(grouped_values(weights, plan.slices(value, "col", block)))
-        out = torch.cat(outs, -2)
-        normaliser = torch.cat(normalisers, -2) if normalisers else out.new_empty(0)
         ctx.plan = plan
         ctx.save_for_backward(value, *inputs)
-        ctx.mark_non_differentiable(normaliser)
-        return out, normaliser
+        return torch.cat(outs, -2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         value, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
@@ -192,49 +169,36 @@ def blockwise_attention(
     inputs: Sequence[Tensor],
     axes: Sequence[Axis],
     value: Tensor,
-    *,
-    num_heads: int,
     masks: Masks,
-    dropout: AttentionDropout | None = None,
-    block_rows: int | None = None,
-    want_logsumexp: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Attend block by block, with recomputation in backward.
+    dropout: AttentionDropout | None,
+    num_heads: int | None = None,
+) -> Tensor:
+    """Attend block by block, with recomputation in backward; (B, H, N, E).
 
     Args:
         score_function: `score_function(block, *parts)` returns the scores (B, H, n, l) of
-            `block` (n rows, l keys) from the inputs sliced to it. Differentiable; pure.
+            `block` (n rows, l keys) from the inputs sliced to it. Differentiable and pure.
         inputs: tensors that the scores depend on, in the compute dtype.
         axes: how each input is sliced: `row` along its second last dimension to the block's
             queries, `col` likewise to its keys, `pair` along the last two, `shared` not at all.
         value: (B, H_kv, L, E).
-        num_heads: H.
         masks: what each query may see; a bias gets its gradient.
-        dropout: attention dropout, drawn again in backward.
-        block_rows: queries per block; None sizes blocks for the device.
-        want_logsumexp: also return the logarithm of each row's sum of exponentials.
-
-    Returns:
-        The output (B, H, N, E), and the logarithms (B, H, N, 1), -inf for rows that see nothing and
-        without gradient; empty unless wanted.
+        dropout: drawn again in backward.
+        num_heads: H. None means as many as the first input has.
     """
     all_inputs, all_axes = list(inputs), list(axes)
     if masks.bias is not None:
         all_inputs.append(masks.bias.to(value.dtype))
         all_axes.append("pair")
-    if block_rows is None:
-        per_row = max(1, value.shape[0] * num_heads * masks.num_keys)
-        budget = BLOCK_SCORES["cpu" if value.device.type == "cpu" else "cuda"]
-        block_rows = max(1, min(masks.num_queries, budget // per_row))
-    plan = _Plan(
-        score_function=score_function,
-        axes=tuple(all_axes),
-        masks=masks,
-        dropout=dropout,
-        num_heads=num_heads,
-        block_rows=block_rows,
-        has_bias=masks.bias is not None,
-        want_logsumexp=want_logsumexp,
-    )
-    result: tuple[Tensor, Tensor] = _Blockwise.apply(plan, value, *all_inputs)
+    heads = inputs[0].shape[1] if num_heads is None else num_heads
+    rows = block_length(value.shape[0] * heads * masks.num_keys, masks.num_queries, value.device)
+    has_bias = masks.bias is not None
+    plan = _Plan(score_function, tuple(all_axes), masks, dropout, rows, has_bias)
+    result: Tensor = _Blockwise.apply(plan, value, *all_inputs)
     return result
+
+
+def block_length(row_scores: int, num_queries: int, device: torch.device) -> int:
+    """Return how many queries, each with `row_scores` scores, a block on this device holds."""
+    budget = BLOCK_SCORES["cpu" if device.type == "cpu" else "cuda"]
+    return max(1, min(num_queries, budget // max(1, row_scores)))

@@ -22,7 +22,7 @@ class Cache(ABC):
 
     Attributes:
         length: positions seen, masked ones included.
-        store_offsets: whether the layer should hand key offsets to `append`.
+        store_offsets: whether the layer should pass key offsets to `append`.
     """
 
     length: int = 0
@@ -44,9 +44,9 @@ class Cache(ABC):
         """Bytes of the tensors held (reserved space not counted)."""
 
     @property
-    @abstractmethod
     def allocated_bytes(self) -> int:
         """Bytes of the storage, reserved space included."""
+        return self.num_bytes
 
 
 class KVCache(Cache):
@@ -64,21 +64,17 @@ class KVCache(Cache):
         sMGK      s H_kv (E + E_v)   + 4 H_prior K     with offsets, else without the last term
 
     Args:
-        capacity: positions to reserve at the first use, to avoid growing.
+        capacity: positions to reserve at the first use.
         store_offsets: also keep what a key adds to its scores, log π − ‖k‖² / (2σ²), so that a
             step does not compute the norms of all keys again.
-        part_len: positions that a decoding step reads at once; the parts' outputs are merged.
+        part_len: positions that a decoding step reads at once.
 
     Raises:
         ValueError: `part_len` is not positive.
     """
 
     def __init__(
-        self,
-        capacity: int = 0,
-        *,
-        store_offsets: bool = False,
-        part_len: int = DEFAULT_PART_LEN,
+        self, capacity: int = 0, *, store_offsets: bool = False, part_len: int = DEFAULT_PART_LEN
     ) -> None:
         if part_len < 1:
             raise ValueError(f"part_len must be at least 1, received {part_len}")
@@ -120,13 +116,9 @@ class KVCache(Cache):
             if key_mask is None:
                 key_mask = torch.ones(key.shape[0], new, dtype=torch.bool, device=key.device)
             self._mask = self._store(self._mask, key_mask, -1)
-        self.length += new
-        mask = None if self._mask is None else self._mask[:, : self.length]
-        return (
-            self._key[..., : self.length, :],
-            self._value[..., : self.length, :],
-            mask,
-        )
+        self.length = end = self.length + new
+        mask = None if self._mask is None else self._mask[:, :end]
+        return self._key[..., :end, :], self._value[..., :end, :], mask
 
     def parts(self) -> list[range]:
         """Return the ranges of positions that a step reads one after the other."""
@@ -169,31 +161,28 @@ class KVCache(Cache):
                 "a cache belongs to one layer and one batch"
             )
 
-    def _stores(self) -> list[tuple[Tensor, int]]:
-        stores = (
-            *((self._key, -2), (self._value, -2)),
-            *((self._mask, -1), (self._offset, -1)),
-        )
-        return [(store, dim) for store, dim in stores if store is not None]
-
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensors held (reserved space not counted)."""
-        return sum(
-            store.numel() // store.shape[dim] * self.length * store.element_size()
-            for store, dim in self._stores()
-        )
+        held = [None if x is None else x[..., : self.length, :] for x in (self._key, self._value)]
+        held += [None if x is None else x[..., : self.length] for x in (self._mask, self._offset)]
+        return tensor_bytes(*held)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the storage, reserved space included."""
-        return sum(store.numel() * store.element_size() for store, _ in self._stores())
+        return tensor_bytes(self._key, self._value, self._mask, self._offset)
+
+
+def tensor_bytes(*tensors: Tensor | None) -> int:
+    """Return the bytes of those that exist."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 def partial_attention(
     scores: Tensor, value: Tensor, allowed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention over a part of the keys, with what is needed to merge it.
+    """Attend to l of the keys; also return the logarithm of each row's sum of exponentials.
 
     Args:
         scores: (B, H, N, l).
@@ -201,8 +190,7 @@ def partial_attention(
         allowed: bool, broadcastable to `scores`. None means all.
 
     Returns:
-        Output (B, H, N, E_v), zeros in rows that see nothing, and the logarithm of each row's sum
-        of exponentials (B, H, N, 1), -inf in those rows.
+        (B, H, N, E_v) and (B, H, N, 1); zeros and -inf in rows that see nothing.
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
@@ -217,17 +205,10 @@ def partial_attention(
 def merge_partials(
     outputs: Sequence[Tensor], normalisers: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Merge attention over parts of the keys: exact for every softmax over all keys.
+    """Merge the results of `partial_attention`: exact for every softmax over all keys.
 
-    Source: L = logsumexp_s L_s,  o = Σ_s exp(L_s − L) o_s, for outputs o_s and logarithms L_s of
-    the sums of exponentials.
-
-    Args:
-        outputs: one (B, H, N, E_v) per part.
-        normalisers: one (B, H, N, 1) per part; -inf where a part shows nothing to a row.
-
-    Returns:
-        Merged output and normaliser; zeros and -inf for rows that see nothing in any part.
+    L = logsumexp_s L_s,  o = Σ_s exp(L_s − L) o_s, for outputs o_s and logarithms L_s of the sums
+    of exponentials; zeros and -inf for rows that see nothing in any part.
     """
     if len(outputs) == 1:
         return outputs[0], normalisers[0]
@@ -241,9 +222,9 @@ def merge_partials(
 class LinearState(Cache):
     """Sums Σ_j f_j [v_j, 1]ᵀ of one layer over the tokens seen so far.
 
-    Held: H_kv · F · (E_v + 1) numbers per sequence in at least float32 (H_kv · F · E_v without a
-    sum in the denominator), whatever the length and whatever the number of components of a key;
-    random features add the logarithm of their common factor, H_kv numbers. No graph is kept.
+    It holds H_kv · F · (E_v + 1) numbers per sequence in at least float32 (H_kv · F · E_v without
+    a sum in the denominator), whatever the length and the number of components; random features
+    add the logarithm of their common factor, H_kv numbers. No graph is kept.
     """
 
     def __init__(self) -> None:
@@ -258,7 +239,7 @@ class LinearState(Cache):
         key_mask: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Count the tokens and hand them back: earlier ones are in the sums.
+        """Count the tokens and return them: earlier ones are in the sums.
 
         Raises:
             ValueError: the batch differs from the state's.
@@ -291,10 +272,4 @@ class LinearState(Cache):
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
-        held = (self.sums, self.log_scale)
-        return sum(t.numel() * t.element_size() for t in held if t is not None)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes held."""
-        return self.num_bytes
+        return tensor_bytes(self.sums, self.log_scale)

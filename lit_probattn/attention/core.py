@@ -127,13 +127,7 @@ class Gaussians(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """How a core computes one call.
-
-    Args:
-        backend: name of the implementation.
-        key: keys as that implementation takes them.
-        arguments: the variant's own arguments of its implementations.
-    """
+    """How a core computes one call: the backend, keys as it takes them, the variant's arguments."""
 
     backend: str
     key: Tensor
@@ -165,7 +159,7 @@ class Core(nn.Module):
     kernels: ClassVar[tuple[str, ...]] = ()
     # Added to the sum of exponentials of every row; presets of released code set it.
     row_eps: float = 0.0
-    # Whether `observe` wants to see training calls.
+    # Whether training calls go to `observe` first.
     observes: bool = False
     # Whether there are scores before a softmax, and whether `gaussians` and `posterior` exist.
     has_scores: ClassVar[bool] = True
@@ -204,24 +198,14 @@ class Core(nn.Module):
     # ------------------------------------------------------------------ the variant's part
     @abstractmethod
     def choose(self, call: HeadCall, backend: str) -> Choice:
-        """Return what an implementation computes a call from: keys, arguments with what is drawn.
-
-        Args:
-            call: the call.
-            backend: name of the implementation, as `pick` gives it.
-        """
+        """Return what a backend computes a call from: keys, and arguments with draws."""
 
     @abstractmethod
     def scores(self, call: HeadCall) -> Tensor:
         """Return the scores before mask and softmax by the equation, (B, H, N, L), no noise."""
 
     def components(self, key: Tensor, first_position: int = 0) -> Tensor:
-        """Turn stored keys into those that scores see.
-
-        Args:
-            key: stored keys; see `HeadCall`.
-            first_position: position of the first of them.
-        """
+        """Turn stored keys, from `first_position` on, into those that scores see."""
         return key
 
     def observe(self, call: HeadCall) -> None:
@@ -241,20 +225,11 @@ class Core(nn.Module):
         return self.kernels[0]
 
     def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Return the pairs whose gradient no rounding decides, (B, H, N, L); None means all.
-
-        Args:
-            query: (B, H, N, E).
-            key: stored keys; see `HeadCall`.
-        """
+        """Return the pairs whose gradient no rounding decides, (B, H, N, L); None means all."""
         return None
 
     def pick(self, call: HeadCall) -> str:
-        """Return the name of the implementation that computes a call.
-
-        Raises:
-            NotImplementedError: the requested backend cannot serve it.
-        """
+        """Return the name of the implementation that computes a call; see `choose_backend`."""
         return self.pick_for(self.describe(call))
 
     def pick_for(self, call: Call) -> str:
@@ -343,12 +318,13 @@ class Core(nn.Module):
         raise NotImplementedError(f"{self.variant} does not read a cache in parts")
 
 
-def attend_to_cache(core: Core, call: HeadCall) -> Tensor:
-    """Attend from a few new queries to everything cached, part by part.
+def key_or_fresh(rng: RandomKey | None) -> RandomKey:
+    """Return the key, or one from torch's generator where a call names none."""
+    return RandomKey(int(torch.randint(2**62, (1,), device="cpu"))) if rng is None else rng
 
-    Args:
-        core: gives the scores of a part through `cached_scores`.
-        call: its cache holds what was appended, the new tokens included.
+
+def attend_to_cache(core: Core, call: HeadCall) -> Tensor:
+    """Attend from a few new queries to everything cached, the new tokens included, part by part.
 
     Returns:
         (B, H, N, E_v), in at least float32.

@@ -32,15 +32,7 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
-    """Return query · key for grouped heads without repeating the keys.
-
-    Args:
-        query: (B, H, N, E).
-        key: (B, H_kv, L, E), H_kv a divisor of H.
-
-    Returns:
-        (B, H, N, L).
-    """
+    """Multiply (B, H, N, E) queries with (B, H_kv, L, E) keys, without repeating the keys."""
     batch, heads, rows, size = query.shape
     groups = heads // key.shape[1]
     if groups == 1:
@@ -81,12 +73,7 @@ def squared_distance(query: Tensor, key: Tensor) -> Tensor:
     The vectors are first moved by the mean key: distances do not change, and the cancellation in
     ‖q‖² − 2 q·k + ‖k‖² loses fewer digits.
 
-    Args:
-        query: (…, N, E).
-        key: (…, L, E).
-
-    Returns:
-        (…, N, L).
+    Shapes are (…, N, E) and (…, L, E) -> (…, N, L).
     """
     centre = key.detach().mean(-2, keepdim=True)
     query, key = query - centre, key - centre
@@ -133,13 +120,7 @@ def biased(scores: Tensor, masks: Masks, rows: range, cols: range) -> Tensor:
 
 
 def reference_weights(scores: Tensor, masks: Masks, row_eps: float = 0.0) -> Tensor:
-    """Return softmax(scores + bias) over what the masks allow, (B, H, N, L).
-
-    Args:
-        scores: (B, H, N, L).
-        masks: what each query may see.
-        row_eps: added to each row's sum of exponentials.
-    """
+    """Return `masked_softmax` of scores + bias over what the masks allow, (B, H, N, L)."""
     cols = range(masks.num_keys)
     scores = biased(scores, masks, masks.all_rows, cols)
     return masked_softmax(scores, masks.allowed(masks.all_rows, cols, scores.device), row_eps)

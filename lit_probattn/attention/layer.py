@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import BACKENDS, Backend
+from lit_probattn.attention.backends import Backend
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.rotary import Rotary
@@ -44,7 +44,7 @@ class Attention(RenamingModule):
     cache, rng)` maps (B, N, C) to (B, N, C). `key=None` means self-attention, `value=None` means
     value = key. Masks follow `lit_probattn.attention.masks`.
 
-    A variant names its own arguments, hands the common ones on, says its heads in `head_layout`,
+    A variant names its own arguments, passes the common ones on, gives its heads in `head_layout`,
     and sets `self.core` after the projections exist.
 
     Args:
@@ -103,10 +103,8 @@ class Attention(RenamingModule):
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.key_embed_dim = embed_dim if key_embed_dim is None else key_embed_dim
         self.value_head_dim = head_dim if value_head_dim is None else value_head_dim
-        for name in (
-            *("embed_dim", "head_dim", "num_heads", "num_kv_heads"),
-            *("key_embed_dim", "value_head_dim"),
-        ):
+        sizes = "embed_dim head_dim num_heads num_kv_heads key_embed_dim value_head_dim"
+        for name in sizes.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, received {getattr(self, name)}")
         if num_heads % self.num_kv_heads:
@@ -116,8 +114,6 @@ class Attention(RenamingModule):
             )
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), received {dropout}")
-        if backend not in BACKENDS:
-            raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
         self.dropout, self.use_bias = dropout, bias
         self._backend: Backend = backend
         self.rotary = Rotary(rotary_dim, head_dim, rotary_base) if rotary_dim else None
@@ -132,14 +128,8 @@ class Attention(RenamingModule):
     # ------------------------------------------------------------------ the variant's part
     def head_layout(self) -> HeadLayout:
         """Return the heads that the projections make; called before they are made."""
-        return HeadLayout(
-            query=self.num_heads,
-            key=self.num_kv_heads,
-            value=self.num_kv_heads,
-            out=self.num_heads,
-            head_dim=self.head_dim,
-            value_head_dim=self.value_head_dim,
-        )
+        h, h_kv = self.num_heads, self.num_kv_heads
+        return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
 
     @abstractmethod
     def cost(self, seq_len: int) -> Cost:
@@ -184,14 +174,14 @@ class Attention(RenamingModule):
         inner = heads.query * self.head_dim + heads.out * self.value_head_dim
         return seq_len * (c * inner + self.key_embed_dim * keys_and_values)
 
-    def product_macs(self, seq_len: int) -> int:
-        """Return multiply-adds of one map per head: N² H (E + E_v)."""
-        return seq_len * seq_len * self.num_heads * (self.head_dim + self.value_head_dim)
-
-    def softmax_flops(self, seq_len: int) -> int:
-        """Return operations of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
+    def softmax_cost(self, seq_len: int, more_flops: int = 0) -> Cost:
+        """Return the cost of softmax attention, MGK appendix B: N²H(4E−1) + NHE(6C+2HE−5)."""
         n, c, e, h = seq_len, self.embed_dim, self.head_dim, self.num_heads
-        return n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5)
+        return Cost(
+            paper_flops=n * n * h * (4 * e - 1) + n * h * e * (6 * c + 2 * h * e - 5) + more_flops,
+            macs=self.projection_macs(n) + n * n * h * (e + self.value_head_dim),
+            num_parameters=self.count_parameters(),
+        )
 
     def projection_parameters(self) -> int:
         """Return the number of parameters of the four projections, from sizes."""
@@ -245,17 +235,10 @@ class Attention(RenamingModule):
             ValueError: sizes do not fit; the message gives both.
             NotImplementedError: the requested backend cannot serve the call.
         """
-        call = self.call(
-            *(query, key, value),
-            key_mask=key_mask,
-            attn_mask=attn_mask,
-            is_causal=is_causal,
-            bias=bias,
-            cache=cache,
-            rng=rng,
-        )
+        masks = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
+        call = self.call(query, key, value, key_mask=key_mask, cache=cache, rng=rng, **masks)
         if self.training and self.dropout:
-            call = replace(call, dropout=self._dropout(rng))
+            call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
         return result
 
@@ -310,20 +293,13 @@ class Attention(RenamingModule):
             offset = self.core.key_offset(k, first) if cache.store_offsets else None
             k, v, key_mask = cache.append(k, v, key_mask, offset)
         masks = make_masks(
-            *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]),
-            key_mask=key_mask,
-            **pairs,
+            *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
 
     def weights(self, query: Tensor, key: Tensor | None = None, **masks: Any) -> Tensor:
         """Return the maps (B, H, N, L) by the equation, without dropout and noise; for analysis."""
         return self.core.weights(self.call(query, key, **masks))
-
-    def _dropout(self, rng: RandomKey | None) -> AttentionDropout:
-        if rng is None:
-            rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
-        return AttentionDropout(self.dropout, rng)
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Take weights without the core's name, of old checkpoints: `prior.value` and the like."""
@@ -353,25 +329,14 @@ class AttentionFactory(Protocol):
     def __call__(
         self, embed_dim: int, *, head_dim: int | None = None, **overrides: Any
     ) -> Attention:
-        """Return a layer.
-
-        Args:
-            embed_dim: C.
-            head_dim: E.
-            overrides: further arguments of the constructor, such as `num_heads` in models whose
-                stages have heads of their own.
-        """
+        """Return a layer; `overrides` may set `num_heads` where stages have heads of their own."""
 
 
-def own_options(core: type[Core], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a layer that its core's constructor names too.
-
-    Args:
-        core: class of the core.
-        arguments: `locals()` at the start of the layer's constructor.
-    """
-    named = inspect.signature(core).parameters.values()
-    return {p.name: arguments[p.name] for p in named if p.name in arguments}
+def own_options(part: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a layer, `locals()` of its constructor, that its part takes too."""
+    return {
+        name: arguments[name] for name in inspect.signature(part).parameters if name in arguments
+    }
 
 
 def _no_such_argument(cls: type[Attention], name: str) -> str:

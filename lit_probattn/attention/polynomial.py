@@ -31,11 +31,7 @@ FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class PolynomialArguments:
-    """What polynomial attention needs besides heads and masks.
-
-    Args:
-        degree: the even power.
-    """
+    """The even power."""
 
     degree: int
 
@@ -65,41 +61,23 @@ def polynomial_scores(query: Tensor, key: Tensor, *, degree: int) -> Tensor:
 
 def polynomial_reference(given: Heads, arguments: PolynomialArguments) -> Tensor:
     """Return Σ_j kernel[i, j] value[j] / Σ_j kernel[i, j], (B, H, N, E_v), in at least float32."""
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    scores = polynomial_scores(query.to(dtype), key.to(dtype), degree=arguments.degree)
+    query, key, value, masks, dropout = given.precise()
+    scores = polynomial_scores(query, key, degree=arguments.degree)
     return reference_output(scores, value, masks, dropout)
 
 
 def polynomial_blockwise(given: Heads, arguments: PolynomialArguments) -> Tensor:
     """Return the same block by block, O(N · block) memory."""
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
+    query, key, value, masks, dropout = given.precise()
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
         return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, arguments.degree)
 
-    out, _ = blockwise_attention(
-        scores,
-        (query.to(dtype), key.to(dtype)),
-        ("row", "col"),
-        value.to(dtype),
-        num_heads=query.shape[1],
-        masks=masks,
-        dropout=dropout,
-    )
-    return out
+    return blockwise_attention(scores, (query, key), ("row", "col"), value, masks, dropout)
 
 
 class PolynomialCore(Core):
-    """Attention with the kernel (query · key)^degree, from heads to heads; any scale cancels.
-
-    Args:
-        degree: the even power.
-
-    Raises:
-        ValueError: `degree` is odd or below 2.
-    """
+    """Attention with the kernel (query · key)^degree, from heads to heads; any scale cancels."""
 
     variant: ClassVar[str] = "polynomial"
     steps_over_cache: ClassVar[bool] = True
@@ -162,8 +140,4 @@ class PolynomialAttention(Attention):
         2E for the values, as in MGK appendix B for softmax attention.
         """
         powers = seq_len * seq_len * self.num_heads * (self.core.degree - 1)
-        return Cost(
-            paper_flops=self.softmax_flops(seq_len) + powers,
-            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
-            num_parameters=self.count_parameters(),
-        )
+        return self.softmax_cost(seq_len, powers)

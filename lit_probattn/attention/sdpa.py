@@ -1,4 +1,4 @@
-"""PyTorch's fused attention behind our mask convention, with several keys per position.
+"""PyTorch's fused attention with our mask convention, with several keys per position.
 
 The exact reductions of a variant to softmax attention over `keys_per_position` · L keys end here.
 Keys are interleaved (position major), so what a causal block may see is a prefix of them and the
@@ -27,7 +27,7 @@ def fused_attention(
     scale: float,
     keys_per_position: int = 1,
 ) -> Tensor:
-    """Softmax attention by `scaled_dot_product_attention`; rows that see nothing give zeros.
+    """Attend by `scaled_dot_product_attention`, (B, H, N, E_v); rows that see nothing give zeros.
 
     Args:
         query: (B, H, N, E).
@@ -35,10 +35,7 @@ def fused_attention(
         value: (B, H_kv, L · keys_per_position, E_v).
         masks: over the L positions; every key of a position shares its mask and bias.
         scale: factor on query·key.
-        keys_per_position: keys that belong to one position.
-
-    Returns:
-        (B, H, N, E_v).
+        keys_per_position: K.
     """
     value_dim = value.shape[-1]
     # Both sizes alike: otherwise PyTorch's CPU path silently materialises the scores.

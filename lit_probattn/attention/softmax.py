@@ -22,13 +22,7 @@ from lit_probattn.attention.backends import (
     pair_arguments,
 )
 from lit_probattn.attention.blockwise import Block, blockwise_attention
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    Gaussians,
-    HeadCall,
-    HeadLayout,
-)
+from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
@@ -53,12 +47,7 @@ Score = Literal["dot", "gaussian"]
 
 @dataclass(frozen=True)
 class SoftmaxArguments:
-    """What softmax attention needs besides heads and masks.
-
-    Args:
-        score: scaled dot product, or one Gaussian per key.
-        scale_ratio: factor on the products, in units of 1/√E.
-    """
+    """The kind of score, and the factor on products in units of 1/√E."""
 
     score: Score
     scale_ratio: float = 1.0
@@ -75,7 +64,7 @@ def softmax_scores(query: Tensor, key: Tensor, arguments: SoftmaxArguments) -> T
     Args:
         query: (B, H, N, E).
         key: (B, H_kv, L, E).
-        arguments: which of the two, and another factor than 1/√E.
+        arguments: which of the two, and a factor other than 1/√E.
 
     Returns:
         (B, H, N, L).
@@ -89,10 +78,8 @@ def softmax_scores(query: Tensor, key: Tensor, arguments: SoftmaxArguments) -> T
 
 def softmax_reference(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return softmax(scores) @ value, (B, H, N, E_v), in at least float32."""
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    scores = softmax_scores(query.to(dtype), key.to(dtype), arguments)
-    return reference_output(scores, value, masks, dropout)
+    query, key, value, masks, dropout = given.precise()
+    return reference_output(softmax_scores(query, key, arguments), value, masks, dropout)
 
 
 def gaussian_as_dot(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +101,7 @@ def gaussian_as_dot(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softmax_sdpa(given: Heads, arguments: SoftmaxArguments) -> Tensor:
-    """Return the same through PyTorch's fused attention, O(N) memory."""
+    """Return the same by PyTorch's fused attention, O(N) memory."""
     query, key, value, masks, _ = given
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
     if arguments.score == "gaussian":
@@ -124,26 +111,15 @@ def softmax_sdpa(given: Heads, arguments: SoftmaxArguments) -> Tensor:
 
 def softmax_blockwise(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return the same block by block, with dropout, O(N · block) memory."""
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
+    query, key, value, masks, dropout = given.precise()
     scale = query.shape[-1] ** -0.5 * arguments.scale_ratio
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if arguments.score == "gaussian":
         query, key = gaussian_as_dot(query, key)
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
         return rows @ repeat_heads(cols, rows.shape[1]).mT
 
-    out, _ = blockwise_attention(
-        scores,
-        (query * scale, key),
-        ("row", "col"),
-        value,
-        num_heads=query.shape[1],
-        masks=masks,
-        dropout=dropout,
-    )
-    return out
+    return blockwise_attention(scores, (query * scale, key), ("row", "col"), value, masks, dropout)
 
 
 def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
@@ -161,14 +137,7 @@ def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
 
 
 class SoftmaxCore(Core):
-    """Softmax attention from heads to heads.
-
-    Args:
-        score: scaled dot product, or one Gaussian per key with variance √E.
-
-    Raises:
-        ValueError: unknown score.
-    """
+    """Softmax attention from heads to heads; see `SoftmaxAttention`."""
 
     variant: ClassVar[str] = "softmax"
     steps_over_cache: ClassVar[bool] = True
@@ -267,11 +236,7 @@ class SoftmaxAttention(Attention):
         Grouped heads project fewer keys and values; the paper's formula covers H_kv = H only and
         is given for that case.
         """
-        return Cost(
-            paper_flops=self.softmax_flops(seq_len),
-            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
-            num_parameters=self.projection_parameters(),
-        )
+        return self.softmax_cost(seq_len)
 
     def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
         """Gaussian scores carry the norm of the key in coordinates of its own."""

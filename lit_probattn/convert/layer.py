@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
-from lit_probattn.attention.mgk.functions import Score, component_scores
+from lit_probattn.attention.mgk.functions import MGKArguments, Score, component_scores
 from lit_probattn.convert.algebra import (
     best_groups,
     cosine_distances,
@@ -295,14 +295,8 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
 def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of every component without priors, for some queries of one sample."""
     call = new.call(x)
-    return component_scores(
-        call.query[:, :, rows],
-        new.core.components(call.key),
-        log_prior=None,
-        variance=new.core.variance(),
-        score=new.core.score,
-        include_log_det=False,
-    )[0]
+    arguments = MGKArguments(None, new.core.variance(), new.core.score)
+    return component_scores(call.query[:, :, rows], new.core.components(call.key), arguments)[0]
 
 
 def _output_error(old: SoftmaxAttention, new: MGKAttention, test: LayerInputs) -> float:

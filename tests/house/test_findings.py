@@ -14,7 +14,7 @@ from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.fish.functions import ScoreNoise, local_scores
 from lit_probattn.attention.fish.mixing import MixingValues
-from lit_probattn.attention.mgk.functions import component_scores
+from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 from lit_probattn.randomness import RandomKey
 from tests.analysis.made import layer_call
 from tests.support.paths import ROOT
@@ -75,14 +75,11 @@ def test_unequal_variances_need_the_determinant():
     key = torch.zeros(1, 2, 2, 1, 32)
     odds = []
     for layer in (plain, exact):
-        scores = component_scores(
-            query,
-            key,
-            log_prior=layer.core.prior(1),
-            variance=layer.core.variance(),
-            score="gaussian",
-            include_log_det=layer.core.include_log_det,
+        determinant = layer.core.include_log_det
+        arguments = MGKArguments(
+            layer.core.prior(1), layer.core.variance(), include_log_det=determinant
         )
+        scores = component_scores(query, key, arguments)
         odds.append((scores[0, 0, 0] - scores[0, 0, 1]).item())
     assert odds[1] - odds[0] == pytest.approx(16 * math.log(3), rel=1e-5)
     assert 16 * math.log(3) == pytest.approx(17.58, abs=0.005)

@@ -56,16 +56,14 @@ def cosine_blockwise(given: Heads, arguments: CosineArguments) -> Tensor:
     query, key, value, masks, dropout = given
     dtype = compute_dtype(query)
     sharpness = arguments.sharpness.to(dtype)[:, None, None]
-    out, _ = blockwise_attention(
+    return blockwise_attention(
         lambda _, rows, cols: rows @ repeat_heads(cols, rows.shape[1]).mT,
         (F.normalize(query.to(dtype), dim=-1) * sharpness, F.normalize(key.to(dtype), dim=-1)),
         ("row", "col"),
         value.to(dtype),
-        num_heads=query.shape[1],
-        masks=masks,
-        dropout=dropout,
+        masks,
+        dropout,
     )
-    return out
 
 
 class CosineCore(Core):
@@ -121,8 +119,4 @@ class CosineAttention(Attention):
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost of softmax attention; norms have no products."""
-        return Cost(
-            paper_flops=self.softmax_flops(seq_len),
-            macs=self.projection_macs(seq_len) + self.product_macs(seq_len),
-            num_parameters=self.projection_parameters() + self.num_heads,
-        )
+        return self.softmax_cost(seq_len)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
-from lit_probattn.attention.mgk.functions import component_scores
+from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,8 @@ def log_kernel(parts: Mixture, *, density: bool) -> Tensor:
         parts: the mixture.
         density: divide each Gaussian by (2π σ²)^(E/2), so that it integrates to one.
     """
-    scores = component_scores(
-        parts.query,
-        parts.key,
-        log_prior=parts.prior.log(),
-        variance=parts.variance,
-        score="gaussian",
-        include_log_det=density,
-    )
+    arguments = MGKArguments(parts.prior.log(), parts.variance, include_log_det=density)
+    scores = component_scores(parts.query, parts.key, arguments)
     total = scores.logsumexp(2)
     if density:
         total = total - parts.query.shape[-1] / 2.0 * math.log(2.0 * math.pi)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import Call, Heads, kernel_refusal, pair_arguments
+from lit_probattn.attention.backends import Call, Heads, draw_words, kernel_refusal, pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import compute_dtype, reference_output
@@ -50,6 +50,10 @@ class ScoreNoise:
         return normal_noise(
             self.key, like.shape[0], num_maps, rows, block.cols, like.device, like.dtype
         )
+
+    def words(self, like: Tensor) -> Tensor:
+        """Return what a kernel draws the noise of a batch from, (2 + B,) int64."""
+        return draw_words(self.key, STREAM_NOISE, like)
 
 
 @dataclass(frozen=True)
@@ -161,10 +165,7 @@ def fish_scores(query: Tensor, key: Tensor, arguments: FiSHArguments) -> Tensor:
     Departs from the source: 1/√E after the mixing (the language model) or before it; noise on raw
     or on scaled scores. Noise always comes before mixing and mask.
 
-    Args:
-        query: (B, G, N, E).
-        key: (B, G, L, E).
-        arguments: mixing, noise, and where 1/√E enters.
+    Queries and keys are (B, G, N, E) and (B, G, L, E).
     """
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     block = Block(range(query.shape[2]), range(key.shape[2]))
@@ -177,9 +178,9 @@ def fish_scores(query: Tensor, key: Tensor, arguments: FiSHArguments) -> Tensor:
 def concatenate_heads(query: Tensor, key: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return queries and one shared key whose plain products are the hard local scores.
 
-    Source: FiSH specification, equivalence 1: with keys [K_1 | … | K_G] and queries
-    [p_1j Q_1 | … | p_Gj Q_G], query_j · key = Σ_k p_kj Q_k · K_k. Any fused attention then serves
-    Hard FiSH, with an explicit scale 1/√E (its own default would be 1/√(G E)).
+    With keys [K_1 | … | K_G] and queries [p_1j Q_1 | … | p_Gj Q_G], query_j · key =
+    Σ_k p_kj Q_k · K_k. Any fused attention then serves Hard FiSH, with an explicit scale 1/√E (its
+    own default would be 1/√(G E)).
 
     Args:
         query: (B, G, N, E).
@@ -198,19 +199,15 @@ _WIDEST_VALUE = 256
 
 
 def fish_reference(given: Heads, arguments: FiSHArguments) -> Tensor:
-    """Return softmax(local scores) @ value, (B, H, N, E_v), in at least float32.
-
-    `value` is (B, H, L, E_v); the other arguments are those of `fish_scores`.
-    """
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    arguments = replace(arguments, mixing=arguments.mixing.to(dtype))
-    scores = fish_scores(query.to(dtype), key.to(dtype), arguments)
+    """Return softmax(local scores) @ value, (B, H, N, E_v), in at least float32."""
+    query, key, value, masks, dropout = given.precise()
+    arguments = replace(arguments, mixing=arguments.mixing.to(query.dtype))
+    scores = fish_scores(query, key, arguments)
     return reference_output(scores, value, masks, dropout)
 
 
 def fish_sdpa(given: Heads, arguments: FiSHArguments) -> Tensor:
-    """Return Hard FiSH or Hard MiSH through PyTorch's fused attention, O(N) memory.
+    """Return Hard FiSH or Hard MiSH by PyTorch's fused attention, O(N) memory.
 
     Exact by `concatenate_heads`. Hard MiSH has one map for all heads: one softmax serves the
     values of all of them, side by side.
@@ -235,15 +232,14 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
     Scores of all global heads of a block are made once and mixed; 1/√E is folded into the queries
     or into the last mixing weight.
     """
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
+    query, key, value, masks, dropout = given.precise()
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
-    mixing, noise = arguments.mixing.to(dtype).scaled(on_local, on_noise), arguments.noise
+    mixing, noise = arguments.mixing.to(query.dtype).scaled(on_local, on_noise), arguments.noise
     if noise is None:
-        mixing = MixingValues(mixing.mixer, mixing.weights, mixing.biases, None)
+        mixing = replace(mixing, noise_scale=None)
     wide = wide_heads(value, mixing, noise, masks, dropout)
     heads = arguments.num_heads // wide
-    value = merge_values(value.to(dtype), wide)
+    value = merge_values(value, wide)
     tensors = mixing.tensors()
 
     def scores(block: Block, rows: Tensor, cols: Tensor, *parameters: Tensor) -> Tensor:
@@ -251,15 +247,9 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
         return local.expand(-1, heads, -1, -1)
 
     shared: list[Axis] = ["shared"] * len(tensors)
-    out, _ = blockwise_attention(
-        scores,
-        (query.to(dtype) * on_global, key.to(dtype), *tensors),
-        ("row", "col", *shared),
-        value,
-        num_heads=heads,
-        masks=masks,
-        dropout=dropout,
-    )
+    axes: list[Axis] = ["row", "col", *shared]
+    inputs = (query * on_global, key, *tensors)
+    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads)
     return split_values(out, wide)
 
 
@@ -313,13 +303,7 @@ _WIDEST_IN_KERNEL = 128
 
 
 def fish_refusal(mixing: HeadMixing, call: Call, *head_dims: int) -> str | None:
-    """Say why the fused kernels cannot serve a call ("cannot …"), or None if they can.
-
-    Args:
-        mixing: the layer's mixing.
-        call: the call.
-        head_dims: sizes of query and value heads.
-    """
+    """Say why the fused kernels cannot serve a call ("cannot …"), or None if they can."""
     widths = mixing.widths
     if mixing.mixer == "relu_sum":
         return "cannot mix scores as section 2.4 writes it (mixer=relu_sum); mixer=mlp it can"
@@ -341,11 +325,11 @@ def fish_refusal(mixing: HeadMixing, call: Call, *head_dims: int) -> str | None:
 def fish_triton(given: Heads, arguments: FiSHArguments) -> Tensor:
     """Return FiSH attention by fused kernels, (B, H, N, E_v); O(N) memory, forward and backward.
 
-    The arguments are those of `fish_reference`. Mixing weights and noise scales are float32 in the
-    kernels, whatever the dtype of `query`. 1/√E enters the global scores or the last weight.
+    Mixing weights and noise scales are float32 in the kernels, whatever the dtype of the queries.
+    1/√E enters the global scores or the last weight.
 
     Raises:
-        NotImplementedError: a bias that wants a gradient is broadcast over queries or keys.
+        NotImplementedError: a bias that needs a gradient is broadcast over queries or keys.
     """
     from lit_probattn.kernels.fish.operators import fish_attention
 
@@ -364,7 +348,6 @@ def fish_triton(given: Heads, arguments: FiSHArguments) -> Tensor:
         if noise.kind != "global":
             scale = local_deviation(first, scale, noise.kind)
             scale = scale.expand(heads) if mixing.mixer == "shared" else scale
-    call = pair_arguments(given)
     out = fish_attention(
         query,
         key,
@@ -374,20 +357,12 @@ def fish_triton(given: Heads, arguments: FiSHArguments) -> Tensor:
         second=rest[0] if rest else None,
         noise_scale=scale,
         noise_per_head=noise is not None and noise.kind != "global",
-        noise_draw=None if noise is None else noise_words(noise, query),
+        noise_draw=None if noise is None else noise.words(query),
         first_row=0 if noise is None else noise.first_row,
         on_global=on_global,
-        **call,
+        **pair_arguments(given),
     )
     return split_values(out, wide)
-
-
-def noise_words(noise: ScoreNoise, like: Tensor) -> Tensor:
-    """Return what a kernel draws the noise of a batch from, (2 + B,) int64."""
-    from lit_probattn.kernels.runtime import draw_tensor
-
-    samples = noise.key.samples(like.shape[0], like.device)
-    return draw_tensor(noise.key.philox_key(STREAM_NOISE), samples)
 
 
 def _check_bias(masks: Masks) -> None:

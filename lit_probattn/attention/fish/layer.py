@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import (
@@ -18,13 +17,7 @@ from lit_probattn.attention.backends import (
     Call,
     common_refusal,
 )
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned, key_or_fresh
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import (
     break_even_head_dim,
@@ -64,13 +57,7 @@ from lit_probattn.randomness import RandomKey
 class FiSHCore(Core):
     """H local heads mixed from G global score maps, from heads to heads.
 
-    Args:
-        layout: G query and key heads, H value and output heads.
-
-    The other arguments are those of `FiSHAttention`.
-
-    Raises:
-        ValueError: choices that exclude each other.
+    The layout has G query and key heads, H value and output heads; see `FiSHAttention`.
     """
 
     variant: ClassVar[str] = "fish"
@@ -147,9 +134,8 @@ class FiSHCore(Core):
 
     def arguments(self, call: HeadCall) -> FiSHArguments:
         """Return mixing weights and switches, without noise."""
-        scale = None if self.noise_scale is None else self.noise_scale()
         return FiSHArguments(
-            self.mixing.values(scale),
+            self.mixing.values(self.noise_scale),
             self.layout.out,
             self.scale_position,
             self.noise_position,
@@ -192,8 +178,7 @@ class FiSHCore(Core):
 
     def learned(self) -> dict[str, Learned]:
         """Return mixing weights and noise scales."""
-        noise = {} if self.noise_scale is None else self.noise_scale.learned()
-        return self.mixing.learned() | noise
+        return self.mixing.learned(self.noise_scale)
 
     def extra_repr(self) -> str:
         """Noise and scale, for printing."""
@@ -344,6 +329,6 @@ def count_global_heads(num_heads: int, num_global_heads: int | None, head_ratio:
 
 def noise_key(rng: RandomKey | None, training: bool) -> RandomKey:
     """Return the key of a layer's noise; at evaluation it names seed and sample only."""
-    if rng is None:
-        return RandomKey(int(torch.randint(2**62, (1,), device="cpu")) if training else 0)
-    return rng if training else replace(rng, step=0)
+    if training:
+        return key_or_fresh(rng)
+    return RandomKey(0) if rng is None else replace(rng, step=0)

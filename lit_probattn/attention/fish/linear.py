@@ -16,16 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.blockwise import Block
-from lit_probattn.attention.cache import LinearState
+from lit_probattn.attention.cache import LinearState, tensor_bytes
 from lit_probattn.attention.fish.functions import ScoreNoise, concatenate_heads
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_heads
 from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.functions import (
-    drop_values,
-    rounded,
-)
+from lit_probattn.attention.linear.functions import drop_values, real_keys, rounded
 from lit_probattn.attention.masks import Masks
 
 Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
@@ -186,12 +183,9 @@ def read_moving_states(
     before: Tensor | None,
     positions: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Mix the states of every position on its own.
+    """Mix the states of every position on its own, in chunks of `positions` (None: by device).
 
     Memory is O(N): states of one chunk at a time, computed again in backward.
-
-    Args:
-        positions: positions per chunk; None sizes chunks for the device.
     """
     batch, num_global, _, features = cols.shape
     state = value.new_zeros(batch, num_global, features, value.shape[-1])
@@ -261,8 +255,7 @@ class LinearFiSHState(LinearState):
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
-        z = self.key_sums
-        return super().num_bytes + (0 if z is None else z.numel() * z.element_size())
+        return super().num_bytes + tensor_bytes(self.key_sums)
 
 
 @dataclass(frozen=True)
@@ -272,9 +265,9 @@ class LinearFiSHArguments:
     Args:
         form: the switches.
         mixing: P, or the two layers.
-        last_bias: bias of the last layer, (H,), or None.
+        last_bias: of the last layer, (H,).
         norm_mix: R, (H, G).
-        noise: the draw, or None.
+        noise: its draw.
         state: sums over earlier positions; the new ones are added to it.
     """
 
@@ -293,30 +286,19 @@ def _linear_fish(given: Heads, arguments: LinearFiSHArguments, *, materialise: b
         out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ z_loc[j] + eps)
         S_k = Σ_n ψ(key[k, n]) value[k, n]ᵀ,   z_k = Σ_n ψ(key[k, n]),   z_loc = R z,  R ≥ 0
     for mode kv_global; see `LinearFiSHAttention` for the others. Rows that see nothing give zeros.
-
-    Args:
-        query: (B, H, N, E); (B, G, N, E) for score_global.
-        value: (B, G, L, E_v) for kv_global, else (B, H, L, E_v).
-        dropout: drops whole values.
-        materialise: make causal states of all positions, or pairs, at once.
+    `materialise` makes causal states of all positions, or pairs, at once.
     """
-    query, key, value, masks, dropout = given
-    dtype, form = compute_dtype(query), arguments.form
+    query, key, value, masks, dropout = given.precise()
+    dtype, form = query.dtype, arguments.form
     noise, state, last_bias = arguments.noise, arguments.state, arguments.last_bias
-    rows = form.features.query(query.to(dtype), None)
-    cols = form.features.key(key.to(dtype), None, None)
-    if masks.key_mask is not None:
-        cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
-    value = drop_values(value.to(dtype), dropout)
+    rows = form.features.query(query, None)
+    cols = real_keys(form.features.key(key, None, None), masks)
+    value = drop_values(value, dropout)
     mixing, norm_mix = arguments.mixing.to(dtype), arguments.norm_mix.to(dtype)
     last_bias = None if last_bias is None else last_bias.to(dtype)
     before = None if state is None else state.sums
     z_before = None if state is None else state.key_sums
-    drawn: Tensor | None = None
-    if noise is not None:
-        assert mixing.noise_scale is not None
-        block = Block(range(cols.shape[-1]), range(value.shape[-1]))
-        drawn = mixing.noise_scale[:, None, None] * noise.draw(cols, block, cols.shape[1])
+    drawn = None if noise is None else state_noise(noise, mixing, cols, value)
     z, z_after = key_sums(cols, masks, z_before)
     if form.mode == "kv_global" and masks.is_causal and (materialise or len(mixing.weights) > 1):
         positions = masks.num_queries if materialise else None
@@ -377,24 +359,25 @@ def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
     """
     from lit_probattn.kernels.linear.operators import read_sources
 
-    query, key, value, masks, dropout = given
-    dtype, low = compute_dtype(query), query.dtype
-    form, noise = arguments.form, arguments.noise
-    rows = form.features.query(query.to(dtype), None)
-    cols = form.features.key(key.to(dtype), None, None)
+    dtype, form, noise = compute_dtype(given.query), arguments.form, arguments.noise
+    rows = form.features.query(given.query.to(dtype), None)
+    cols = form.features.key(given.key.to(dtype), None, None)
     mixing = arguments.mixing.to(dtype)
-    first = mixing.weights[0]
-    features, cols, value = rounded(rows, cols, value, masks, dropout, low)
     num, den = read_sources(
-        *(features, cols, value),
-        weight=first,
+        *rounded(rows, cols, given),
+        weight=mixing.weights[0],
         norm_weight=arguments.norm_mix.to(dtype),
-        is_causal=masks.is_causal,
+        is_causal=given.masks.is_causal,
     )
     assert den is not None
     if noise is not None:
-        assert mixing.noise_scale is not None
-        block = Block(range(cols.shape[-1]), range(value.shape[-1]))
-        drawn = noise.draw(rows, block, cols.shape[1]) * mixing.noise_scale[:, None, None]
-        num = num + rows @ map_heads(first, drawn)
+        drawn = state_noise(noise, mixing, cols, given.value)
+        num = num + rows @ map_heads(mixing.weights[0], drawn)
     return normalise(num, den, form)
+
+
+def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Tensor) -> Tensor:
+    """Return s ε of the global states, (B, G, F, E_v), in the dtype of `cols`."""
+    assert mixing.noise_scale is not None
+    block = Block(range(cols.shape[-1]), range(value.shape[-1]))
+    return mixing.noise_scale[:, None, None] * noise.draw(cols, block, cols.shape[1])

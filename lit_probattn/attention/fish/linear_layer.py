@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
 from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import Cost
-from lit_probattn.attention.fish.cost import linear_fish_cost
+from lit_probattn.attention.fish.cost import projection_flops
 from lit_probattn.attention.fish.functions import ScoreNoise
-from lit_probattn.attention.fish.layer import (
-    _3_HEADS,
-    _8_HEADS,
-    count_global_heads,
-    noise_key,
-)
+from lit_probattn.attention.fish.layer import _3_HEADS, _8_HEADS, count_global_heads, noise_key
 from lit_probattn.attention.fish.linear import (
     LFiSHMode,
     LinearFiSHArguments,
@@ -48,21 +38,11 @@ from lit_probattn.attention.fish.mixing import (
 from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import Attention, Example, own_options
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.functions import CHUNK_RULES, linear_refusal
+from lit_probattn.attention.linear.functions import CHUNK_RULES, check_state, linear_refusal
 
 
 class LinearFiSHCore(Core):
-    """H local states mixed from G global ones, from heads to heads.
-
-    Args:
-        layout: heads and their sizes, as `lfish_mode` has them; keys are global.
-        num_global_heads: G.
-
-    The other arguments are those of `LinearFiSHAttention`.
-
-    Raises:
-        ValueError: choices that exclude each other.
-    """
+    """H local states mixed from G global ones, from heads to heads; see `LinearFiSHAttention`."""
 
     variant: ClassVar[str] = "linear_fish"
     backends: ClassVar[Mapping[str, BackendFunction]] = {
@@ -130,23 +110,12 @@ class LinearFiSHCore(Core):
             )
 
     def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
-        """Refuse a bias, a scale, and memories that are no state."""
-        if bias is not None:
-            raise ValueError(
-                "linear FiSH has no scores before a softmax to add a bias to; use FiSHAttention"
-            )
-        if scale is not None:
-            raise ValueError(f"linear FiSH has no scores that scale={scale} could multiply")
-        if cache is not None and not isinstance(cache, LinearFiSHState):
-            raise ValueError(
-                f"linear FiSH decodes from a LinearFiSHState, received {type(cache).__name__}: "
-                "make it by layer.new_cache()"
-            )
+        """Refuse a bias, a scale, and caches that are not states."""
+        check_state("linear FiSH", LinearFiSHState, "use FiSHAttention", bias, cache, scale)
 
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return mixing, normaliser weights, state, and one draw for all positions."""
-        scale = None if self.noise_scale is None else self.noise_scale()
-        values = self.mixing.values(scale)
+        values = self.mixing.values(self.noise_scale)
         noise = None
         if self.noise_kind != "none" and (self.training or self.noise_at_eval):
             noise = ScoreNoise("global", noise_key(call.rng, self.training), self.layout.key)
@@ -161,11 +130,7 @@ class LinearFiSHCore(Core):
         return Choice(backend, call.key, arguments)
 
     def scores(self, call: HeadCall) -> Tensor:
-        """Refuse: local heads have states, and one pair has a weight per global head.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuse: local heads have states, and one pair has a weight per global head."""
         raise NotImplementedError(
             "linear FiSH mixes states, so its local heads have no attention maps; analyse "
             "FiSHAttention or LinearAttention instead"
@@ -192,8 +157,7 @@ class LinearFiSHCore(Core):
 
     def learned(self) -> dict[str, Learned]:
         """Return mixing weights and noise scales."""
-        noise = {} if self.noise_scale is None else self.noise_scale.learned()
-        return self.mixing.learned() | noise
+        return self.mixing.learned(self.noise_scale)
 
     def extra_repr(self) -> str:
         """Switches, for printing."""
@@ -296,25 +260,49 @@ class LinearFiSHAttention(Attention):
         )
 
     def cost(self, seq_len: int) -> Cost:
-        """Return the cost of the O(N) form without a causal mask (specification b.5).
+        """Return the cost of the O(N) form without a causal mask.
 
         kv_global, multiply-adds: NC(HE + GE + GE_v + HE_v) + NGEE_v + HGEE_v (GLFiSH: its two
         layers) + NHEE_v + NHE + GHE. The paper gives no formula; `paper_flops` counts these parts
-        by the convention of its appendix D.
+        by the convention of its appendix D. key_global mixes N keys, and the noise, instead of one
+        state; score_global reads states of width G·E.
         """
-        flops, macs = linear_fish_cost(
-            seq_len=seq_len,
-            embed_dim=self.embed_dim,
-            key_embed_dim=self.key_embed_dim,
-            head_dim=self.head_dim,
-            value_dim=self.value_head_dim,
-            num_heads=self.num_heads,
-            num_global_heads=self.num_global_heads,
-            mode=self.lfish_mode,
-            widths=self.core.mixing.widths,
-            noise=self.core.noise_kind != "none",
-            bias=self.core.mixing.last_bias is not None,
-        )
+        n, c, c_k, mode = seq_len, self.embed_dim, self.key_embed_dim, self.lfish_mode
+        e, e_v, h, g = self.head_dim, self.value_head_dim, self.num_heads, self.num_global_heads
+        widths = self.core.mixing.widths
+        noise, bias = self.core.noise_kind != "none", self.core.mixing.last_bias is not None
+        query_heads = g if mode == "score_global" else h
+        value_heads = g if mode == "kv_global" else h
+        macs = n * c * (query_heads * e + h * e_v)
+        macs += n * c_k * (g * e + value_heads * e_v)
+        if mode == "kv_global":
+            mixing = sum(a * b for a, b in pairwise(widths))
+            macs += n * g * e * e_v + mixing * e * e_v + n * h * e * e_v
+        elif mode == "key_global":
+            macs += n * h * g * e + 2 * n * h * e * e_v
+            macs += h * g * e * e_v if noise else 0
+        else:
+            macs += 2 * n * h * g * e * e_v
+        macs += n * h * g * e if mode == "score_global" else n * h * e + h * g * e
+        flops = projection_flops(n, c, query_heads * e)
+        flops += projection_flops(n, c_k, g * e + value_heads * e_v)
+        flops += projection_flops(n, h * e_v, c)
+        cells, width = e * e_v, e
+        if mode == "kv_global":
+            hidden = sum(widths[1:-1])
+            mixing = sum(b * (2 * a - 1) for a, b in pairwise(widths)) + hidden
+            mixing += sum(widths[1:]) if bias else 0
+            flops += g * cells * (2 * n - 1) + mixing * cells + (g * cells if noise else 0)
+        elif mode == "key_global":
+            flops += n * h * e * (2 * g - 1) + h * cells * (2 * n - 1)
+            flops += h * cells * 2 * g if noise else 0
+        else:
+            width = g * e
+            flops += n * h * width + h * width * e_v * (2 * n - 1)
+            flops += h * width * e_v if noise else 0
+        flops += n * h * e_v * (2 * width - 1)
+        flops += g * e * (n - 1) + n * h * (2 * width - 1) + n * h * e_v
+        flops += n * h * width if mode == "score_global" else h * e * (2 * g - 1)
         return Cost(flops, macs, num_parameters=self.count_parameters())
 
     def extra_repr(self) -> str:

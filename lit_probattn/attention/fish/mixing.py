@@ -219,23 +219,28 @@ class HeadMixing(nn.Module):
         """Units of the first layer: maps of one draw of local noise."""
         return self.num_heads if self.mixer == "shared" else self.widths[1]
 
-    def values(self, noise_scale: Tensor | None) -> MixingValues:
-        """Return the weights as the backend functions take them; the last bias is left out."""
+    def values(self, noise_scale: NoiseScale | None) -> MixingValues:
+        """Return the numbers as the backend functions take them; the last bias is left out."""
         weights: list[Tensor] = list(self.weights)
         if self.constraint == "simplex":
             weights[0] = weights[0].softmax(-1)
         if self.last_bias is not None and not self.last_bias_matters:
-            # A gradient of zero, not none: tools that expect one for every parameter stay content.
+            # A gradient of zero, not none: some tools expect one for every parameter.
             weights[-1] = weights[-1] + 0.0 * self.last_bias[:, None]
         missing: tuple[Tensor | None, ...] = (None,) * (len(weights) - 1)
-        return MixingValues(self.mixer, tuple(weights), tuple(self.biases) or missing, noise_scale)
+        scale = None if noise_scale is None else noise_scale()
+        return MixingValues(self.mixer, tuple(weights), tuple(self.biases) or missing, scale)
 
-    def learned(self) -> dict[str, Learned]:
-        """Return the weights p_kj of global heads, where a unit is a local head."""
-        if self.mixer == "mlp":
-            return {}
-        weight = self.values(None).weights[0]
-        return {"mixing": Learned(weight, "mixing weight p", "global head", is_matrix=True)}
+    def learned(self, noise_scale: NoiseScale | None) -> dict[str, Learned]:
+        """Return the weights p_kj of global heads, where a unit is a local head, and s."""
+        found = {}
+        if self.mixer != "mlp":
+            weight = self.values(None).weights[0]
+            found["mixing"] = Learned(weight, "mixing weight p", "global head", is_matrix=True)
+        if noise_scale is not None:
+            scales = noise_scale()[None]
+            found["noise_scale"] = Learned(scales, "noise scale s", "global head", of_layer=True)
+        return found
 
     def extra_repr(self) -> str:
         """The function and its widths, for printing."""
@@ -283,10 +288,6 @@ class NoiseScale(nn.Module):
         }[param]
         size = num_global_heads if shape == "per_global" else 1
         self.theta = nn.Parameter(torch.full((size,), value))
-
-    def learned(self) -> dict[str, Learned]:
-        """Return s."""
-        return {"noise_scale": Learned(self()[None], "noise scale s", "global head", of_layer=True)}
 
     def forward(self) -> Tensor:
         """Return s, (G,)."""

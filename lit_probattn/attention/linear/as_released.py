@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale
 from lit_probattn.attention.linear.layer import LinearAttention
@@ -46,21 +47,15 @@ class ReleasedLinearAttention(LinearAttention):
         padded_len: int | None = None,
         **common: Any,
     ) -> None:
-        self._switches = {
-            "denominator": denominator,
-            "eps": eps,
-            "output_scale": output_scale,
-            "padded_len": padded_len,
-        }
+        self._switches = own_options(LinearForm, locals())
         super().__init__(embed_dim, num_heads, **common)
 
     def make_form(self, features: FeatureMap) -> LinearForm:
         """Return feature map and switches."""
-        switches: dict[str, Any] = self._switches
-        return replace(super().make_form(features), **switches)
+        return replace(super().make_form(features), **self._switches)
 
 
-class ReleasedMLKAttention(MLKAttention):
+class ReleasedMLKAttention(ReleasedLinearAttention, MLKAttention):
     """`MLKAttention` with what only the released codes of MGK, ICML 2022, do.
 
     Source: released code of MGK: Long Range Arena and language model.
@@ -70,11 +65,7 @@ class ReleasedMLKAttention(MLKAttention):
         mix: `after` the feature map (the paper), or `before` it, φ(Σ_r π_r key[j, r]), which is
             ordinary linear attention with key weights Σ_r π_r W_r (Long Range Arena).
         shift_first_zero: start the first shift at zero.
-        denominator: see `ReleasedLinearAttention`, as the three that follow.
-        eps: added to the sum.
-        output_scale: factor on the output.
-        padded_len: the N of `sqrt_len`.
-        common: the other arguments of `MLKAttention`.
+        common: the other arguments of `ReleasedLinearAttention` and `MLKAttention`.
 
     Raises:
         ValueError: an unknown name, or options that contradict each other; see also
@@ -88,26 +79,15 @@ class ReleasedMLKAttention(MLKAttention):
         *,
         mix: Mix = "after",
         shift_first_zero: bool = False,
-        denominator: Denominator = "sum",
-        eps: float = 0.0,
-        output_scale: OutputScale = "one",
-        padded_len: int | None = None,
         **common: Any,
     ) -> None:
+        self._mix: Mix = mix
         self._first_zero = shift_first_zero
-        self._switches = {
-            "mix": mix,
-            "denominator": denominator,
-            "eps": eps,
-            "output_scale": output_scale,
-            "padded_len": padded_len,
-        }
         super().__init__(embed_dim, num_heads, **common)
 
     def make_form(self, features: FeatureMap) -> LinearForm:
-        """Return feature map and switches."""
-        switches: dict[str, Any] = self._switches
-        return replace(super().make_form(features), **switches)
+        """Return feature map and switches, with where components are mixed."""
+        return replace(super().make_form(features), mix=self._mix)
 
     def make_core(self, **options: Any) -> MLKCore:
         """Return the core, its first shift at zero if asked."""

@@ -107,10 +107,7 @@ def _ungrouped(x: Tensor, groups: int, length: int) -> Tensor:
 def _running_states(sums: Tensor, start: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
     """Return the state before each chunk (after it, in reverse), and the one past the last.
 
-    Args:
-        sums: one chunk's f_cᵀ v_c each, (B, H_kv, C, F, E).
-        start: state before the first chunk, (B, H_kv, F, E).
-        reverse: sum from the last chunk to the first.
+    Sums are f_cᵀ v_c of each chunk, (B, H_kv, C, F, E); the start is (B, H_kv, F, E).
     """
     first = start[:, :, None]
     if sums.shape[2] == 1:

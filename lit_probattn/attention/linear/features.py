@@ -125,11 +125,7 @@ class _EluPlusOne(torch.autograd.Function):
 
 
 def check_feature_map(features: FeatureMap, head_dim: int) -> None:
-    """Check the choices.
-
-    Raises:
-        ValueError: a name is unknown, or ν is out of range.
-    """
+    """Refuse unknown names and a ν that is out of range, by a ValueError."""
     check_choice("feature_map", features.name, ("elu", "relu", "dpfp", "favor"))
     if features.norm not in ("none", "sum"):
         raise ValueError(f"feature_norm must be none or sum, received {features.norm!r}")
@@ -154,11 +150,7 @@ def orthogonal_projection(normals: Tensor) -> Tensor:
 
     Source: Choromanski et al., 2021, section 3 ("ORF"): each row alone is N(0, I).
 
-    Args:
-        normals: `normals[:, 0]` gives the directions, `normals[:, 1]` the lengths.
-
-    Returns:
-        (F, E), in the dtype of `normals`.
+    `normals[:, 0]` gives the directions, `normals[:, 1]` the lengths.
     """
     count, _, size = normals.shape
     blocks = []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, Heads, kernel_refusal
-from lit_probattn.attention.cache import LinearState
+from lit_probattn.attention.cache import Cache, LinearState
 from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
@@ -49,10 +49,6 @@ class LinearForm:
     eps: float = 0.0
     output_scale: OutputScale = "one"
     padded_len: int | None = None
-
-    def output_factor(self, head_dim: int) -> float:
-        """Return the factor on the output."""
-        return 1.0 if self.output_scale == "one" else head_dim**-0.5
 
     def length_root(self, masks: Masks) -> float:
         """Return √N of `sqrt_len`."""
@@ -128,18 +124,15 @@ def linear_reference(given: Heads, arguments: LinearArguments) -> Tensor:
 
     The sums run over what the masks allow. Rows whose sum is zero give zeros.
     """
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    projection, prior, form = arguments.projection, arguments.prior, arguments.form
-    arguments = replace(
-        arguments,
-        projection=None if projection is None else projection.to(dtype),
-        prior=None if prior is None else prior.to(dtype),
+    query, key, value, masks, dropout = given.precise()
+    projection, prior = (
+        None if x is None else x.to(query.dtype) for x in (arguments.projection, arguments.prior)
     )
-    kernel = masked_kernel(linear_kernel(query.to(dtype), key.to(dtype), arguments), masks)
-    value = drop_values(value.to(dtype), dropout)
-    numerator = kernel @ repeat_heads(value, kernel.shape[1])
-    return finish(numerator, kernel.sum(-1, keepdim=True), query.shape[-1], form, masks)
+    used = replace(arguments, projection=projection, prior=prior)
+    kernel = masked_kernel(linear_kernel(query, key, used), masks)
+    numerator = kernel @ repeat_heads(drop_values(value, dropout), kernel.shape[1])
+    total = kernel.sum(-1, keepdim=True)
+    return finish(numerator, total, query.shape[-1], arguments.form, masks)
 
 
 def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
@@ -148,33 +141,49 @@ def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
     return kernel if allowed is None else kernel.masked_fill(~allowed, 0.0)
 
 
+def real_keys(cols: Tensor, masks: Masks) -> Tensor:
+    """Set the features of masked keys, (B, H_kv, L, F), to zero."""
+    hidden = masks.key_mask
+    return cols if hidden is None else cols.masked_fill(~hidden[:, None, :, None], 0.0)
+
+
+def mixed_features(
+    given: Heads, arguments: LinearArguments
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return features of queries and of (mixed) keys, with log of the factor that keys carry.
+
+    They are at least float32; with a state, its factor and the keys' become one.
+    """
+    dtype, masks = compute_dtype(given.query), given.masks
+    query, key = given.query.to(dtype), given.key.to(dtype)
+    features, projection, prior = arguments.form.features, arguments.projection, arguments.prior
+    projection = None if projection is None else projection.to(dtype)
+    if prior is not None and arguments.form.mix == "before":
+        key, prior = mix_keys(key, prior), None
+    scale = features.key_scale(key, projection, masks.key_mask)
+    if arguments.state is not None:
+        scale = arguments.state.common_scale(scale)
+    if prior is None:
+        cols = features.key(key, projection, scale)
+    else:
+        cols = features.key(key, projection, None if scale is None else scale[:, :, None])
+        cols = mix_keys(cols, prior)
+    return features.query(query, projection), cols, scale
+
+
 def linear_blockwise(given: Heads, arguments: LinearArguments) -> Tensor:
     """Return the same with O(N) work and memory; causal over chunks.
 
     A mixture is single-key linear attention with key features Σ_r π_jr φ(k_jr) (exact: the sum over
     components commutes with the sum over keys). Sums and states are at least float32.
     """
-    query, key, value, masks, dropout = given
-    dtype, form, state = compute_dtype(query), arguments.form, arguments.state
-    features, projection, prior = form.features, arguments.projection, arguments.prior
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    projection = None if projection is None else projection.to(dtype)
-    if prior is not None and form.mix == "before":
-        key, prior = mix_keys(key, prior), None
-    scale = features.key_scale(key, projection, masks.key_mask)
-    if state is not None:
-        scale = state.common_scale(scale)
-    if prior is None:
-        cols = features.key(key, projection, scale)
-    else:
-        cols = features.key(key, projection, None if scale is None else scale[:, :, None])
-        cols = mix_keys(cols, prior)
-    if masks.key_mask is not None:
-        cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
-    value = drop_values(value, dropout)
+    given = given.precise()
+    query, _, value, masks, dropout = given
+    form, state = arguments.form, arguments.state
+    rows, cols, scale = mixed_features(given, arguments)
+    cols, value = real_keys(cols, masks), drop_values(value, dropout)
     if form.denominator == "sum":
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    rows = features.query(query, projection)
     before = None if state is None else state.sums
     if masks.is_causal:
         product, after = causal_product(rows, cols, value, state=before)
@@ -205,7 +214,7 @@ def finish(
     numerator: Tensor, total: Tensor | None, head_dim: int, form: LinearForm, masks: Masks
 ) -> Tensor:
     """Divide numerators by the chosen denominator and apply the output's factor."""
-    factor = form.output_factor(head_dim)
+    factor = 1.0 if form.output_scale == "one" else head_dim**-0.5
     if form.denominator == "sqrt_len" or total is None:
         return numerator * (factor / form.length_root(masks))
     total = total + form.eps
@@ -221,6 +230,30 @@ CHUNK_RULES = {
     kind: AutoRule((*(("triton",) if kind == "cuda" else ()), "blockwise", "reference"))
     for kind in AUTO_RULES
 }
+
+
+def check_state(
+    name: str,
+    state: type[LinearState],
+    advice: str,
+    bias: Tensor | None,
+    cache: Cache | None,
+    scale: float | None,
+) -> None:
+    """Refuse what a variant without scores has no place for: a bias, a scale, other caches.
+
+    Raises:
+        ValueError: it says what the variant takes instead, a bias by `advice`.
+    """
+    if bias is not None:
+        raise ValueError(f"{name} has no scores before a softmax to add a bias to; {advice}")
+    if scale is not None:
+        raise ValueError(f"{name} has no scores that scale={scale} could multiply")
+    if cache is not None and not isinstance(cache, state):
+        raise ValueError(
+            f"{name} decodes from a {state.__name__}, received {type(cache).__name__}: "
+            "make it by layer.new_cache()"
+        )
 
 
 def linear_refusal(family: str, call: Call, num_features: int, value_dim: int) -> str | None:
@@ -240,37 +273,15 @@ def linear_triton(given: Heads, arguments: LinearArguments) -> Tensor:
     """
     from lit_probattn.kernels.linear.operators import read_sources
 
-    query, key, value, masks, dropout = given
-    dtype, form, low = compute_dtype(query), arguments.form, query.dtype
-    features, projection, prior = form.features, arguments.projection, arguments.prior
-    query, key = query.to(dtype), key.to(dtype)
-    projection = None if projection is None else projection.to(dtype)
-    if prior is not None and form.mix == "before":
-        key, prior = mix_keys(key, prior), None
-    scale = features.key_scale(key, projection, masks.key_mask)
-    if prior is None:
-        cols = features.key(key, projection, scale)
-    else:
-        cols = features.key(key, projection, None if scale is None else scale[:, :, None])
-        cols = mix_keys(cols, prior)
-    rows = features.query(query, projection)
-    rows, cols, value = rounded(rows, cols, value, masks, dropout, low)
-    num, den = read_sources(
-        rows, cols, value, has_totals=form.denominator == "sum", is_causal=masks.is_causal
-    )
-    return finish(num, den, query.shape[-1], form, masks)
+    form, masks = arguments.form, given.masks
+    rows, cols, _ = mixed_features(given, replace(arguments, state=None))
+    has_totals = form.denominator == "sum"
+    sources = rounded(rows, cols, given)
+    num, den = read_sources(*sources, has_totals=has_totals, is_causal=masks.is_causal)
+    return finish(num, den, given.query.shape[-1], form, masks)
 
 
-def rounded(
-    rows: Tensor,
-    cols: Tensor,
-    value: Tensor,
-    masks: Masks,
-    dropout: AttentionDropout | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Drop values, zero masked keys, and round to the kernels' dtype."""
-    if masks.key_mask is not None:
-        cols = cols.masked_fill(~masks.key_mask[:, None, :, None], 0.0)
-    value = drop_values(value, dropout)
-    return rows.to(dtype), cols.to(dtype), value.to(dtype)
+def rounded(rows: Tensor, cols: Tensor, given: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Zero the features of masked keys, drop values, and round all to the dtype of the queries."""
+    dtype, value = given.query.dtype, drop_values(given.value, given.dropout)
+    return rows.to(dtype), real_keys(cols, given.masks).to(dtype), value.to(dtype)

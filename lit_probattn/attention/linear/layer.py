@@ -10,12 +10,7 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, BackendFunction, Call, common_refusal
 from lit_probattn.attention.cache import Cache, LinearState
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    HeadCall,
-    HeadLayout,
-)
+from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import autocast_off, check_choice, compute_dtype
 from lit_probattn.attention.layer import Attention, Example
@@ -32,6 +27,7 @@ from lit_probattn.attention.linear.functions import (
     CHUNK_RULES,
     LinearArguments,
     LinearForm,
+    check_state,
     linear_blockwise,
     linear_kernel,
     linear_reference,
@@ -43,16 +39,7 @@ from lit_probattn.randomness import RandomKey
 
 
 class LinearCore(Core):
-    """Linear attention from heads to heads.
-
-    Args:
-        form: feature map and the switches in which papers and released codes differ.
-        num_features: F of `favor`. None means E ln E.
-        redraw_features: draw `favor`'s features anew in every training step.
-
-    Raises:
-        ValueError: an unknown name, or options that contradict each other.
-    """
+    """Linear attention from heads to heads; see `LinearAttention`."""
 
     variant: ClassVar[str] = "linear"
     backends: ClassVar[Mapping[str, BackendFunction]] = {
@@ -62,7 +49,7 @@ class LinearCore(Core):
     }
     auto_rules = CHUNK_RULES
     has_scores = False
-    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps to be a yardstick
+    stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
     kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)
     projection: Tensor | None
 
@@ -88,21 +75,9 @@ class LinearCore(Core):
         self.register_buffer("projection", projection)
 
     def check(self, bias: Tensor | None, cache: Cache | None, scale: float | None = None) -> None:
-        """Refuse a bias, a scale, and memories that are no state."""
-        if bias is not None:
-            raise ValueError(
-                f"{self.variant} attention has no scores before a softmax to add a bias to; pass "
-                "attn_mask to hide pairs, or use a softmax variant"
-            )
-        if scale is not None:
-            raise ValueError(
-                f"{self.variant} attention has no scores that scale={scale} could multiply"
-            )
-        if cache is not None and not isinstance(cache, LinearState):
-            raise ValueError(
-                f"{self.variant} attention decodes from a LinearState, received "
-                f"{type(cache).__name__}: make it by layer.new_cache()"
-            )
+        """Refuse a bias, a scale, and caches that are not states."""
+        advice = "pass attn_mask to hide pairs, or use a softmax variant"
+        check_state(f"{self.variant} attention", LinearState, advice, bias, cache, scale)
         needs_len = self.form.denominator == "sqrt_len" and self.form.padded_len is None
         if cache is not None and needs_len:
             raise ValueError(
@@ -125,9 +100,7 @@ class LinearCore(Core):
         """Return the random features of a call, (F, E): this step's in training."""
         if self.projection is None or not self.training or not self.redraw_features:
             return self.projection
-        if rng is None:
-            rng = RandomKey(int(torch.randint(2**62, (1,), device="cpu")))
-        normals = feature_normals(rng, self.projection.shape[0], self.layout.head_dim)
+        normals = feature_normals(key_or_fresh(rng), self.projection.shape[0], self.layout.head_dim)
         return orthogonal_projection(normals).to(self.projection)
 
     def shares(self, call: HeadCall) -> Tensor | None:

@@ -20,15 +20,7 @@ from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorSha
 class MLKCore(LinearCore):
     """Linear attention with a mixture of K components per key, from heads to heads.
 
-    Args:
-        layout: heads and their sizes; K keys per head unless they are shifted here.
-        num_components: K.
-        linear: the arguments of `LinearCore`.
-
-    The other arguments are those of `MLKAttention`.
-
-    Raises:
-        ValueError: an unknown name.
+    The layout has K keys per head unless they are shifted here; see `MLKAttention`.
     """
 
     variant: ClassVar[str] = "mlk"

@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.attention.core import HeadCall, HeadLayout
 from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
@@ -32,11 +33,11 @@ _COUNT_EPS = 1e-6
 def code_parity_sums(
     query: Tensor,
     key: Tensor,
+    log_prior: Tensor,
+    variance: Tensor,
     *,
     masks: Masks,
     query_mask: Tensor | None,
-    log_prior: Tensor,
-    variance: Tensor,
     code: EMCodeParity,
 ) -> tuple[Tensor, Tensor]:
     """Return numerator and denominator of the released code's priors, both (H, 2, L) float64.
@@ -51,27 +52,22 @@ def code_parity_sums(
     Args:
         query: (B, H, N, E).
         key: (B, H, 2, L, E).
-        masks: of the call; `lra` reads the key mask.
-        query_mask: real queries, (B, N). None means all.
         log_prior: (H, 2, 1 or L).
         variance: σ², (H, 2).
+        masks: of the call; `lra` reads the key mask.
+        query_mask: real queries, (B, N). None means all.
         code: which of the two.
     """
     dtype = compute_dtype(query)
+    arguments = MGKArguments(log_prior.to(dtype), variance.to(dtype))
     heads, num_keys = query.shape[1], key.shape[3]
     first = torch.zeros(heads, num_keys, dtype=torch.float64, device=query.device)
     count = torch.zeros_like(first)
     for sample in range(query.shape[0]):
-        scores = component_scores(
-            query[sample : sample + 1].to(dtype),
-            key[sample : sample + 1].to(dtype),
-            log_prior=log_prior.to(dtype),
-            variance=variance.to(dtype),
-            score="gaussian",
-            include_log_det=False,
-        )[0]  # (H, 2, N, L)
+        one = slice(sample, sample + 1)
+        scores = component_scores(query[one].to(dtype), key[one].to(dtype), arguments)[0]
         eps = scores.new_full((), math.log(_DENSITY_EPS))
-        total = torch.logaddexp(scores.logsumexp(1), eps)
+        total = torch.logaddexp(scores.logsumexp(1), eps)  # of (H, 2, N, L)
         share = torch.exp(scores[:, 0] - total).to(torch.float64)  # (H, N, L)
         pairs = torch.ones_like(share[0])
         if code == "lra":
@@ -87,17 +83,7 @@ def code_parity_sums(
 
 
 class ReleasedMGKCore(MGKCore):
-    """`MGKCore` with what only released code does.
-
-    Args:
-        row_eps: see `ReleasedMGKAttention`, as are the two that follow.
-        em_code_parity: which released prior update, if any.
-        shift_first_zero: start the first shift at zero.
-        mixture: the arguments of `MGKCore`.
-
-    Raises:
-        ValueError: `row_eps` is outside [0, 1), or the released prior update does not fit.
-    """
+    """`MGKCore` with what only released code does; see `ReleasedMGKAttention`."""
 
     def __init__(
         self,
@@ -153,10 +139,10 @@ class ReleasedMGKCore(MGKCore):
         sums = code_parity_sums(
             call.query.detach(),
             self.components(call.key).detach(),
+            self.prior(call.masks.num_keys),
+            self.variance(),
             masks=call.masks,
             query_mask=call.query_mask,
-            log_prior=self.prior(call.masks.num_keys),
-            variance=self.variance(),
             code=self.em_code_parity,
         )
         self.prior.accumulate(*sums)
@@ -199,15 +185,10 @@ class ReleasedMGKAttention(MGKAttention):
         prior_floor: float = PRIOR_FLOOR,
         **common: Any,
     ) -> None:
-        self._released = {
-            "row_eps": row_eps,
-            "em_code_parity": em_code_parity,
-            "shift_first_zero": shift_first_zero,
-            "prior_floor": prior_floor,
-        }
+        self._released = own_options(ReleasedMGKCore, locals()) | {"prior_floor": prior_floor}
         super().__init__(embed_dim, num_heads, **common)
 
     def make_core(self, **mixture: Any) -> ReleasedMGKCore:
         """Return the core with the options of released code."""
-        options: dict[str, Any] = {**mixture, **self._released}
+        options = {**mixture, **self._released}
         return ReleasedMGKCore(self.layout, self._backend, rotary=self.rotary, **options)

@@ -43,10 +43,9 @@ class MGKArguments:
     Args:
         log_prior: log π, (H_prior, K, 1 or L). None means no prior.
         variance: σ², (H_prior, K).
+        include_log_det: whether to add the determinant; see `component_scores`.
         equal_variance: known to be the same for all components of a head, which lets faster forms
             drop the query's norm.
-        score: kind of score.
-        include_log_det: whether to add the determinant; see `component_scores`.
         hard: maximum instead of sum over components.
         key_shift: b_r, (H_prior, K, E), where the backend takes keys before shifting.
         row_eps: added to the sum over keys (released language-modelling code: 1e-6), by the
@@ -55,24 +54,16 @@ class MGKArguments:
 
     log_prior: Tensor | None
     variance: Tensor
-    equal_variance: bool
-    score: Score
+    score: Score = "gaussian"
     include_log_det: bool = False
+    equal_variance: bool = False
     hard: bool = False
     key_shift: Tensor | None = None
     row_eps: float = 0.0
 
 
-def component_scores(
-    query: Tensor,
-    key: Tensor,
-    *,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    score: Score,
-    include_log_det: bool,
-) -> Tensor:
-    """Return s_ijr, the log-score of component r of key j for query i.
+def component_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
+    """Return s_ijr, the log-score of component r of key j for query i; (B, H, K, N, L).
 
     Source: MGK, ICML 2022, Eq. (3), (6), (7):
         gaussian:  s_ijr = log π_jr − ‖query[i] − key[j, r]‖² / (2 σ²_r) [− (E/2) log σ²_r]
@@ -82,38 +73,25 @@ def component_scores(
     Args:
         query: (B, H, N, E).
         key: (B, H_key, K, L, E), H_key a divisor of H.
-        log_prior: log π, (H_prior, K, 1) or (H_prior, K, L). None means no prior.
-        variance: σ², (H_prior, K).
-        score: kind of score.
-        include_log_det: whether to add the determinant.
-
-    Returns:
-        (B, H, K, N, L).
+        arguments: prior, variances, and which of the forms.
     """
-    heads = query.shape[1]
+    heads, log_prior = query.shape[1], arguments.log_prior
     key, query = repeat_heads(key, heads), query[:, :, None]
-    sigma2 = repeat_rows(variance, heads)[None, :, :, None, None]
-    if score == "gaussian":
+    sigma2 = repeat_rows(arguments.variance, heads)[None, :, :, None, None]
+    if arguments.score == "gaussian":
         result = -squared_distance(query, key) / (2.0 * sigma2)
     else:
         result = query @ key.mT / sigma2
     if log_prior is not None:
         result = result + repeat_rows(log_prior, heads)[None, :, :, None, :]
-    if include_log_det:
+    if arguments.include_log_det:
         result = result - (query.shape[-1] / 2.0) * sigma2.log()
     return result
 
 
 def mgk_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
     """Return l_ij = logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L)."""
-    components = component_scores(
-        query,
-        key,
-        log_prior=arguments.log_prior,
-        variance=arguments.variance,
-        score=arguments.score,
-        include_log_det=arguments.include_log_det,
-    )
+    components = component_scores(query, key, arguments)
     return first_maximum(components.unbind(2)) if arguments.hard else components.logsumexp(2)
 
 
@@ -123,18 +101,9 @@ def mgk_reference(given: Heads, arguments: MGKArguments) -> Tensor:
     Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3:
         attn_weights[i, j] ∝ Σ_r exp(s_ijr)      or      ∝ max_r exp(s_ijr)
     Departs from the source: sums of exponentials in log space.
-
-    Args:
-        key: (B, H_key, K, L, E).
-        dropout: attention dropout, one decision per (i, j).
-
-    Returns:
-        (B, H, N, E_v), in at least float32.
     """
-    query, key, value, masks, dropout = given
-    dtype = compute_dtype(query)
-    arguments = replace(arguments, variance=arguments.variance.to(dtype))
-    scores = mgk_scores(query.to(dtype), key.to(dtype), arguments)
+    query, key, value, masks, dropout = given.precise()
+    scores = mgk_scores(query, key, replace(arguments, variance=arguments.variance.to(query.dtype)))
     return reference_output(scores, value, masks, dropout, arguments.row_eps)
 
 
@@ -187,7 +156,7 @@ def _product_parts(a: Tensor, b: Tensor, low: torch.dtype) -> list[tuple[Tensor,
 
 
 def mgk_sdpa(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Return the same as softmax attention over K·L keys, through PyTorch's fused attention.
+    """Return the same as softmax attention over K·L keys, by PyTorch's fused attention.
 
     Exact for the soft E-step: Σ_r exp(s_ijr) v_j is a sum over the pairs (j, r), each with its own
     key and the value of its position.
@@ -204,81 +173,52 @@ def mgk_sdpa(given: Heads, arguments: MGKArguments) -> Tensor:
 
 def mgk_blockwise(given: Heads, arguments: MGKArguments) -> Tensor:
     """Return the same block by block: hard and soft, with dropout, O(N · block) memory."""
-    query, key, value, masks, dropout = given
-    dtype, heads = compute_dtype(query), query.shape[1]
+    query, key, value, masks, dropout = given.precise()
     # Hard inference compares components, so it too may drop what all components of a row share.
-    query, key = expand_to_dot(query.to(dtype), key.to(dtype), arguments)
+    query, key = expand_to_dot(query, key, arguments)
 
     def scores(_: Block, rows: Tensor, *cols: Tensor) -> Tensor:
         components = [grouped_scores(rows, component) for component in cols]
         return first_maximum(components) if arguments.hard else log_sum_exp(components)
 
     keys = key.unbind(2)
-    per_key: list[Axis] = ["col" for _ in keys]
-    out, _ = blockwise_attention(
-        scores,
-        (query, *keys),
-        ["row", *per_key],
-        value.to(dtype),
-        num_heads=heads,
-        masks=masks,
-        dropout=dropout,
-    )
-    return out
+    axes: list[Axis] = ["col"] * len(keys)
+    return blockwise_attention(scores, (query, *keys), ["row", *axes], value, masks, dropout)
 
 
-def key_offsets(
-    key: Tensor,
-    *,
-    log_prior: Tensor | None,
-    variance: Tensor,
-    gaussian: bool,
-    include_log_det: bool,
-) -> Tensor:
+def key_offsets(key: Tensor, arguments: MGKArguments) -> Tensor:
     """Return β_jr, (B, H_key, K, L), in at least float32.
 
     Args:
         key: every component's keys, (B, H_key, K, L, E), as they are stored (rounded).
-        log_prior: log π of these keys, (H_key, K, 1 or L). None means no prior.
-        variance: σ², (H_key, K).
-        gaussian: whether the score has the norm of the key.
-        include_log_det: whether the determinant counts.
+        arguments: prior of these keys, (H_key, K, 1 or L), and variances, (H_key, K).
     """
     dtype = compute_dtype(key)
-    precision = 1.0 / variance.to(dtype)[:, :, None]
+    precision = 1.0 / arguments.variance.to(dtype)[:, :, None]
     beta = torch.zeros(key.shape[:-1], dtype=dtype, device=key.device)
-    if gaussian:
+    if arguments.score == "gaussian":
         beta = beta - key.to(dtype).square().sum(-1) * precision / 2.0
-    if log_prior is not None:
-        beta = beta + log_prior.to(dtype)
-    if include_log_det:
+    if arguments.log_prior is not None:
+        beta = beta + arguments.log_prior.to(dtype)
+    if arguments.include_log_det:
         beta = beta + (key.shape[-1] / 2.0) * precision.log()
     return beta
 
 
 def mixture_scores(
-    query: Tensor,
-    key: Tensor,
-    *,
-    shift: Tensor | None,
-    offset: Tensor,
-    variance: Tensor,
-    subtract_query_norm: bool,
-    hard: bool,
+    query: Tensor, key: Tensor, offset: Tensor, arguments: MGKArguments, subtract_query_norm: bool
 ) -> Tensor:
     """Return logsumexp_r s_ijr, or max_r s_ijr when hard; (B, H, N, L).
 
     Args:
         query: (B, H, N, E).
-        key: (B, H_kv, L, E) with shifts, else (B, H_key, K, L, E).
-        shift: b_r, (H_prior, K, E). None means that `key` has all components.
+        key: (B, H_kv, L, E) where the arguments have shifts, else (B, H_key, K, L, E).
         offset: β_jr, (B, H_prior, K, L).
-        variance: σ², (H_prior, K).
+        arguments: variances and shifts; the prior is in `offset`.
         subtract_query_norm: whether −(τ_r / 2) ‖query‖² counts.
-        hard: maximum instead of sum over components.
     """
-    heads = query.shape[1]
-    precision = 1.0 / repeat_rows(variance.to(query.dtype), heads)  # (H, K)
+    heads, shift = query.shape[1], arguments.key_shift
+    precision = 1.0 / repeat_rows(arguments.variance.to(query.dtype), heads)  # (H, K)
     shared = grouped_scores(query, key) if shift is not None else None
     norms = query.square().sum(-1, keepdim=True) / 2.0
     total: Tensor | None = None
@@ -295,20 +235,17 @@ def mixture_scores(
         if total is None:
             total = score
         else:
-            total = torch.maximum(total, score) if hard else torch.logaddexp(total, score)
+            join = torch.maximum if arguments.hard else torch.logaddexp
+            total = join(total, score)
     assert total is not None
     return total
 
 
 def mgk_triton(given: Heads, arguments: MGKArguments) -> Tensor:
-    """Return attention to mixtures of Gaussians by the fused kernels.
+    """Return attention to mixtures of Gaussians by the fused kernels, (B, H, N, E_v).
 
-    Args:
-        key: (B, H_key, K, L, E); unshifted keys (B, H_key, L, E) where the arguments have shifts:
-            then one product per pair serves all components.
-
-    Returns:
-        (B, H, N, E_v).
+    Keys are unshifted, (B, H_key, L, E), where the arguments have shifts: then one product per pair
+    serves all components.
     """
     from lit_probattn.kernels.dense.attention import mgk_attention
 

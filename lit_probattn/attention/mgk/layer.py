@@ -11,14 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend, BackendFunction
-from lit_probattn.attention.core import (
-    Choice,
-    Core,
-    Gaussians,
-    HeadCall,
-    HeadLayout,
-    Learned,
-)
+from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
@@ -65,16 +58,11 @@ from lit_probattn.torch_internals import in_backward
 class MGKCore(Core):
     """Attention to keys that are mixtures of K Gaussians, from heads to heads.
 
-    Args:
-        layout: heads and their sizes; K keys per head unless they are shifted here.
-        num_components: K.
-        rotary: rotary positions of the keys, where shifts come before them.
-
-    The other arguments are those of `MGKAttention`.
+    The layout has K keys per head unless they are shifted here; `rotary` turns the keys, where
+    shifts come before rotation. For the other arguments see `MGKAttention`.
 
     Raises:
-        ValueError: fewer than one component, a variance that is not positive, an unknown name, or
-            shifts without a dimension to live in.
+        ValueError: a variance is not positive, a name is unknown, or shifts have no dimension left.
     """
 
     variant: ClassVar[str] = "mgk"
@@ -196,17 +184,11 @@ class MGKCore(Core):
         return self.kernels[self.shares_product]
 
     def clear_pairs(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Hard inference: the pairs whose best component leads by more than rounding in 16 bit."""
+        """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
-        scores = component_scores(
-            query.double(),
-            self.components(key).double(),
-            log_prior=None,
-            variance=self.variance().double(),
-            score=self.score,
-            include_log_det=False,
-        )
+        arguments = MGKArguments(None, self.variance().double(), self.score)
+        scores = component_scores(query.double(), self.components(key).double(), arguments)
         best = scores.topk(2, 2).values
         return best[:, :, 0] - best[:, :, 1] > 0.05
 
@@ -232,13 +214,9 @@ class MGKCore(Core):
     # ------------------------------------------------------------------ what studies ask
     def gaussians(self, call: HeadCall) -> Gaussians:
         """Return every component's keys, priors and variances."""
-        dtype = compute_dtype(call.query)
-        prior = None if self.prior is None else self.prior(call.masks.num_keys)
-        return Gaussians(
-            self.components(call.key).to(dtype),
-            None if prior is None else prior.to(call.query.device, dtype),
-            self.variance().to(call.query.device, dtype),
-        )
+        kind = call.query.device, compute_dtype(call.query)
+        prior = None if self.prior is None else self.prior(call.masks.num_keys).to(*kind)
+        return Gaussians(self.components(call.key).to(*kind), prior, self.variance().to(*kind))
 
     def posterior(self, call: HeadCall) -> tuple[Tensor, Tensor]:
         """Return weights and responsibilities.
@@ -247,14 +225,8 @@ class MGKCore(Core):
         for the first largest s_ijr.
         """
         parts, masks = self.gaussians(call), call.masks
-        scores = component_scores(
-            call.query.to(parts.key),
-            parts.key,
-            log_prior=parts.log_prior,
-            variance=parts.variance,
-            score=self.score,
-            include_log_det=self.include_log_det,
-        )
+        forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
+        scores = component_scores(call.query.to(parts.key), parts.key, MGKArguments(*forms))
         rows, cols = masks.all_rows, range(masks.num_keys)
         allowed = masks.allowed(rows, cols, call.query.device)
         if self.e_step == "hard":
@@ -284,26 +256,19 @@ class MGKCore(Core):
         """
         if self.prior is None or not self.by_m_step or in_backward():
             return
-        arguments = self.arguments(call)
-        assert arguments.log_prior is not None
         sums = responsibility_sums(
             call.query.detach(),
             self.components(call.key).detach(),
+            self.arguments(call),
             masks=call.masks,
             query_mask=call.query_mask,
-            log_prior=arguments.log_prior,
-            variance=arguments.variance,
-            score=self.score,
-            include_log_det=self.include_log_det,
             weighting=self.em_weighting,
         )
         self.prior.accumulate(*sums)
 
     def prior_statistics(self) -> Tensor | None:
         """Return numerator and denominator since the last update, (2, *prior shape), or None."""
-        if self.prior is None or not self.by_m_step:
-            return None
-        return self.prior.statistics()
+        return self.prior.statistics() if self.prior is not None and self.by_m_step else None
 
     def apply_prior_update(self, statistics: Tensor) -> None:
         """Replace the priors by an M-step over `statistics` (summed over ranks by the caller).
@@ -322,13 +287,9 @@ class MGKCore(Core):
         if log_prior is not None and log_prior.shape[-1] > 1:
             log_prior = log_prior[..., first_position:]
         variance = self.variance()
-        return key_offsets(
-            repeat_heads(self.components(key, first_position), variance.shape[0]),
-            log_prior=log_prior,
-            variance=variance,
-            gaussian=self.score == "gaussian",
-            include_log_det=self.include_log_det,
-        )
+        components = repeat_heads(self.components(key, first_position), variance.shape[0])
+        arguments = MGKArguments(log_prior, variance, self.score, self.include_log_det)
+        return key_offsets(components, arguments)
 
     def cached_scores(
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
@@ -337,19 +298,12 @@ class MGKCore(Core):
         if offset is None:
             offset = self.key_offset(key, cols.start)
         assert offset is not None
-        shift = self.shifts()
-        if not self.shares_product:
-            key, shift = self.components(key, cols.start), None
-        varies = not self.variance.is_equal or self.row_eps > 0.0
-        return mixture_scores(
-            query,
-            key,
-            shift=shift,
-            offset=offset,
-            variance=self.variance(),
-            subtract_query_norm=self.score == "gaussian" and varies,
-            hard=self.e_step == "hard",
-        )
+        shift = self.shifts() if self.shares_product else None
+        if shift is None:
+            key = self.components(key, cols.start)
+        hard, varies = self.e_step == "hard", not self.variance.is_equal or self.row_eps > 0.0
+        arguments = MGKArguments(None, self.variance(), self.score, hard=hard, key_shift=shift)
+        return mixture_scores(query, key, offset, arguments, self.score == "gaussian" and varies)
 
     def extra_repr(self) -> str:
         """The mixture, for printing."""

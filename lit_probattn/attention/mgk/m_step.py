@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -9,20 +10,17 @@ from torch import Tensor
 
 from lit_probattn.attention.functional import biased, compute_dtype, masked_softmax
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.mgk.functions import Score, component_scores
+from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 
 
 @torch.no_grad()
 def responsibility_sums(
     query: Tensor,
     key: Tensor,
+    arguments: MGKArguments,
     *,
     masks: Masks,
     query_mask: Tensor | None,
-    log_prior: Tensor,
-    variance: Tensor,
-    score: Score,
-    include_log_det: bool,
     weighting: Literal["uniform", "posterior"],
     block_scores: int = 1 << 21,
 ) -> tuple[Tensor, Tensor]:
@@ -37,12 +35,9 @@ def responsibility_sums(
     Args:
         query: (B, H, N, E).
         key: (B, H_key, K, L, E).
+        arguments: prior, variances and kind of score; see `component_scores`.
         masks: what each query may see.
         query_mask: real queries, (B, N) bool. None means all.
-        log_prior: (H_prior, K, 1 or L).
-        variance: (H_prior, K).
-        score: kind of score.
-        include_log_det: see `component_scores`.
         weighting: weight of a pair.
         block_scores: scores per block of queries.
 
@@ -50,7 +45,8 @@ def responsibility_sums(
         Numerator and denominator, both (H_prior, K, L) float64.
     """
     dtype = compute_dtype(query)
-    query, key, variance = query.to(dtype), key.to(dtype), variance.to(dtype)
+    query, key, variance = query.to(dtype), key.to(dtype), arguments.variance.to(dtype)
+    arguments = replace(arguments, variance=variance)
     batch, heads, num_queries, _ = query.shape
     components, num_keys, prior_heads = key.shape[2], key.shape[3], variance.shape[0]
     shape = (prior_heads, components, num_keys)
@@ -60,14 +56,7 @@ def responsibility_sums(
     for start in range(0, num_queries, step):
         rows = range(start, min(start + step, num_queries))
         cols = range(num_keys)
-        scores = component_scores(
-            query[:, :, rows.start : rows.stop],
-            key,
-            log_prior=log_prior,
-            variance=variance,
-            score=score,
-            include_log_det=include_log_det,
-        )
+        scores = component_scores(query[:, :, rows.start : rows.stop], key, arguments)
         pairs = torch.ones(batch, heads, len(rows), num_keys, dtype=dtype, device=query.device)
         allowed = masks.allowed(rows, cols, query.device)
         if weighting == "posterior":

@@ -182,10 +182,10 @@ def test_exact_m_step_differs_from_the_released_one():
         numerator, count = code_parity_sums(
             torch.zeros(1, 1, 1, 1).double(),
             key,
+            torch.full((1, 2, 1), 0.5).double().log(),
+            torch.full((1, 2), 0.5).double(),
             masks=make_masks(1, 1, 1, 1),
             query_mask=None,
-            log_prior=torch.full((1, 2, 1), 0.5).double().log(),
-            variance=torch.full((1, 2), 0.5).double(),
             code="lm",
         )
         assert round((numerator / count)[0, 0, 0].item(), 3) == expected

@@ -9,6 +9,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.mgk.functions import MGKArguments
 from lit_probattn.attention.mgk.m_step import responsibility_sums
 from lit_probattn.configs import ConfigError, upgrade
 from lit_probattn.models.transformer import Transformer
@@ -40,12 +41,9 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
     numerator, denominator = responsibility_sums(
         q,
         k,
+        MGKArguments(prior.log(), sigma2),
         masks=masks,
         query_mask=key_mask,
-        log_prior=prior.log(),
-        variance=sigma2,
-        score="gaussian",
-        include_log_det=False,
         weighting=weighting,
         block_scores=200,
     )

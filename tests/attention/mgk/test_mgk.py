@@ -145,9 +145,7 @@ def test_hard_is_the_limit_of_small_variances(mixture):
 def test_hard_gradient_goes_to_the_winner_only(mixture):
     q, k, _, sigma2 = mixture.values()
     k.requires_grad_()
-    components = component_scores(
-        q, k, log_prior=None, variance=sigma2, score="gaussian", include_log_det=False
-    )
+    components = component_scores(q, k, MGKArguments(None, sigma2))
     winner = components.argmax(2)  # (B, H, N, L)
     scores_of(q, k, None, sigma2, hard=True).sum().backward()
     won = torch.stack([(winner == r).any(2) for r in range(K)], 2)  # (B, H, K, L)
