@@ -45,11 +45,7 @@ _told: set[str] = set()
 def find(path: str | Path) -> Path:
     """Return where a configuration file lies; say so, once, where it has moved.
 
-    Args:
-        path: the file, by its name today or before it moved.
-
-    Returns:
-        The new place of a file that has moved there; otherwise `path`, which may not exist.
+    `path` is its name today or before it moved. Where nothing is found, it is returned as it is.
     """
     given = Path(path)
     if given.exists():
@@ -162,10 +158,7 @@ def attention_entry(path: str | Path) -> dict[str, Any]:
         content = content.get(key) if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or "class_path" not in content:
         raise ConfigError(f"{path} does not set model.init_args.attention.class_path")
-    return {
-        "class_path": content["class_path"],
-        "init_args": dict(content.get("init_args") or {}),
-    }
+    return {"class_path": content["class_path"], "init_args": dict(content.get("init_args") or {})}
 
 
 # ---- merging -----------------------------------------------------------------------------------
@@ -251,10 +244,6 @@ def upgrade(content: Mapping[str, Any], retired: Retired = RETIRED) -> dict[str,
     Classes are found under their new paths. A retired option with another value than its old
     default selects the class that still has it. Where no option does, all of them are dropped; the
     selected class keeps its own, so that an old configuration says what a new one resolves to.
-
-    Args:
-        content: a configuration, or a part of one.
-        retired: options that classes no longer have.
 
     Raises:
         ConfigError: an option has a value that no class takes any more.

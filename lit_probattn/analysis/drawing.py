@@ -34,12 +34,8 @@ def each_head(
 ) -> Iterator[tuple[Axes, int, int]]:
     """Yield the panels of a figure with a row per layer, headed and labelled; remove the others.
 
-    Args:
-        axes: the panels by row.
-        layers: numbers of the layers.
-        exists: whether a layer has something at a place of its row.
-        heading: of the column at a place.
-        size: of the font.
+    `exists` says whether a layer, by its number, has something at a place of its row; `heading`
+    heads the column at a place.
     """
     for row, layer in zip(axes, layers, strict=True):
         for place, axis in enumerate(row):

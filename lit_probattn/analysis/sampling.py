@@ -43,10 +43,8 @@ def sequences(
     """Run the model on random samples; yield, batch by batch, what its layers saw.
 
     Args:
-        trained: model and data.
         options: the flags `options.samples`.
         parts: at most this many sequences of each sample and layer, drawn at random.
-        padded: keep padding.
         min_len: shorter sequences are left out.
 
     Raises:

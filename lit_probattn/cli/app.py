@@ -277,10 +277,7 @@ class RunCLI(BareCLI):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: command line after the program's name. None takes the process's own.
+    """Run the command after the program's name, by default the process's own.
 
     Returns:
         Exit status; see `lit_probattn.cli.errors`.

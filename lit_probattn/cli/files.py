@@ -73,9 +73,7 @@ def sets_task(content: dict[str, Any]) -> bool:
 def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
     """Return `<task>-<attention>`, after the files that set them, or else after the classes.
 
-    Args:
-        contents: configuration files, by name.
-        model: resolved `model` part of the configuration.
+    `contents` are configuration files by name, `model` is the resolved part of the configuration.
     """
     tasks = [run_stem(name) for name, content in contents.items() if sets_task(content)]
     variants = [run_stem(name) for name, content in contents.items() if sets_attention(content)]

@@ -68,12 +68,7 @@ class Instantiator(ModuleInstantiator):
         links = {key: size for key, size in applied_instantiation_links.items() if size is not None}
         try:
             _require_sizes(class_type, applied_instantiation_links)
-            return super().__call__(
-                class_type,
-                *args,
-                applied_instantiation_links=links,
-                **kwargs,
-            )
+            return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
         except Exception as error:
             raise ConstructionError(self.key, error) from error
 
@@ -96,7 +91,7 @@ def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
 
 
 def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -> None:
-    """Look through a configuration.
+    """Refuse null for a key whose type does not allow it.
 
     Args:
         config: the configuration of a command, a namespace.
@@ -104,7 +99,7 @@ def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
         linked: arguments of the model that are set later.
 
     Raises:
-        CommandError: a key is null whose type does not allow it.
+        CommandError: there is such a key.
     """
     for key, own in known.items():
         _check(config.get(key), types_of(own), key)

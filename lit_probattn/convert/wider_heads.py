@@ -28,11 +28,7 @@ from lit_probattn.training.checkpoints import load_checkpoint
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
     """Give every head of a projection `head_size` rows (or columns), new ones zero.
 
-    Args:
-        weight: (H · s, …), heads one after the other along `axis`.
-        num_heads: H.
-        head_size: new size.
-        axis: where the heads are.
+    The heads of `weight`, (H · s, …), lie one after the other along `axis`.
     """
     moved = weight.movedim(axis, 0)
     heads = moved.unflatten(0, (num_heads, -1))  # (H, s, …)

@@ -39,7 +39,6 @@ class TokenEmbedding(nn.Module):
         """Embed token ids: (B, N) int64 -> (B, N, C).
 
         Args:
-            inputs: token ids.
             positions: index of each token, (B, N) below `max_seq_len`. None counts from 0.
 
         Raises:

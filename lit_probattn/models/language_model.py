@@ -136,7 +136,6 @@ class LanguageModel(nn.Module):
         with `caches`, precede them.
 
         Args:
-            inputs: token ids.
             key_mask: real tokens, (B, N). None means all.
             rng: names the draw of attention dropout and noise.
             positions: position of each token, (B, N), in segments of `max_seq_len` tokens; as
@@ -195,12 +194,7 @@ class LanguageModel(nn.Module):
         return self.encoder.new_caches(capacity)
 
     def next_logits(
-        self,
-        inputs: Tensor,
-        *,
-        key_mask: Tensor | None,
-        positions: Tensor,
-        caches: Sequence[Cache],
+        self, inputs: Tensor, *, key_mask: Tensor | None, positions: Tensor, caches: Sequence[Cache]
     ) -> Tensor:
         """Append tokens to the caches; return log-probabilities of the token after the last."""
         hidden = self(inputs, key_mask=key_mask, positions=positions, caches=caches)

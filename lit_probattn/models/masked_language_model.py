@@ -22,12 +22,7 @@ _SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1
 
 
 def mask_tokens(
-    inputs: Tensor,
-    target: Tensor,
-    key: RandomKey,
-    *,
-    vocab_size: int,
-    probability: float = 0.15,
+    inputs: Tensor, target: Tensor, key: RandomKey, *, vocab_size: int, probability: float = 0.15
 ) -> tuple[Tensor, Tensor]:
     """Hide words, as a pure function of (seed, step, sample, position).
 
@@ -40,7 +35,6 @@ def mask_tokens(
         target: the same ids, IGNORE where nothing may be hidden (padding, begin, end), (B, N).
         key: names the draw; counter (position, 0, 0, sample).
         vocab_size: V; the mask token is V − 1, words are below V − 3.
-        probability: share of words that are chosen.
 
     Returns:
         The inputs with words hidden, and the target, IGNORE where no word was chosen.
@@ -68,8 +62,6 @@ class PeriodicPositions(nn.Module):
     it is an ordinary table.
 
     Args:
-        max_seq_len: longest sequence.
-        embed_dim: C.
         period: rows of the first table. None means max_seq_len.
     """
 

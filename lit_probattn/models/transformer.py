@@ -96,11 +96,9 @@ class Transformer(nn.Module):
         attention: makes one attention layer per block from (embed_dim, head_dim).
         embed_dim: C.
         head_dim: E.
-        num_layers: number of blocks.
         mlp_dim: inner width of the MLPs.
         dropout: of both branches of a block.
         norm_first: pre-norm (True) or post-norm.
-        activation: activation of the MLPs.
         activation_checkpointing: recompute each block in backward instead of storing its inside.
 
     Raises:
@@ -149,9 +147,7 @@ class Transformer(nn.Module):
         """Map (B, N, C) to (B, N, C).
 
         Args:
-            x: embedded inputs.
             key_mask: real tokens, (B, N) bool.
-            is_causal: whether tokens see only themselves and earlier ones.
             rng: names the draw of attention dropout and noise; folded with each layer's index.
             caches: memory of earlier tokens, one per block, from `new_caches`; `x` follows them.
 

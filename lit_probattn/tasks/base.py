@@ -121,9 +121,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
 def model_arguments(model: Callable[..., nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a model's constructor takes, but `attention`, out of a task's arguments.
 
-    Args:
-        model: the class.
-        values: the arguments by name, as `locals()` of the task's constructor has them.
+    `values` are the arguments by name, as `locals()` of the task's constructor has them.
     """
     names = inspect.signature(model).parameters
     return {name: values[name] for name in names if name in values and name != "attention"}

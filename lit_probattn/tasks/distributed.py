@@ -75,11 +75,9 @@ def agree_on_signal(received: int, device: torch.device) -> int:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a model's parameters over a mesh, one group per attention block and one for the rest.
+    """Split a model's parameters in place over a one-dimensional mesh, as DTensors.
 
-    Args:
-        model: changed in place; the parameters become DTensors.
-        mesh: one-dimensional.
+    There is one group per attention block and one for the rest.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -1,6 +1,8 @@
 """Finding out that a loss or gradient is not finite, and where that began."""
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -43,24 +45,15 @@ def first_bad_module(module: nn.Module, run: Callable[[], object]) -> str | None
     """
     found: list[str] = []
 
-    def make_hook(name: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(child: nn.Module, _inputs: object, output: object) -> None:
-            if not found and not _all_finite(output):
-                found.append(f"{name} ({type(child).__name__})")
+    def look(name: str, child: nn.Module, _inputs: object, output: object) -> None:
+        if not found and not _all_finite(output):
+            found.append(f"{name} ({type(child).__name__})")
 
-        return hook
-
-    handles = [
-        child.register_forward_hook(make_hook(name))
-        for name, child in module.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for name, child in module.named_modules():
+            if name:
+                hooks.enter_context(child.register_forward_hook(partial(look, name)))
+        run()
     return found[0] if found else None
 
 

@@ -24,7 +24,6 @@ class RunCSVLogger(Logger):
     file was begun get a column when they appear.
 
     Args:
-        folder: the run folder.
         steps_done: steps taken before this process starts. Rows of an earlier process beyond it
             are dropped, because those steps are repeated.
     """
@@ -113,7 +112,6 @@ class RunTensorBoardLogger(TensorBoardLogger):
     """TensorBoard events in the run folder itself, with `step` as in `metrics.csv`.
 
     Args:
-        folder: the run folder.
         steps_done: steps taken before this process starts; TensorBoard hides what an earlier
             process logged beyond it.
     """

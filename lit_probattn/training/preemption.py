@@ -29,10 +29,7 @@ class Preempted(BaseException):
 
     Not an Exception: nothing went wrong, and nothing should catch it by accident.
 
-    Args:
-        number: the signal that this or another rank received.
-        step: optimiser steps taken.
-        checkpoint: where they are kept.
+    `number` is the signal that this or another rank received.
     """
 
     def __init__(self, number: int, step: int, checkpoint: Path) -> None:
@@ -106,11 +103,7 @@ class StopSignals(Callback):
 
 
 def requeue() -> str:
-    """Ask SLURM to start this job again.
-
-    Returns:
-        A line for the user; empty outside SLURM.
-    """
+    """Ask SLURM to start this job again; return a line for the user, empty outside SLURM."""
     job = slurm_job()
     if job is None:
         return ""

@@ -32,9 +32,7 @@ def write_record(
     """Write `config.yaml`, and add one start to `versions.json`.
 
     Args:
-        folder: the run folder.
         config_text: the resolved configuration.
-        seed: the run's seed.
         arguments: command line after `python -m lit_probattn`.
         checkpoint: what this start continues from.
         job: what a cluster calls the job, the same when it starts it again.

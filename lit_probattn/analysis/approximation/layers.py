@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -22,17 +22,11 @@ class NotApplicableError(ValueError):
 
 @dataclass(frozen=True)
 class Opened:
-    """One call of an attention layer, opened up.
+    """One call of an attention layer, opened up."""
 
-    Args:
-        seen: the call of the layer.
-        call: the call of its core.
-        weights: attention maps, (B, H, N, L), rows summing to one over `allowed`.
-    """
-
-    seen: LayerCall
-    call: HeadCall
-    weights: Tensor
+    seen: LayerCall  # the call of the layer
+    call: HeadCall  # the call of its core
+    weights: Tensor  # maps, (B, H, N, L), rows summing to one over `allowed`
 
     @property
     def name(self) -> str:
@@ -153,12 +147,8 @@ def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> 
                 f"its weights (relative difference {float(difference):.1e})"
             )
 
-    hooks = [
-        layer.register_forward_hook(partial(check, name), with_kwargs=True)
-        for name, layer in layers.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hook = layer.register_forward_hook(partial(check, name), with_kwargs=True)
+            hooks.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

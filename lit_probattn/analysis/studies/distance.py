@@ -26,10 +26,7 @@ from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.records.tables import markdown_table
 
 MAPS = Flag(
-    "maps",
-    "weights after the softmax, or scores before it",
-    "probs",
-    choices=("probs", "logits"),
+    "maps", "weights after the softmax, or scores before it", "probs", choices=("probs", "logits")
 )
 
 

@@ -147,11 +147,8 @@ def draw(
 ) -> Figure:
     """Draw the component that each query reads (stacked shares), per layer and head.
 
-    Args:
-        found: query shares (H, K, N) of layers, by their number.
-        tokens: queries to draw.
-        max_heads: heads to draw.
-        words: of the queries, to write below them.
+    `found` are query shares (H, K, N) by number of the layer; `words` are written below the
+    queries.
     """
     heads = min(max_heads, max(shares.shape[0] for shares in found.values()))
     figure, axes = panels(len(found), heads, 3.2, 2.0, sharex=True, sharey=True)

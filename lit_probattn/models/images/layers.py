@@ -48,11 +48,7 @@ class KeySlot:
 class _Replaced(nn.Module):
     """One of our layers with what a block of timm expects of its attention.
 
-    Args:
-        attention: the layer.
-        old: timm's layer, whose dropout of the output is kept, and its table of positions.
-        slot: where the random key of a call is.
-        index: number of the block in the model.
+    `old` is timm's layer, whose dropout of the output is kept, and its table of positions.
     """
 
     def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
@@ -116,15 +112,12 @@ class WindowAttention(_Replaced):
         return rows.view(area, area, -1).permute(2, 0, 1).contiguous()[None]
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend inside each window.
+        """Attend inside each window; the result has the shape of `x`.
 
         Args:
             x: windows, picture by picture, (B · windows, N, C).
             mask: timm's mask of a shifted picture, (windows of a picture, N, N); zero where a pair
                 may attend.
-
-        Returns:
-            (B · windows, N, C).
         """
         allowed = None
         if mask is not None:

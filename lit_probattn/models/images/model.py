@@ -85,15 +85,9 @@ class ImageModel(nn.Module):
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Classify pictures.
+        """Map normalised pictures (B, 3, S, S) to logits (B, num_classes).
 
-        Args:
-            inputs: (B, 3, S, S), normalised.
-            key_mask: not used: every pixel is real.
-            rng: names the draw of attention dropout and noise.
-
-        Returns:
-            Logits, (B, num_classes).
+        `key_mask` is not used: every pixel is real; `rng` names the draw of dropout and noise.
 
         Raises:
             ValueError: the pictures have another size.

@@ -206,15 +206,9 @@ class SeriesTransformer(nn.Module):
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Classify series.
+        """Map series (B, N, F) to logits (B, num_classes).
 
-        Args:
-            inputs: (B, N, F) float.
-            key_mask: real steps, (B, N) bool.
-            rng: names the draw of attention dropout and noise.
-
-        Returns:
-            Logits, (B, num_classes).
+        `key_mask` (B, N) marks real steps; `rng` names the draw of attention dropout and noise.
 
         Raises:
             ValueError: sizes do not fit.
