@@ -3,8 +3,6 @@
 A fault of the program keeps its traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import linecache
 import logging

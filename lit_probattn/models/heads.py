@@ -1,7 +1,5 @@
 """From encoded sequences (B, N, C) to logits."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

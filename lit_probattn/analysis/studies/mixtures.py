@@ -1,7 +1,5 @@
 """Layers as mixtures of Gaussians over their keys, for studies of likelihood and components."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
