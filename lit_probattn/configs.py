@@ -236,7 +236,7 @@ RETIRED: Retired = {
 }
 
 
-def upgrade(content: Mapping[str, Any], retired: Retired = RETIRED) -> dict[str, Any]:
+def upgrade(content: Any, retired: Retired = RETIRED) -> Any:
     """Return a configuration that an earlier version wrote in today's terms; `content` is kept.
 
     Classes are found under their new paths. A retired option with another value than its old
@@ -246,16 +246,11 @@ def upgrade(content: Mapping[str, Any], retired: Retired = RETIRED) -> dict[str,
     Raises:
         ConfigError: an option has a value that no class takes any more.
     """
-    upgraded: dict[str, Any] = _upgraded(content, retired)
-    return upgraded
-
-
-def _upgraded(value: Any, retired: Retired) -> Any:
-    if isinstance(value, list | tuple):
-        return [_upgraded(item, retired) for item in value]
-    if not isinstance(value, Mapping):
-        return copy.deepcopy(value)
-    result = {key: _upgraded(item, retired) for key, item in value.items()}
+    if isinstance(content, list | tuple):
+        return [upgrade(item, retired) for item in content]
+    if not isinstance(content, Mapping):
+        return copy.deepcopy(content)
+    result = {key: upgrade(item, retired) for key, item in content.items()}
     if isinstance(result.get("class_path"), str):
         result["class_path"] = _new_class_path(result["class_path"])
         if isinstance(result.get("init_args"), dict):
@@ -278,11 +273,7 @@ def _new_class_path(class_path: str) -> str:
 
 
 def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]) -> None:
-    """Take retired options from the arguments of a class, or put a class that has them.
-
-    Raises:
-        ConfigError: no class has them.
-    """
+    """Take retired options from the arguments of a class, or put the one class that has them."""
     cls, arguments = entry["class_path"], entry["init_args"]
     given = {option: options[option] for option in options if option in arguments}
     classes = set()

@@ -41,8 +41,7 @@ def in_backward() -> bool:
 
 def softmax_backward(grad: Tensor, output: Tensor) -> Tensor:
     """Return output ∘ (grad − Σ output ∘ grad), softmax's gradient over the last axis, fused."""
-    result: Tensor = torch.ops.aten._softmax_backward_data(grad, output, -1, output.dtype)
-    return result
+    return torch.ops.aten._softmax_backward_data(grad, output, -1, output.dtype)
 
 
 def packet_of(operator: Any) -> Any:

@@ -99,8 +99,7 @@ class LayerCall:
 
     def double(self, layer: Attention) -> LayerCall:
         """Return the call in float64, of a layer from `in_double`."""
-        names = ("query", "key", "value", "bias")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
         changed = {name: x.double() for name, x in given.items() if x is not None}
         return replace(self, layer=layer, **changed)
 

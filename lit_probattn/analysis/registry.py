@@ -23,8 +23,7 @@ class Entry:
 
     def load(self) -> type[Study]:
         """Import the study."""
-        found: type[Study] = getattr(importlib.import_module(self.module), self.study)
-        return found
+        return getattr(importlib.import_module(self.module), self.study)
 
 
 STUDIES = tuple(

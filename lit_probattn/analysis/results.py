@@ -41,8 +41,7 @@ class Results:
 
     def table(self, frame: pd.DataFrame, part: str = "", digits: int = 6) -> None:
         """Write a CSV file."""
-        text = frame.to_csv(index=False, float_format=f"%.{digits}g")
-        replace_text(self.path("csv", part), text)
+        replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
 
     def figure(self, figure: Figure, part: str = "") -> None:
         """Write a PNG file of at most 300 kB."""

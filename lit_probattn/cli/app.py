@@ -124,8 +124,7 @@ class RunCLI(BareCLI):
     @property
     def settings(self) -> RunSettings:
         """The `run` part of the configuration."""
-        settings: RunSettings = self.part(self.config_init, "run")
-        return settings
+        return self.part(self.config_init, "run")
 
     @property
     def run_name(self) -> str:

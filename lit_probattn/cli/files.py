@@ -14,7 +14,7 @@ def config_files(arguments: Sequence[str]) -> list[str]:
 
 
 def files_before_flags(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the configuration files, where they lie today, right after the command.
+    """Return the arguments with configuration files, as they lie today, right after the command.
 
     The parser lets the later of file and flag win; so flags win wherever they stand.
     """

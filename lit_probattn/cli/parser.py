@@ -57,11 +57,7 @@ class Instantiator(ModuleInstantiator):
         applied_instantiation_links: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        """Construct.
-
-        Raises:
-            ConstructionError: the constructor raised any exception.
-        """
+        """Construct; any exception of the constructor becomes a `ConstructionError`."""
         # A size that the data do not have (features of tokens) is not the model's to store.
         links = {key: size for key, size in applied_instantiation_links.items() if size is not None}
         try:
@@ -72,11 +68,7 @@ class Instantiator(ModuleInstantiator):
 
 
 def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
-    """Refuse data of another kind than the model reads.
-
-    Raises:
-        ValueError: the model needs a size that the data do not have.
-    """
+    """Refuse data that do not have a size which the model needs."""
     parameters = inspect.signature(class_type).parameters
     for key, size in links.items():
         name = key.rpartition(".")[2]

@@ -194,11 +194,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
 
 
 def _open_run(options: argparse.Namespace) -> Trained:
-    """Open the run that the checkpoint belongs to.
-
-    Raises:
-        ConversionError: there is no configuration, or it does not fit checkpoint or data.
-    """
+    """Open the run that the checkpoint belongs to."""
     path = options.config or options.checkpoint.resolve().parent.parent / "config.yaml"
     if not find(path).is_file():
         raise ConversionError(

@@ -28,8 +28,7 @@ def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) 
 
     The heads of `weight`, (H · s, …), lie one after the other along `axis`.
     """
-    moved = weight.movedim(axis, 0)
-    heads = moved.unflatten(0, (num_heads, -1))  # (H, s, …)
+    heads = weight.movedim(axis, 0).unflatten(0, (num_heads, -1))  # (H, s, …)
     extra = heads.new_zeros(num_heads, head_size - heads.shape[1], *heads.shape[2:])
     return torch.cat([heads, extra], 1).flatten(0, 1).movedim(0, axis).contiguous()
 

@@ -63,8 +63,7 @@ class Classifier(nn.Module):
         """
         x = self.embedding(inputs)  # (B, N, C)
         x = self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
-        logits: Tensor = self.head(x, key_mask)  # (B, num_classes)
-        return logits
+        return self.head(x, key_mask)  # (B, num_classes)
 
 
 class PairClassifier(Classifier):

@@ -49,8 +49,7 @@ class TokenEmbedding(nn.Module):
             )
         if positions is None:
             positions = torch.arange(length, device=inputs.device)
-        embedded: Tensor = self.dropout(self.tokens(inputs) + self.positions(positions))
-        return embedded
+        return self.dropout(self.tokens(inputs) + self.positions(positions))
 
 
 class Sinusoid(nn.Module):

@@ -65,8 +65,7 @@ class PooledClassifier(nn.Module):
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Map (B, N, C) to logits (B, num_classes)."""
         pooled = pool(x, key_mask, self.pooling, self.max_seq_len)  # (B, C)
-        logits: Tensor = self.fc2(torch.relu(self.fc1(self.feature(pooled))))  # (B, num_classes)
-        return logits
+        return self.fc2(torch.relu(self.fc1(self.feature(pooled))))  # (B, num_classes)
 
 
 class PairClassifierHead(PooledClassifier):

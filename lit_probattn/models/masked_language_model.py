@@ -165,14 +165,12 @@ class MaskedLanguageModel(nn.Module):
         positions = torch.arange(length, device=inputs.device)
         x = self.dropout(self.norm(self.tokens(inputs) + self.positions(positions)))  # (B, N, C)
         x = self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
-        result: Tensor = self.head(x)
-        return result
+        return self.head(x)
 
     def token_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return −log p of every target that is not IGNORE, in order, (num_scored,) float32."""
         scored = target != IGNORE
-        losses: Tensor = self.output(hidden[scored], target[scored], self.tokens.weight)
-        return losses
+        return self.output(hidden[scored], target[scored], self.tokens.weight)
 
     def predictions(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return the likeliest word of every target that is not IGNORE, in order."""

@@ -29,8 +29,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, N, C) to (B, N, C)."""
         x = self.dropout1(self.activation(self.fc1(x)))  # (B, N, mlp_dim)
-        result: Tensor = self.dropout2(self.fc2(x))  # (B, N, C)
-        return result
+        return self.dropout2(self.fc2(x))  # (B, N, C)
 
 
 class Block(nn.Module):
@@ -75,8 +74,7 @@ class Block(nn.Module):
             out = self.attention(
                 inputs, key_mask=key_mask, is_causal=is_causal, cache=cache, rng=rng
             )
-            dropped: Tensor = self.dropout(out)
-            return dropped
+            return self.dropout(out)
 
         if self.norm_first:
             x = x + attend(self.norm1(x))
@@ -164,8 +162,7 @@ class Transformer(nn.Module):
                 x = checkpoint(block, x, key_mask, is_causal, key, use_reentrant=False)
             else:
                 x = block(x, key_mask, is_causal, key)
-        result: Tensor = self.norm(x)
-        return result
+        return self.norm(x)
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
         """Return an empty memory per block, with room for `capacity` positions."""

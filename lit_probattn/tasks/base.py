@@ -265,7 +265,7 @@ class Task(pl.LightningModule):
             shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Optimizer:
-        """AdamW over all parameters; learning rate and beta1 are set before every step."""
+        """Return AdamW over all parameters; learning rate and beta1 are set before every step."""
         return self.make_optimizer(AdamW, ordered_parameters(self).values())
 
     def make_optimizer(self, kind: Callable[..., Optimizer], trained: Iterable[Any]) -> Optimizer:

@@ -44,8 +44,7 @@ def sum_with_gradients(values: Tensor) -> Tensor:
     """Sum a tensor over the ranks; gradients flow back to the parts of all ranks."""
     if num_ranks() == 1:
         return values
-    total: Tensor = _SumOverRanks.apply(values)
-    return total
+    return _SumOverRanks.apply(values)
 
 
 def gather_objects(item: Any) -> list[Any]:
@@ -57,7 +56,7 @@ def gather_objects(item: Any) -> list[Any]:
 
 
 def stop_counts(received: int) -> list[float]:
-    """One number per stop signal, to be summed over the ranks: 1 for the one that was received."""
+    """Return a number per stop signal, to be summed over ranks: 1 for the one received."""
     return [float(received == number) for number in STOP_SIGNALS]
 
 

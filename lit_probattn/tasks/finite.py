@@ -17,9 +17,9 @@ class NonFiniteError(RuntimeError):
 
 
 def largest_gradient(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Largest absolute gradient entry of this rank; NaN or infinite if any entry is. Shape ().
+    """Return the largest absolute gradient entry of this rank, (); 0 without gradients.
 
-    Returns 0 if there is no gradient.
+    It is NaN or infinite if any entry is.
     """
     found = (parameter.grad for parameter in parameters)
     gradients = [local_part(gradient) for gradient in found if gradient is not None]
@@ -38,7 +38,7 @@ def first_bad_gradient(module: nn.Module) -> str | None:
 
 
 def first_bad_module(module: nn.Module, run: Callable[[], object]) -> str | None:
-    """Name and class of the first submodule that returns a non-finite value while `run` runs.
+    """Return name and class of the first submodule with a non-finite result while `run` runs.
 
     Children return before their parents, so the answer is the innermost module. `run` is executed
     without gradients and without compiled code, which would not call the hooks.

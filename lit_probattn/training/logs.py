@@ -58,7 +58,7 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
-        """Nothing: `config.yaml` has them."""
+        """Write nothing: `config.yaml` has them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -133,7 +133,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: `config.yaml` has them."""
+        """Write nothing: `config.yaml` has them."""
 
     @rank_zero_only
     def save(self) -> None:

@@ -248,8 +248,7 @@ def _shape(trainer: pl.Trainer, step: Step) -> str:
 def _free(trainer: pl.Trainer) -> str:
     device = trainer.strategy.root_device
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        return f"; the device has {_size(total)}"
+        return f"; the device has {_size(torch.cuda.get_device_properties(device).total_memory)}"
     free = available_bytes(device)
     return "" if free is None else f"; {_size(free)} are free now"
 

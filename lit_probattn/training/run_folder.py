@@ -275,7 +275,7 @@ def find_checkpoint(
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path:
-    """Folder that results about a checkpoint go to: its run folder, or else its own folder."""
+    """Return where results about a checkpoint go: its run folder, or else its own folder."""
     parent = checkpoint.parent
     is_run = parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file()
     return parent.parent if is_run else parent

@@ -67,5 +67,4 @@ def read_starts(folder: Path) -> list[dict[str, Any]]:
     path = folder / FILE_NAME
     if not path.is_file():
         return []
-    starts: list[dict[str, Any]] = json.loads(path.read_text())["starts"]
-    return starts
+    return json.loads(path.read_text())["starts"]

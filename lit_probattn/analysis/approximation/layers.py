@@ -60,8 +60,7 @@ class Opened:
     def project(self, output: Tensor) -> Tensor:
         """Apply the output map to heads' outputs: (B, H, N, E_v) -> (B, N, C)."""
         joined = output.to(self.layer.out_proj.weight.dtype).transpose(1, 2).flatten(2)
-        result: Tensor = self.layer.out_proj(joined)
-        return result
+        return self.layer.out_proj(joined)
 
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Return queries and keys, (B, H, ·, E), of a layer whose kernel is exp(q · k / √E).
@@ -147,6 +146,5 @@ def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> 
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
-            hook = layer.register_forward_hook(partial(check, name), with_kwargs=True)
-            hooks.enter_context(hook)
+            hooks.enter_context(layer.register_forward_hook(partial(check, name), with_kwargs=True))
         yield

@@ -21,7 +21,7 @@ from lit_probattn.training.run_record import read_starts
 
 _SUMMARY = (
     "Distance: mean over pairs of heads (Frobenius). Components: eigenvalues for 95 % of the sum, "
-    "of so many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
+    "of that many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
     "models with different tasks, heads or lengths do not compare."
 )
 

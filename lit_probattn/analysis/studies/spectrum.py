@@ -113,7 +113,7 @@ def mean_spectrum(layers: dict[int, Tensor]) -> tuple[Tensor, int]:
 
 
 def num_components(eigenvalues: Tensor, share: float = SHARE) -> int:
-    """Return the smallest r so that the r first (and largest) eigenvalues make `share` of all."""
+    """Return the smallest r such that the r largest eigenvalues make up `share` of the sum."""
     total = eigenvalues.cumsum(0)
     return int((total < share * total[-1]).sum()) + 1
 

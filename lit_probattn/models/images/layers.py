@@ -38,8 +38,7 @@ class KeySlot:
         ids = key.sample_ids
         if windows == 1 or ids is None:
             return key
-        numbers = torch.arange(windows, device=ids.device)
-        of_windows = (ids[:, None] * windows + numbers).flatten()
+        of_windows = (ids[:, None] * windows + torch.arange(windows, device=ids.device)).flatten()
         return RandomKey(key.seed, key.step, of_windows, key.layer)
 
 
@@ -72,8 +71,7 @@ class TokenAttention(_Replaced):
             is_causal=is_causal,
             rng=self.slot.of_layer(self.index),
         )
-        result: Tensor = self.proj_drop(out)
-        return result
+        return self.proj_drop(out)
 
 
 class WindowAttention(_Replaced):
@@ -122,8 +120,7 @@ class WindowAttention(_Replaced):
             pictures = x.shape[0] // mask.shape[0]
             allowed = (mask == 0).expand(pictures, -1, -1, -1).flatten(0, 1)[:, None]
         out = self.attention(x, attn_mask=allowed, bias=self.position_bias(), rng=self._key(x))
-        result: Tensor = self.proj_drop(out)
-        return result
+        return self.proj_drop(out)
 
     @torch.compiler.disable
     def _key(self, x: Tensor) -> RandomKey | None:

@@ -75,7 +75,7 @@ class ImageModel(nn.Module):
         self.net: Any = net
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that weight decay leaves alone: vectors, biases and positions."""
+        """Return the names of what weight decay leaves alone: vectors, biases and positions."""
         named = {f"net.{name}" for name in self.net.no_weight_decay()}
         vectors = {name for name, value in self.named_parameters() if value.ndim <= 1}
         return named | vectors | {n for n, _ in self.named_parameters() if n.endswith(".bias")}
@@ -100,5 +100,4 @@ class ImageModel(nn.Module):
             self._slot.key = rng
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = self.net(inputs)
-        return logits
+        return self.net(inputs)
