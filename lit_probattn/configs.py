@@ -1,7 +1,5 @@
 """YAML to objects: files are found, read, upgraded, merged, linked to the data, instantiated."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import difflib
@@ -45,11 +43,7 @@ _told: set[str] = set()
 def find(path: str | Path) -> Path:
     """Return where a configuration file lies; say so, once, where it has moved.
 
-    Args:
-        path: the file, by its name today or before it moved.
-
-    Returns:
-        The new place of a file that has moved there; otherwise `path`, which may not exist.
+    `path` is its name today or before it moved. Where nothing is found, it is returned as it is.
     """
     given = Path(path)
     if given.exists():
@@ -162,10 +156,7 @@ def attention_entry(path: str | Path) -> dict[str, Any]:
         content = content.get(key) if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or "class_path" not in content:
         raise ConfigError(f"{path} does not set model.init_args.attention.class_path")
-    return {
-        "class_path": content["class_path"],
-        "init_args": dict(content.get("init_args") or {}),
-    }
+    return {"class_path": content["class_path"], "init_args": dict(content.get("init_args") or {})}
 
 
 # ---- merging -----------------------------------------------------------------------------------
@@ -245,30 +236,21 @@ RETIRED: Retired = {
 }
 
 
-def upgrade(content: Mapping[str, Any], retired: Retired = RETIRED) -> dict[str, Any]:
+def upgrade(content: Any, retired: Retired = RETIRED) -> Any:
     """Return a configuration that an earlier version wrote in today's terms; `content` is kept.
 
     Classes are found under their new paths. A retired option with another value than its old
     default selects the class that still has it. Where no option does, all of them are dropped; the
     selected class keeps its own, so that an old configuration says what a new one resolves to.
 
-    Args:
-        content: a configuration, or a part of one.
-        retired: options that classes no longer have.
-
     Raises:
         ConfigError: an option has a value that no class takes any more.
     """
-    upgraded: dict[str, Any] = _upgraded(content, retired)
-    return upgraded
-
-
-def _upgraded(value: Any, retired: Retired) -> Any:
-    if isinstance(value, list | tuple):
-        return [_upgraded(item, retired) for item in value]
-    if not isinstance(value, Mapping):
-        return copy.deepcopy(value)
-    result = {key: _upgraded(item, retired) for key, item in value.items()}
+    if isinstance(content, list | tuple):
+        return [upgrade(item, retired) for item in content]
+    if not isinstance(content, Mapping):
+        return copy.deepcopy(content)
+    result = {key: upgrade(item, retired) for key, item in content.items()}
     if isinstance(result.get("class_path"), str):
         result["class_path"] = _new_class_path(result["class_path"])
         if isinstance(result.get("init_args"), dict):
@@ -291,11 +273,7 @@ def _new_class_path(class_path: str) -> str:
 
 
 def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]) -> None:
-    """Take retired options from the arguments of a class, or put a class that has them.
-
-    Raises:
-        ConfigError: no class has them.
-    """
+    """Take retired options from the arguments of a class, or put the one class that has them."""
     cls, arguments = entry["class_path"], entry["init_args"]
     given = {option: options[option] for option in options if option in arguments}
     classes = set()

@@ -4,8 +4,6 @@ Each name has a test in `tests/test_torch_internals.py` that fails when PyTorch 
 test of the package refuses such names anywhere else.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -43,8 +41,7 @@ def in_backward() -> bool:
 
 def softmax_backward(grad: Tensor, output: Tensor) -> Tensor:
     """Return output ∘ (grad − Σ output ∘ grad), softmax's gradient over the last axis, fused."""
-    result: Tensor = torch.ops.aten._softmax_backward_data(grad, output, -1, output.dtype)
-    return result
+    return torch.ops.aten._softmax_backward_data(grad, output, -1, output.dtype)
 
 
 def packet_of(operator: Any) -> Any:

@@ -1,7 +1,5 @@
 """What the figures of studies share: panels by layer, grids, logarithmic axes, labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -34,12 +32,8 @@ def each_head(
 ) -> Iterator[tuple[Axes, int, int]]:
     """Yield the panels of a figure with a row per layer, headed and labelled; remove the others.
 
-    Args:
-        axes: the panels by row.
-        layers: numbers of the layers.
-        exists: whether a layer has something at a place of its row.
-        heading: of the column at a place.
-        size: of the font.
+    `exists` says whether a layer, by its number, has something at a place of its row; `heading`
+    heads the column at a place.
     """
     for row, layer in zip(axes, layers, strict=True):
         for place, axis in enumerate(row):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,29 +22,17 @@ _MASKS = ("key_mask", "attn_mask", "is_causal", "bias")
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of an attention layer; its arguments are those of `Attention.forward`.
-
-    Args:
-        name: the layer's name in the model.
-        layer: the layer.
-        query: (S, N, C); S sequences: samples, texts of pairs, or windows of pictures.
-        key: (S, L, C_k), or None for self-attention.
-        value: (S, L, C_k), or None for `key`.
-        key_mask: real keys, (S, L) bool. None means all.
-        attn_mask: allowed pairs.
-        is_causal: causal mask.
-        bias: additive scores.
-    """
+    """One call of an attention layer; its arguments are those of `Attention.forward`."""
 
     name: str
     layer: Attention
-    query: Tensor
-    key: Tensor | None = None
-    value: Tensor | None = None
-    key_mask: Tensor | None = None
-    attn_mask: Tensor | None = None
+    query: Tensor  # (S, N, C); S sequences: samples, texts of pairs, or windows of pictures
+    key: Tensor | None = None  # (S, L, C_k); None for self-attention
+    value: Tensor | None = None  # (S, L, C_k); None for `key`
+    key_mask: Tensor | None = None  # real keys, (S, L) bool; None means all
+    attn_mask: Tensor | None = None  # allowed pairs
     is_causal: bool = False
-    bias: Tensor | None = None
+    bias: Tensor | None = None  # added to scores
 
     @classmethod
     def of(
@@ -80,7 +68,6 @@ class LayerCall:
         """Return the call for one sequence alone.
 
         Args:
-            index: which.
             padded: keep padding at the end. Otherwise self-attention ends with the last real token;
                 weights among the tokens that stay do not change.
         """
@@ -112,8 +99,7 @@ class LayerCall:
 
     def double(self, layer: Attention) -> LayerCall:
         """Return the call in float64, of a layer from `in_double`."""
-        names = ("query", "key", "value", "bias")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("query", "key", "value", "bias")}
         changed = {name: x.double() for name, x in given.items() if x is not None}
         return replace(self, layer=layer, **changed)
 
@@ -183,13 +169,9 @@ def record(model: nn.Module) -> Iterator[list[LayerCall]]:
     def keep(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append(LayerCall.of(name, layer, args, kwargs))
 
-    hooks = [
-        module.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
-        for name, module in model.named_modules()
-        if isinstance(module, Attention)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, Attention):
+                hook = module.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+                hooks.enter_context(hook)
         yield calls
-    finally:
-        for handle in hooks:
-            handle.remove()

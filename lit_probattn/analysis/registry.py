@@ -14,24 +14,16 @@ _HERE = "lit_probattn.analysis"
 
 @dataclass(frozen=True)
 class Entry:
-    """One study of the command.
+    """One study of the command."""
 
-    Args:
-        name: what a user types.
-        module: full name of its module, imported when it is chosen.
-        study: name of its class there.
-        summary: one line for the list of studies.
-    """
-
-    name: str
-    module: str
-    study: str
-    summary: str
+    name: str  # what a user types
+    module: str  # full name of its module, imported when it is chosen
+    study: str  # name of its class there
+    summary: str  # one line for the list of studies
 
     def load(self) -> type[Study]:
         """Import the study."""
-        found: type[Study] = getattr(importlib.import_module(self.module), self.study)
-        return found
+        return getattr(importlib.import_module(self.module), self.study)
 
 
 STUDIES = tuple(

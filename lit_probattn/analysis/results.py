@@ -1,7 +1,5 @@
 """What a study leaves: a table, pictures, and a text that says how they were made."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -43,8 +41,7 @@ class Results:
 
     def table(self, frame: pd.DataFrame, part: str = "", digits: int = 6) -> None:
         """Write a CSV file."""
-        text = frame.to_csv(index=False, float_format=f"%.{digits}g")
-        replace_text(self.path("csv", part), text)
+        replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
 
     def figure(self, figure: Figure, part: str = "") -> None:
         """Write a PNG file of at most 300 kB."""

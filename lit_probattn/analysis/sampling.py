@@ -1,7 +1,5 @@
 """Which sequences, and which of their maps, a study looks at: random, but the same every time."""
 
-from __future__ import annotations
-
 import argparse
 import zlib
 from collections.abc import Iterator
@@ -43,10 +41,8 @@ def sequences(
     """Run the model on random samples; yield, batch by batch, what its layers saw.
 
     Args:
-        trained: model and data.
         options: the flags `options.samples`.
         parts: at most this many sequences of each sample and layer, drawn at random.
-        padded: keep padding.
         min_len: shorter sequences are left out.
 
     Raises:

@@ -1,7 +1,5 @@
 """What a study of trained models is: declared flags, something to compute, files to write."""
 
-from __future__ import annotations
-
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -40,10 +38,7 @@ class Study(ABC):
 
     @classmethod
     def run(cls, options: argparse.Namespace) -> None:
-        """Make the study.
-
-        Args:
-            options: the flags; `command` is the command line, for the text.
+        """Make the study; `command` among its flags is the command line, for the text.
 
         Raises:
             ValueError: what a user got wrong (AnalysisError, for example).
@@ -92,7 +87,6 @@ class ModelStudy(Study):
         Args:
             of: which layers.
             double: give calls and layers in float64.
-            padded: keep padding.
             min_len: shorter sequences are left out.
         """
         copies = {name: in_double(layer) for name, layer in self.layers.items() if double}
@@ -112,9 +106,7 @@ class ModelStudy(Study):
     def store(self, key: tuple[str, ...], *flags: str) -> RowStore:
         """Return rows that outlive an interruption.
 
-        Args:
-            key: columns that tell a row from the others.
-            flags: names of the flags that the rows depend on, beside the model.
+        `key` are the columns that tell rows apart; rows depend on these `flags` and on the model.
         """
         settings = {name: getattr(self.options, name) for name in flags}
         settings |= {"study": self.name, "model": identity(self.trained)}

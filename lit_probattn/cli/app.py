@@ -124,8 +124,7 @@ class RunCLI(BareCLI):
     @property
     def settings(self) -> RunSettings:
         """The `run` part of the configuration."""
-        settings: RunSettings = self.part(self.config_init, "run")
-        return settings
+        return self.part(self.config_init, "run")
 
     @property
     def run_name(self) -> str:
@@ -277,10 +276,7 @@ class RunCLI(BareCLI):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: command line after the program's name. None takes the process's own.
+    """Run the command after the program's name, by default the process's own.
 
     Returns:
         Exit status; see `lit_probattn.cli.errors`.

@@ -3,8 +3,6 @@
 A fault of the program keeps its traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import linecache
 import logging
@@ -67,13 +65,10 @@ class ConstructionError(BaseException):
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """Return one line and exit status for an exception that a user can act on.
+    """Return one line and exit status for an exception that a user can act on; None for a fault.
 
     These are errors that our own code or Lightning's checks raise on purpose, and values that the
     constructor of a configured class refuses; anything else is a fault.
-
-    Returns:
-        None for a fault, whose traceback is wanted.
     """
     if isinstance(error, ConstructionError):
         explained = explain(error.error)

@@ -14,7 +14,7 @@ def config_files(arguments: Sequence[str]) -> list[str]:
 
 
 def files_before_flags(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the configuration files, where they lie today, right after the command.
+    """Return the arguments with configuration files, as they lie today, right after the command.
 
     The parser lets the later of file and flag win; so flags win wherever they stand.
     """
@@ -73,9 +73,7 @@ def sets_task(content: dict[str, Any]) -> bool:
 def run_name(contents: dict[str, dict[str, Any]], model: Any) -> str:
     """Return `<task>-<attention>`, after the files that set them, or else after the classes.
 
-    Args:
-        contents: configuration files, by name.
-        model: resolved `model` part of the configuration.
+    `contents` are configuration files by name, `model` is the resolved part of the configuration.
     """
     tasks = [run_stem(name) for name, content in contents.items() if sets_task(content)]
     variants = [run_stem(name) for name, content in contents.items() if sets_attention(content)]

@@ -4,8 +4,6 @@ The one home of its private members and of patterns over its wording; each has a
 `tests/cli/test_jsonargparse_internals.py` that provokes the real thing and fails when it changes.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import re
@@ -31,13 +29,7 @@ NOT_A_SUBCLASS = re.compile(r"Expected '([\w.]+)' to be a subclass")
 
 
 class Refused(ArgumentError):
-    """What the parser of a class's arguments refused.
-
-    Args:
-        message: what jsonargparse says.
-        owner: the class whose arguments were parsed.
-        names: its arguments.
-    """
+    """What the parser of a class's arguments refused; `names` are its arguments."""
 
     def __init__(self, message: str, owner: type | None, names: list[str]) -> None:
         super().__init__(None, message)
@@ -55,10 +47,7 @@ def option_names(parser: Any) -> list[str]:
 def readable(message: str, error: BaseException | None, options: list[str]) -> str:
     """Reduce a refusal of the argument parser to one line, with the nearest valid name.
 
-    Args:
-        message: what jsonargparse says.
-        error: the exception behind it.
-        options: the valid options, without `--`.
+    `error` is the exception behind the message; `options` are the valid ones, without `--`.
     """
     causes = list(_causes(error))
     cause = causes[-1] if causes else None

@@ -3,8 +3,6 @@
 `null` where a value is needed is refused too: the parser takes it for any type.
 """
 
-from __future__ import annotations
-
 import inspect
 import types
 import typing
@@ -59,31 +57,18 @@ class Instantiator(ModuleInstantiator):
         applied_instantiation_links: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        """Construct.
-
-        Raises:
-            ConstructionError: the constructor raised any exception.
-        """
+        """Construct; any exception of the constructor becomes a `ConstructionError`."""
         # A size that the data do not have (features of tokens) is not the model's to store.
         links = {key: size for key, size in applied_instantiation_links.items() if size is not None}
         try:
             _require_sizes(class_type, applied_instantiation_links)
-            return super().__call__(
-                class_type,
-                *args,
-                applied_instantiation_links=links,
-                **kwargs,
-            )
+            return super().__call__(class_type, *args, applied_instantiation_links=links, **kwargs)
         except Exception as error:
             raise ConstructionError(self.key, error) from error
 
 
 def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
-    """Refuse data of another kind than the model reads.
-
-    Raises:
-        ValueError: the model needs a size that the data do not have.
-    """
+    """Refuse data that do not have a size which the model needs."""
     parameters = inspect.signature(class_type).parameters
     for key, size in links.items():
         name = key.rpartition(".")[2]
@@ -96,7 +81,7 @@ def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
 
 
 def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -> None:
-    """Look through a configuration.
+    """Refuse null for a key whose type does not allow it.
 
     Args:
         config: the configuration of a command, a namespace.
@@ -104,7 +89,7 @@ def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
         linked: arguments of the model that are set later.
 
     Raises:
-        CommandError: a key is null whose type does not allow it.
+        CommandError: there is such a key.
     """
     for key, own in known.items():
         _check(config.get(key), types_of(own), key)

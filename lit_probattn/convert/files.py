@@ -1,7 +1,5 @@
 """What conversions of checkpoints share: attention layers in a state dict, the files they write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,11 +95,7 @@ def write(
 ) -> str:
     """Write a checkpoint for a new training, and the configuration to add; return a line.
 
-    Args:
-        output: the file.
-        checkpoint: what it is made of; what belongs to the old run is left out.
-        config: for the file beside it.
-        changed: other contents of the checkpoint.
+    What belongs to the run that wrote `checkpoint` is left out; `changed` are other contents of it.
 
     Raises:
         CheckpointError: the file cannot be written.

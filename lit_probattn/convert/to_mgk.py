@@ -11,12 +11,11 @@ the model, and what each layer sees decides pairs of heads, factors, priors and 
 it (--weights_only) only the weights count, and --head_dim is needed.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -46,15 +45,10 @@ Batches = Sequence[dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class ModelErrors:
-    """What conversion did to the whole model, on validation batches.
+    """What conversion did to the whole model, on validation batches."""
 
-    Args:
-        logit_error: ‖new − old‖ / ‖old‖ of the model's outputs.
-        agreement: share of the `num_rows` rows whose largest output is the same.
-    """
-
-    logit_error: float
-    agreement: float
+    logit_error: float  # ‖new − old‖ / ‖old‖ of the model's outputs
+    agreement: float  # share of rows whose largest output is the same
     num_rows: int
 
     def line(self) -> str:
@@ -84,16 +78,13 @@ def layer_inputs(task: nn.Module, names: list[str], batches: Batches) -> dict[st
         given = kwargs.get("key_mask"), kwargs.get("is_causal", False)
         seen[name].append(LayerInputs(args[0], *given))
 
-    hooks = [
-        task.get_submodule(name).register_forward_pre_hook(partial(keep, name), with_kwargs=True)
-        for name in names
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name in names:
+            layer = task.get_submodule(name)
+            hook = layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+            hooks.enter_context(hook)
         for batch in batches:
             task(batch)
-    finally:
-        for handle in hooks:
-            handle.remove()
     return {name: _join(parts) for name, parts in seen.items()}
 
 
@@ -130,10 +121,7 @@ def convert_layers(
     """Convert every attention layer of a state dict; return layers and errors by name.
 
     Args:
-        state: names and tensors of a model with softmax attention.
-        head_dim: E.
         inputs: what layers saw, by name; layers without an entry are converted from weights alone.
-        options: of `convert_layer`.
     """
     layers, errors = {}, {}
     for name in find_layers(state):
@@ -206,11 +194,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
 
 
 def _open_run(options: argparse.Namespace) -> Trained:
-    """Open the run that the checkpoint belongs to.
-
-    Raises:
-        ConversionError: there is no configuration, or it does not fit checkpoint or data.
-    """
+    """Open the run that the checkpoint belongs to."""
     path = options.config or options.checkpoint.resolve().parent.parent / "config.yaml"
     if not find(path).is_file():
         raise ConversionError(

@@ -5,8 +5,6 @@
 for head sizes s and d_p ≥ s: the logits agree, because c² / √d_p = 1 / √s.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -28,14 +26,9 @@ from lit_probattn.training.checkpoints import load_checkpoint
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
     """Give every head of a projection `head_size` rows (or columns), new ones zero.
 
-    Args:
-        weight: (H · s, …), heads one after the other along `axis`.
-        num_heads: H.
-        head_size: new size.
-        axis: where the heads are.
+    The heads of `weight`, (H · s, …), lie one after the other along `axis`.
     """
-    moved = weight.movedim(axis, 0)
-    heads = moved.unflatten(0, (num_heads, -1))  # (H, s, …)
+    heads = weight.movedim(axis, 0).unflatten(0, (num_heads, -1))  # (H, s, …)
     extra = heads.new_zeros(num_heads, head_size - heads.shape[1], *heads.shape[2:])
     return torch.cat([heads, extra], 1).flatten(0, 1).movedim(0, axis).contiguous()
 

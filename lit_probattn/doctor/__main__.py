@@ -7,8 +7,6 @@
 The exit status is 1 if there is a problem, else 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,24 +1,15 @@
 """One line of the doctor's report."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 
 class Finding(NamedTuple):
-    """What was found.
+    """What was found."""
 
-    Args:
-        section: heading.
-        name: what was looked at.
-        status: `ok`, `note` (worth knowing) or `problem` (will stop a run).
-        text: what was found, and for a problem what to do.
-    """
-
-    section: str
-    name: str
-    status: Literal["ok", "note", "problem"]
-    text: str
+    section: str  # heading
+    name: str  # what was looked at
+    status: Literal["ok", "note", "problem"]  # note: worth knowing; problem: will stop a run
+    text: str  # what was found, and for a problem what to do
 
 
 def size(num_bytes: int) -> str:

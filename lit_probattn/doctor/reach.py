@@ -5,8 +5,6 @@
 is one of the processes; `check_contact` starts them and waits a bounded time.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os
@@ -52,8 +50,7 @@ def _try(backend: str, count: int, timeout_s: float) -> Finding:
     failures = []
     for process in processes:
         try:
-            left = max(0.1, start + timeout_s - time.monotonic())
-            _, told = process.communicate(timeout=left)
+            _, told = process.communicate(timeout=max(0.1, start + timeout_s - time.monotonic()))
             if process.returncode:
                 failures.append((told.strip().splitlines() or ["no message"])[-1])
         except subprocess.TimeoutExpired:

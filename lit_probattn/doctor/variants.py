@@ -1,7 +1,5 @@
 """What `auto` would choose for each variant here, and whether kernels pass their self-tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -18,7 +16,7 @@ LONG, SHORT, BATCH, HEADS, HEAD_DIM = 4096, 128, 4, 4, 32
 
 
 def check_backends() -> Iterator[Finding]:
-    """A line per variant and type of device."""
+    """Yield a line per variant and type of device."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for name, cls in variants().items():
         for device in devices:
@@ -55,7 +53,7 @@ def _choose(layer: Attention, device: str, seq_len: int, dropout: bool) -> str:
 
 
 def check_kernels() -> Iterator[Finding]:
-    """The self-test of every family of kernels, where there is a GPU."""
+    """Yield the self-test of every family of kernels, where there is a GPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     why_not = runtime.refusal(device, torch.float32, HEAD_DIM)
     for family in _families():
@@ -73,7 +71,7 @@ def check_kernels() -> Iterator[Finding]:
 
 
 def _families() -> Iterator[str]:
-    """The families of kernels that variants have, each once."""
+    """Yield the families of kernels that variants have, each once."""
     known = set()
     for cls in variants().values():
         with suppress(ValueError):  # a package that the variant needs is missing

@@ -4,8 +4,6 @@ Logits exist for some tokens at a time and are computed again in backward, so th
 grow with tokens × words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -128,8 +126,7 @@ class AdaptiveSoftmax(nn.Module):
         for _, low, high in self._clusters:
             rows = ((target >= low) & (target < high)).nonzero()[:, 0]
             words = self._words(table, low, high)
-            classes = target[rows] - low
-            more = chunked_cross_entropy(hidden[rows], *words, classes, self.max_logits)
+            more = chunked_cross_entropy(hidden[rows], *words, target[rows] - low, self.max_logits)
             losses = losses.index_add(0, rows, more.to(losses.dtype))
         return losses
 

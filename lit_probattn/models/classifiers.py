@@ -1,7 +1,5 @@
 """Whole models: tokens -> embedding -> blocks -> head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -59,20 +57,13 @@ class Classifier(nn.Module):
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Classify token ids.
+        """Map token ids (B, N) to logits (B, num_classes).
 
-        Args:
-            inputs: (B, N) int64.
-            key_mask: real tokens, (B, N) bool.
-            rng: names the draw of attention dropout and noise.
-
-        Returns:
-            Logits, (B, num_classes).
+        `key_mask` (B, N) marks real tokens; `rng` names the draw of attention dropout and noise.
         """
         x = self.embedding(inputs)  # (B, N, C)
         x = self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
-        logits: Tensor = self.head(x, key_mask)  # (B, num_classes)
-        return logits
+        return self.head(x, key_mask)  # (B, num_classes)
 
 
 class PairClassifier(Classifier):
@@ -91,16 +82,10 @@ class PairClassifier(Classifier):
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Classify pairs of texts.
+        """Map token ids of pairs, (B, 2, N), to logits (B, num_classes).
 
-        Args:
-            inputs: token ids of both texts, (B, 2, N) int64.
-            key_mask: real tokens, (B, 2, N) bool.
-            rng: names the draw of attention dropout and noise; its samples are pairs. The texts of
-                pair i draw as samples 2 i and 2 i + 1.
-
-        Returns:
-            Logits, (B, num_classes).
+        `key_mask` has their shape. The samples of `rng` are pairs; the texts of pair i draw as
+        samples 2 i and 2 i + 1.
 
         Raises:
             ValueError: `inputs` has another shape.

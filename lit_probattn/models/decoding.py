@@ -1,7 +1,5 @@
 """Generating tokens one at a time from a causal model and its caches."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,17 +23,11 @@ class Decoder(Protocol):
         ...
 
     def next_logits(
-        self,
-        inputs: Tensor,
-        *,
-        key_mask: Tensor | None,
-        positions: Tensor,
-        caches: Sequence[Cache],
+        self, inputs: Tensor, *, key_mask: Tensor | None, positions: Tensor, caches: Sequence[Cache]
     ) -> Tensor:
         """Append tokens (B, n) to the caches; return the logits after the last one, (B, V).
 
         Args:
-            inputs: new token ids.
             key_mask: real tokens among them. None means all.
             positions: their positions; padding does not count.
             caches: memory of earlier tokens.
@@ -75,36 +67,23 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated, and what it took.
+    """What was generated, and what it took."""
 
-    Args:
-        tokens: new token ids, (B, T); after a row's stop token, `pad_id`.
-        lengths: new tokens of each row, the stop token included, (B,).
-        prefill_seconds: time to read the prompt.
-        decode_seconds: time of the steps after it.
-        tokens_per_second: tokens of all rows per second of these steps; None without such a step.
-        cache_bytes: bytes held by all caches at the end.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    prefill_seconds: float
-    decode_seconds: float
-    tokens_per_second: float | None
-    cache_bytes: int
+    tokens: Tensor  # (B, T); after a row's stop token, `pad_id`
+    lengths: Tensor  # new tokens of each row, the stop token included, (B,)
+    prefill_seconds: float  # to read the prompt
+    decode_seconds: float  # of the steps after it
+    tokens_per_second: float | None  # of all rows, in these steps; None without such a step
+    cache_bytes: int  # of all caches at the end
 
 
 @torch.no_grad()
 def next_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None = None) -> Tensor:
-    """Choose a token per row.
+    """Choose a token per row; (B,) int64.
 
     Args:
         logits: (B, V).
-        sampling: the rule.
         uniform: numbers in [0, 1), (B,); not needed when greedy.
-
-    Returns:
-        Token ids, (B,) int64.
 
     Raises:
         ValueError: a logit is NaN, or `uniform` is missing.
@@ -151,7 +130,6 @@ def generate(
     Args:
         model: in evaluation mode.
         prompt: token ids, (B, P).
-        max_new_tokens: longest continuation.
         prompt_mask: real tokens of the prompt, (B, P) bool. None means all.
         sampling: how tokens are drawn. None is greedy.
         stop_id: a row ends with this token. None goes on to the end.

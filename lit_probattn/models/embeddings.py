@@ -1,7 +1,5 @@
 """From raw inputs to (B, N, C), with learned or fixed positions."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -39,7 +37,6 @@ class TokenEmbedding(nn.Module):
         """Embed token ids: (B, N) int64 -> (B, N, C).
 
         Args:
-            inputs: token ids.
             positions: index of each token, (B, N) below `max_seq_len`. None counts from 0.
 
         Raises:
@@ -52,8 +49,7 @@ class TokenEmbedding(nn.Module):
             )
         if positions is None:
             positions = torch.arange(length, device=inputs.device)
-        embedded: Tensor = self.dropout(self.tokens(inputs) + self.positions(positions))
-        return embedded
+        return self.dropout(self.tokens(inputs) + self.positions(positions))
 
 
 class Sinusoid(nn.Module):

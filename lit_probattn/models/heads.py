@@ -1,7 +1,5 @@
 """From encoded sequences (B, N, C) to logits."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -14,12 +12,10 @@ def pool(x: Tensor, key_mask: Tensor | None, pooling: Pooling, max_seq_len: int)
     """Average the real tokens: (B, N, C) -> (B, C).
 
     Args:
-        x: encoded tokens, (B, N, C).
         key_mask: real tokens, (B, N). None means all.
         pooling: `mean` divides by `max_seq_len`, whatever the padding of this batch (what the
             authors' code does with batches that it always pads to `max_seq_len`); `mean_valid`
             divides by the number of real tokens.
-        max_seq_len: longest sequence of the task.
     """
     if key_mask is not None:
         x = x * key_mask[..., None]
@@ -37,7 +33,6 @@ class PooledClassifier(nn.Module):
     Source: the Long Range Arena head of MGK's released code and its base.
 
     Args:
-        embed_dim, num_classes: C, and the number of logits.
         hidden_dim: width between the two linear layers.
         max_seq_len, pooling: see `pool`.
 
@@ -70,8 +65,7 @@ class PooledClassifier(nn.Module):
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Map (B, N, C) to logits (B, num_classes)."""
         pooled = pool(x, key_mask, self.pooling, self.max_seq_len)  # (B, C)
-        logits: Tensor = self.fc2(torch.relu(self.fc1(self.feature(pooled))))  # (B, num_classes)
-        return logits
+        return self.fc2(torch.relu(self.fc1(self.feature(pooled))))  # (B, num_classes)
 
 
 class PairClassifierHead(PooledClassifier):

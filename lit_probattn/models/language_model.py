@@ -1,7 +1,5 @@
 """Causal language models: tokens -> embedding + positions -> blocks -> next token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -118,8 +116,7 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(module.weight, mean=1.0, std=_STD)
             elif isinstance(module, AdaptiveSoftmax):
                 nn.init.normal_(module.cluster_weight, std=_STD)
-        std = _STD if init == "normal" else self.embed_dim**-0.5
-        nn.init.normal_(self.tokens.weight, std=std)
+        nn.init.normal_(self.tokens.weight, std=_STD if init == "normal" else self.embed_dim**-0.5)
 
     def forward(
         self,
@@ -136,7 +133,6 @@ class LanguageModel(nn.Module):
         with `caches`, precede them.
 
         Args:
-            inputs: token ids.
             key_mask: real tokens, (B, N). None means all.
             rng: names the draw of attention dropout and noise.
             positions: position of each token, (B, N), in segments of `max_seq_len` tokens; as
@@ -153,8 +149,7 @@ class LanguageModel(nn.Module):
             rng=rng,
             caches=caches,
         )
-        result: Tensor = self.dropout(x)
-        return result
+        return self.dropout(x)
 
     def embed(
         self, inputs: Tensor, key_mask: Tensor | None = None, positions: Tensor | None = None
@@ -172,8 +167,7 @@ class LanguageModel(nn.Module):
                 positions = torch.arange(length, device=inputs.device)
                 lengths = length if key_mask is None else key_mask.sum(1, keepdim=True)
             x = x + self.positions(positions, lengths).to(x.dtype)
-        result: Tensor = self.dropout(x)
-        return result
+        return self.dropout(x)
 
     def token_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return −log p of every scored target, in order, (num_scored,) float32.
@@ -183,8 +177,7 @@ class LanguageModel(nn.Module):
             target: next tokens, (B, N); IGNORE is not scored.
         """
         scored = target != IGNORE
-        losses: Tensor = self.output(hidden[scored], target[scored], self.tokens.weight)
-        return losses
+        return self.output(hidden[scored], target[scored], self.tokens.weight)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all words, (…, V) float32, given `hidden` (…, C)."""
@@ -195,12 +188,7 @@ class LanguageModel(nn.Module):
         return self.encoder.new_caches(capacity)
 
     def next_logits(
-        self,
-        inputs: Tensor,
-        *,
-        key_mask: Tensor | None,
-        positions: Tensor,
-        caches: Sequence[Cache],
+        self, inputs: Tensor, *, key_mask: Tensor | None, positions: Tensor, caches: Sequence[Cache]
     ) -> Tensor:
         """Append tokens to the caches; return log-probabilities of the token after the last."""
         hidden = self(inputs, key_mask=key_mask, positions=positions, caches=caches)

@@ -1,7 +1,5 @@
 """Masked language models: tokens, some of them hidden -> blocks -> the hidden words."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -22,12 +20,7 @@ _SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1
 
 
 def mask_tokens(
-    inputs: Tensor,
-    target: Tensor,
-    key: RandomKey,
-    *,
-    vocab_size: int,
-    probability: float = 0.15,
+    inputs: Tensor, target: Tensor, key: RandomKey, *, vocab_size: int, probability: float = 0.15
 ) -> tuple[Tensor, Tensor]:
     """Hide words, as a pure function of (seed, step, sample, position).
 
@@ -40,7 +33,6 @@ def mask_tokens(
         target: the same ids, IGNORE where nothing may be hidden (padding, begin, end), (B, N).
         key: names the draw; counter (position, 0, 0, sample).
         vocab_size: V; the mask token is V − 1, words are below V − 3.
-        probability: share of words that are chosen.
 
     Returns:
         The inputs with words hidden, and the target, IGNORE where no word was chosen.
@@ -68,8 +60,6 @@ class PeriodicPositions(nn.Module):
     it is an ordinary table.
 
     Args:
-        max_seq_len: longest sequence.
-        embed_dim: C.
         period: rows of the first table. None means max_seq_len.
     """
 
@@ -175,14 +165,12 @@ class MaskedLanguageModel(nn.Module):
         positions = torch.arange(length, device=inputs.device)
         x = self.dropout(self.norm(self.tokens(inputs) + self.positions(positions)))  # (B, N, C)
         x = self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
-        result: Tensor = self.head(x)
-        return result
+        return self.head(x)
 
     def token_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return −log p of every target that is not IGNORE, in order, (num_scored,) float32."""
         scored = target != IGNORE
-        losses: Tensor = self.output(hidden[scored], target[scored], self.tokens.weight)
-        return losses
+        return self.output(hidden[scored], target[scored], self.tokens.weight)
 
     def predictions(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return the likeliest word of every target that is not IGNORE, in order."""

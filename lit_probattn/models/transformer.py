@@ -1,7 +1,5 @@
 """The encoder: (B, N, C) -> (B, N, C) through blocks of attention and MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, cast
 
@@ -31,8 +29,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, N, C) to (B, N, C)."""
         x = self.dropout1(self.activation(self.fc1(x)))  # (B, N, mlp_dim)
-        result: Tensor = self.dropout2(self.fc2(x))  # (B, N, C)
-        return result
+        return self.dropout2(self.fc2(x))  # (B, N, C)
 
 
 class Block(nn.Module):
@@ -77,8 +74,7 @@ class Block(nn.Module):
             out = self.attention(
                 inputs, key_mask=key_mask, is_causal=is_causal, cache=cache, rng=rng
             )
-            dropped: Tensor = self.dropout(out)
-            return dropped
+            return self.dropout(out)
 
         if self.norm_first:
             x = x + attend(self.norm1(x))
@@ -96,11 +92,9 @@ class Transformer(nn.Module):
         attention: makes one attention layer per block from (embed_dim, head_dim).
         embed_dim: C.
         head_dim: E.
-        num_layers: number of blocks.
         mlp_dim: inner width of the MLPs.
         dropout: of both branches of a block.
         norm_first: pre-norm (True) or post-norm.
-        activation: activation of the MLPs.
         activation_checkpointing: recompute each block in backward instead of storing its inside.
 
     Raises:
@@ -149,9 +143,7 @@ class Transformer(nn.Module):
         """Map (B, N, C) to (B, N, C).
 
         Args:
-            x: embedded inputs.
             key_mask: real tokens, (B, N) bool.
-            is_causal: whether tokens see only themselves and earlier ones.
             rng: names the draw of attention dropout and noise; folded with each layer's index.
             caches: memory of earlier tokens, one per block, from `new_caches`; `x` follows them.
 
@@ -170,8 +162,7 @@ class Transformer(nn.Module):
                 x = checkpoint(block, x, key_mask, is_causal, key, use_reentrant=False)
             else:
                 x = block(x, key_mask, is_causal, key)
-        result: Tensor = self.norm(x)
-        return result
+        return self.norm(x)
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
         """Return an empty memory per block, with room for `capacity` positions."""

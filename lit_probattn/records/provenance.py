@@ -1,7 +1,5 @@
 """Where a result was made: revision, command, versions, hardware; and atomic writes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -46,8 +44,7 @@ def git_state(*paths: str) -> dict[str, Any] | None:
 
     None if the package is not part of a git checkout that tracks it.
 
-    Args:
-        paths: where changes count, relative to the package; everywhere by default.
+    Changes count in `paths`, relative to the package; everywhere by default.
     """
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None

@@ -1,7 +1,5 @@
 """Tables as Markdown, and pictures of a limited size."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from pathlib import Path
@@ -56,12 +54,7 @@ def save_png(figure: Figure, path: Path, note: str = "") -> Path:
 
 
 def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
-    """Return a table as lines of Markdown; what is missing is a dash.
-
-    Args:
-        frame: the table; its index is not shown.
-        digits: significant digits of floating-point numbers.
-    """
+    """Return a table, without its index, as lines of Markdown; what is missing is a dash."""
 
     def show(value: Any) -> str:
         if pd.api.types.is_scalar(value) and pd.isna(value):

@@ -1,7 +1,5 @@
 """What every task shares: optimiser, schedule, randomness, prior updates, the stop on NaN."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -121,9 +119,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
 def model_arguments(model: Callable[..., nn.Module], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a model's constructor takes, but `attention`, out of a task's arguments.
 
-    Args:
-        model: the class.
-        values: the arguments by name, as `locals()` of the task's constructor has them.
+    `values` are the arguments by name, as `locals()` of the task's constructor has them.
     """
     names = inspect.signature(model).parameters
     return {name: values[name] for name in names if name in values and name != "attention"}
@@ -269,7 +265,7 @@ class Task(pl.LightningModule):
             shard(self.model, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Optimizer:
-        """AdamW over all parameters; learning rate and beta1 are set before every step."""
+        """Return AdamW over all parameters; learning rate and beta1 are set before every step."""
         return self.make_optimizer(AdamW, ordered_parameters(self).values())
 
     def make_optimizer(self, kind: Callable[..., Optimizer], trained: Iterable[Any]) -> Optimizer:

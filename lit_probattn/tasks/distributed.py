@@ -1,7 +1,5 @@
 """The ranks of a run: sums and gathers, their agreement to end, parameters split over them."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -46,8 +44,7 @@ def sum_with_gradients(values: Tensor) -> Tensor:
     """Sum a tensor over the ranks; gradients flow back to the parts of all ranks."""
     if num_ranks() == 1:
         return values
-    total: Tensor = _SumOverRanks.apply(values)
-    return total
+    return _SumOverRanks.apply(values)
 
 
 def gather_objects(item: Any) -> list[Any]:
@@ -59,7 +56,7 @@ def gather_objects(item: Any) -> list[Any]:
 
 
 def stop_counts(received: int) -> list[float]:
-    """One number per stop signal, to be summed over the ranks: 1 for the one that was received."""
+    """Return a number per stop signal, to be summed over ranks: 1 for the one received."""
     return [float(received == number) for number in STOP_SIGNALS]
 
 
@@ -75,11 +72,9 @@ def agree_on_signal(received: int, device: torch.device) -> int:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a model's parameters over a mesh, one group per attention block and one for the rest.
+    """Split a model's parameters in place over a one-dimensional mesh, as DTensors.
 
-    Args:
-        model: changed in place; the parameters become DTensors.
-        mesh: one-dimensional.
+    There is one group per attention block and one for the rest.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -1,6 +1,8 @@
 """Finding out that a loss or gradient is not finite, and where that began."""
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +17,9 @@ class NonFiniteError(RuntimeError):
 
 
 def largest_gradient(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Largest absolute gradient entry of this rank; NaN or infinite if any entry is. Shape ().
+    """Return the largest absolute gradient entry of this rank, (); 0 without gradients.
 
-    Returns 0 if there is no gradient.
+    It is NaN or infinite if any entry is.
     """
     found = (parameter.grad for parameter in parameters)
     gradients = [local_part(gradient) for gradient in found if gradient is not None]
@@ -36,31 +38,22 @@ def first_bad_gradient(module: nn.Module) -> str | None:
 
 
 def first_bad_module(module: nn.Module, run: Callable[[], object]) -> str | None:
-    """Name and class of the first submodule that returns a non-finite value while `run` runs.
+    """Return name and class of the first submodule with a non-finite result while `run` runs.
 
     Children return before their parents, so the answer is the innermost module. `run` is executed
     without gradients and without compiled code, which would not call the hooks.
     """
     found: list[str] = []
 
-    def make_hook(name: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(child: nn.Module, _inputs: object, output: object) -> None:
-            if not found and not _all_finite(output):
-                found.append(f"{name} ({type(child).__name__})")
+    def look(name: str, child: nn.Module, _inputs: object, output: object) -> None:
+        if not found and not _all_finite(output):
+            found.append(f"{name} ({type(child).__name__})")
 
-        return hook
-
-    handles = [
-        child.register_forward_hook(make_hook(name))
-        for name, child in module.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for name, child in module.named_modules():
+            if name:
+                hooks.enter_context(child.register_forward_hook(partial(look, name)))
+        run()
     return found[0] if found else None
 
 

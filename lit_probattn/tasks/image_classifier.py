@@ -119,7 +119,7 @@ class ImageClassifier(LabelTask):
         return cast(nn.Module, self.model.net)
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean smoothed cross-entropy over the batch, of mixed labels where pictures are mixed."""
+        """Return the mean smoothed cross-entropy, of mixed labels where pictures are mixed; ()."""
         mixed = cast(Mapping[str, Tensor], batch)
         logits = self(batch)
 
@@ -148,7 +148,7 @@ class ImageClassifier(LabelTask):
         super().configure_model()
 
     def configure_optimizers(self) -> Optimizer:
-        """AdamW; weight decay leaves out vectors, biases and tables of positions."""
+        """Return AdamW; weight decay leaves out vectors, biases and tables of positions."""
         skipped = cast(ImageModel, self.model).no_weight_decay()
         named = ordered_parameters(self.model).items()
         groups: list[dict[str, Any]] = [
@@ -186,7 +186,7 @@ class ImageClassifier(LabelTask):
             super().evaluate(batch, split)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Predictions; see `LabelTask.predict_step`."""
+        """Return predictions; see `LabelTask.predict_step`."""
         with self._averaged():
             return super().predict_step(batch, batch_idx)
 

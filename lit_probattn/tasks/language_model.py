@@ -89,7 +89,7 @@ class LanguageModeling(Task):
     # ---- losses ------------------------------------------------------------------------------
 
     def token_losses(self, batch: Batch) -> Tensor:
-        """Loss of every scored token, in the order of the batch. Shape (num_scored,), float32."""
+        """Return the loss of every scored token, in their order, (num_scored,) float32."""
         hidden = self.model(batch["inputs"], key_mask=batch["key_mask"], rng=self.random_key(batch))
         return self.model.token_losses(hidden, batch["target"])
 

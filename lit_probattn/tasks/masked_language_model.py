@@ -72,7 +72,7 @@ class MaskedLanguageModeling(Task):
     # ---- losses ------------------------------------------------------------------------------
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Hide words and encode; what the output layer reads (B, N, C), and the target (B, N)."""
+        """Hide words; return what the output layer reads, (B, N, C), and the target (B, N)."""
         key = self.random_key(batch)
         inputs, target = mask_tokens(
             batch["inputs"],
@@ -84,11 +84,11 @@ class MaskedLanguageModeling(Task):
         return self.model(inputs, key_mask=batch["key_mask"], rng=key), target
 
     def token_losses(self, batch: Batch) -> Tensor:
-        """Loss of every hidden word, in the order of the batch. Shape (num_hidden,), float32."""
+        """Return the loss of every hidden word, in their order, (num_hidden,) float32."""
         return self.model.token_losses(*self.encode(batch))
 
     def token_results(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Loss of every hidden word, and whether its prediction is wrong. Shapes (num_hidden,)."""
+        """Return every hidden word's loss, and whether it is predicted wrongly; (num_hidden,)."""
         hidden, target = self.encode(batch)
         wrong = self.model.predictions(hidden, target) != target[target != IGNORE]
         return self.model.token_losses(hidden, target), wrong

@@ -1,7 +1,5 @@
 """Checkpoints written before cores had names: renamed weights, and the order of the optimiser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +26,6 @@ def ordered_parameters(module: nn.Module) -> dict[str, Parameter]:
     projections, as it did when layers owned it. Optimisers keep their state by position, so old
     checkpoints go on fitting; and clipping sums the norms of gradients in this order, so a run goes
     on to the last bit.
-
-    Args:
-        module: whose parameters are optimised.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {names[id(parameter)]: parameter for parameter in _walk(module)}
@@ -49,10 +44,6 @@ def rename_checkpoint(checkpoint: dict[str, Any], module: nn.Module) -> None:
 
     States that are kept by position fit as they are, see `ordered_parameters`. A checkpoint with
     today's names is left alone.
-
-    Args:
-        checkpoint: with `state_dict` and `optimizer_states`.
-        module: what the weights belong to.
     """
     state: dict[str, Tensor] = checkpoint.get("state_dict", {})
     renamed = {old: new for old, new in core_names(module).items() if old in state}

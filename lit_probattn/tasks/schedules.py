@@ -59,7 +59,6 @@ def schedule_values(
             at step 0 (MGK's language models); `inverse_sqrt` rises linearly from 1e-7 and falls as
             1/√step (fairseq); `constant` rises linearly and stays.
         step: optimiser steps taken so far, from 0 to total_steps - 1.
-        peak_lr: the largest learning rate.
         total_steps: length of the schedule. Unused by `constant` and `inverse_sqrt`.
         warmup_steps: steps of the rise; the last of them is at the peak (with `inverse_sqrt`, the
             step after it).

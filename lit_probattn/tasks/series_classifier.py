@@ -89,7 +89,7 @@ class SeriesClassifier(LabelTask):
             norm.sum_over_ranks = sum_with_gradients
 
     def configure_optimizers(self) -> Optimizer:
-        """RAdam as in the source, with steps of plain momentum while its variance is undefined."""
+        """Return RAdam as in the source: plain momentum while its variance is undefined."""
         if self.optimizer_name == "adamw":
             return super().configure_optimizers()
         return self.make_optimizer(RAdam, ordered_parameters(self).values())

@@ -1,7 +1,5 @@
 """Callbacks of every run: its end, step numbers, record, throughput, predictions, progress."""
 
-from __future__ import annotations
-
 import sys
 import time
 from datetime import timedelta
@@ -48,11 +46,7 @@ class StepNumbers(Callback):
 
 
 class RunRecord(Callback):
-    """Adds to `versions.json` what is known once the first step is done.
-
-    Args:
-        folder: the run folder.
-    """
+    """Adds to `versions.json` what is known once the first step is done."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -149,11 +143,7 @@ def _by_sample(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 class PredictionWriter(Callback):
-    """Collects predictions on every rank; the first rank writes them to one Parquet file.
-
-    Args:
-        path: the file, replaced whole if it exists.
-    """
+    """Collects all ranks' predictions; the first rank writes, or replaces, one Parquet file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

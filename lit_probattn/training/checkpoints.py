@@ -122,10 +122,9 @@ def _digest(file: BinaryIO, num_bytes: int) -> str:
 
 
 def newest_good_checkpoint(folder: Path, kind: Kind) -> Path | None:
-    """Return the newest checkpoint that passes the check; warns about each newer one that does not.
+    """Return the newest checkpoint that passes the check, None where there is none of its kind.
 
-    Returns:
-        None if the folder has no checkpoint of that kind.
+    Warns about each newer one that does not pass.
 
     Raises:
         CheckpointError: there are checkpoints and all of them are damaged.
@@ -151,7 +150,6 @@ def load_checkpoint(
     """Check a checkpoint and load it.
 
     Args:
-        path: the file.
         map_location: as in `torch.load`.
         weights_only: refuse anything but tensors and plain values. All our checkpoints pass.
 
@@ -273,12 +271,9 @@ class CheckedCheckpointIO(CheckpointIO):
 
 
 def export_safetensors(checkpoint: Path, output: Path) -> int:
-    """Write the model's weights of a checkpoint to a safetensors file.
+    """Write the model's weights of a checkpoint to a safetensors file; return their number.
 
     Keys are those of the model itself, without the task's `model.` in front.
-
-    Returns:
-        Number of tensors written.
 
     Raises:
         CheckpointError: the output exists or cannot be written; the checkpoint is damaged or holds

@@ -24,7 +24,6 @@ class RunCSVLogger(Logger):
     file was begun get a column when they appear.
 
     Args:
-        folder: the run folder.
         steps_done: steps taken before this process starts. Rows of an earlier process beyond it
             are dropped, because those steps are repeated.
     """
@@ -59,7 +58,7 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
-        """Nothing: `config.yaml` has them."""
+        """Write nothing: `config.yaml` has them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -113,7 +112,6 @@ class RunTensorBoardLogger(TensorBoardLogger):
     """TensorBoard events in the run folder itself, with `step` as in `metrics.csv`.
 
     Args:
-        folder: the run folder.
         steps_done: steps taken before this process starts; TensorBoard hides what an earlier
             process logged beyond it.
     """
@@ -135,7 +133,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: `config.yaml` has them."""
+        """Write nothing: `config.yaml` has them."""
 
     @rank_zero_only
     def save(self) -> None:

@@ -1,7 +1,5 @@
 """Peak memory of a step predicted on fake tensors, and advice when memory runs out."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
@@ -49,19 +47,12 @@ def told_out_of_memory(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """The step that failed.
+    """The step that failed."""
 
-    Args:
-        task: the LightningModule.
-        batch: its last batch.
-        train: whether gradients were computed.
-        precision: of the trainer.
-    """
-
-    task: Any
-    batch: dict[str, Any]
-    train: bool
-    precision: str
+    task: Any  # the LightningModule
+    batch: dict[str, Any]  # its last
+    train: bool  # whether gradients were computed
+    precision: str  # of the trainer
 
     @property
     def num_rows(self) -> int:
@@ -103,10 +94,7 @@ class MemoryAdvice(Callback):
 def describe(trainer: pl.Trainer, task: pl.LightningModule, batch: Any) -> str:
     """Return one line: what ran out of memory, what it needs, and what to lower.
 
-    Args:
-        trainer: while the error is being handled.
-        task: the LightningModule.
-        batch: the last batch; None if there was none yet.
+    `batch` is the last one; None if there was none yet.
     """
     place = f"out of memory on {trainer.strategy.root_device}"
     count = sum(parameter.numel() for parameter in task.parameters())
@@ -166,10 +154,7 @@ def predicted_step_bytes(step: Step, num_rows: int, backend: str | None) -> int 
     Weights, activations, gradients and AdamW's state in training. None if fake tensors cannot
     follow the model.
 
-    Args:
-        step: what failed.
-        num_rows: samples of the micro-batch.
-        backend: name for every attention layer; None keeps what each has.
+    `backend` is for every attention layer; None keeps what each has.
     """
 
     def build() -> tuple[Any, Any]:
@@ -263,8 +248,7 @@ def _shape(trainer: pl.Trainer, step: Step) -> str:
 def _free(trainer: pl.Trainer) -> str:
     device = trainer.strategy.root_device
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        return f"; the device has {_size(total)}"
+        return f"; the device has {_size(torch.cuda.get_device_properties(device).total_memory)}"
     free = available_bytes(device)
     return "" if free is None else f"; {_size(free)} are free now"
 

@@ -42,7 +42,6 @@ class Peers:
     Args:
         store: key-value store that all ranks reach; used from two threads, by calls that return at
             once.
-        rank, count: this rank and the number of ranks.
         interval: seconds between signs of life.
     """
 
@@ -172,8 +171,7 @@ def explain_lost_contact(error: BaseException) -> str | None:
 
     Any other error is noted for the ranks that wait for this one.
 
-    Returns:
-        None if the error is not one of communication, or there are no other ranks.
+    None if the error is not one of communication, or there are no other ranks.
     """
     if _current is None:
         return None

@@ -29,10 +29,7 @@ class Preempted(BaseException):
 
     Not an Exception: nothing went wrong, and nothing should catch it by accident.
 
-    Args:
-        number: the signal that this or another rank received.
-        step: optimiser steps taken.
-        checkpoint: where they are kept.
+    `number` is the signal that this or another rank received.
     """
 
     def __init__(self, number: int, step: int, checkpoint: Path) -> None:
@@ -82,8 +79,7 @@ class StopSignals(Callback):
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is signal.SIG_IGN:  # a shell's background job: leave it so
                 continue
-            before = signal.signal(number, self._note)
-            self._before.setdefault(number, before)
+            self._before.setdefault(number, signal.signal(number, self._note))
 
     def _note(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT:
@@ -106,11 +102,7 @@ class StopSignals(Callback):
 
 
 def requeue() -> str:
-    """Ask SLURM to start this job again.
-
-    Returns:
-        A line for the user; empty outside SLURM.
-    """
+    """Ask SLURM to start this job again; return a line for the user, empty outside SLURM."""
     job = slurm_job()
     if job is None:
         return ""
@@ -125,13 +117,13 @@ def requeue() -> str:
 
 
 def slurm_job() -> str | None:
-    """Name of this SLURM job, `<array>_<task>` for one task of an array; None outside SLURM."""
+    """Return the name of this SLURM job, `<array>_<task>` for one of an array; None outside."""
     array, task = (os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def job_name() -> str | None:
-    """What stays the same when a cluster starts this command again; None where nothing does."""
+    """Return what stays the same when a cluster starts this command again, if anything does."""
     slurm = slurm_job()
     if slurm is not None:
         return f"slurm {slurm}"

@@ -7,8 +7,6 @@ TensorBoard events and `checkpoints/`. It belongs to one configuration: a comman
 configuration differs in more than `FREE_KEYS` gets a folder of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -91,19 +89,12 @@ class RunSettings:
 
 @dataclass
 class RunPlan:
-    """What a command reads and writes.
+    """What a command reads and writes."""
 
-    Args:
-        folder: the folder to write to.
-        checkpoint: the checkpoint to start from.
-        created: whether the folder was made for this command.
-        notes: lines to tell the user.
-    """
-
-    folder: Path
-    checkpoint: Path | None = None
-    created: bool = False
-    notes: list[str] = field(default_factory=list)
+    folder: Path  # to write to
+    checkpoint: Path | None = None  # to start from
+    created: bool = False  # whether the folder was made for this command
+    notes: list[str] = field(default_factory=list)  # lines to tell the user
 
     @property
     def steps_done(self) -> int:
@@ -185,9 +176,6 @@ def plan_fit(
     """Choose folder and checkpoint of a training command, and create the folder.
 
     Args:
-        settings: the `run` part of the configuration.
-        name: name of the run.
-        config: the resolved configuration.
         request: `--ckpt_path`: None starts afresh; `last` continues the newest version that has a
             checkpoint; `auto` continues the newest version of this configuration that has one, and
             starts afresh without; `best` or a path starts a new version from that checkpoint.
@@ -261,8 +249,6 @@ def find_checkpoint(
     """Return the checkpoint that a request means.
 
     Args:
-        settings: the `run` part of the configuration.
-        name: name of the run.
         request: `best`, `last` or a path.
         folder: the run folder, where it is known; otherwise the newest version of the name that
             has such a checkpoint.
@@ -289,7 +275,7 @@ def find_checkpoint(
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path:
-    """Folder that results about a checkpoint go to: its run folder, or else its own folder."""
+    """Return where results about a checkpoint go: its run folder, or else its own folder."""
     parent = checkpoint.parent
     is_run = parent.name == "checkpoints" and (parent.parent / "config.yaml").is_file()
     return parent.parent if is_run else parent

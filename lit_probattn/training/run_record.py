@@ -1,7 +1,5 @@
 """`versions.json` and `config.yaml` of a run folder: what is needed to run it again."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex
@@ -32,9 +30,7 @@ def write_record(
     """Write `config.yaml`, and add one start to `versions.json`.
 
     Args:
-        folder: the run folder.
         config_text: the resolved configuration.
-        seed: the run's seed.
         arguments: command line after `python -m lit_probattn`.
         checkpoint: what this start continues from.
         job: what a cluster calls the job, the same when it starts it again.
@@ -71,5 +67,4 @@ def read_starts(folder: Path) -> list[dict[str, Any]]:
     path = folder / FILE_NAME
     if not path.is_file():
         return []
-    starts: list[dict[str, Any]] = json.loads(path.read_text())["starts"]
-    return starts
+    return json.loads(path.read_text())["starts"]

@@ -29,7 +29,6 @@ class RunCheckpoint(Checkpoint):
         folder: where checkpoints go. May be set later; nothing is saved while it is None.
         every_n_steps: optimiser steps between checkpoints. None: after every validation.
         keep: number of step checkpoints kept, at least 2: the newest may be a damaged one.
-        monitor: metric that decides on the best checkpoint.
         mode: whether larger (`max`) or smaller (`min`) is better.
 
     Raises:

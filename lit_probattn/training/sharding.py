@@ -24,9 +24,7 @@ class ShardedDataParallel(ModelParallelStrategy):
     """
 
     def __init__(
-        self,
-        timeout: timedelta = timedelta(minutes=5),
-        process_group_backend: str | None = None,
+        self, timeout: timedelta = timedelta(minutes=5), process_group_backend: str | None = None
     ) -> None:
         super().__init__(
             tensor_parallel_size=1,

@@ -1,7 +1,5 @@
 """A trained model and its data, rebuilt from a checkpoint and the run's configuration."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,14 +26,8 @@ class OpenError(ValueError):
 class Trained:
     """A trained task in evaluation mode, and its data.
 
-    Args:
-        task: the task, with the checkpoint's weights; where it keeps a moving average of them, that
-            average, because evaluation uses it.
-        data: the DataModule, set up.
-        config: the run's configuration.
-        checkpoint: the file.
-        step: optimiser steps of the checkpoint.
-        device: where the model is.
+    Where the task keeps a moving average of its weights, its model is that average, because
+    evaluation uses it.
     """
 
     task: Any
@@ -69,9 +61,7 @@ class Trained:
         """Draw samples of a split without replacement; yield them in batches on the device.
 
         Args:
-            split: `val` or `test`.
             num_samples: samples in all; all of them where the split has fewer.
-            seed: decides which.
             rows: samples of a batch. None means the DataModule's.
             max_len: cut sequences to this many positions. None leaves them whole.
         """

@@ -1,7 +1,5 @@
 """Pictures of the approximation studies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -77,8 +75,7 @@ def _lines(axis: Axes, part: pd.DataFrame) -> None:
         if points["std"].notna().any():
             low, high = points["mean"] - points["std"], points["mean"] + points["std"]
             axis.fill_between(points["num_kept"], low, high, color=colour, alpha=0.15, lw=0)
-        guess = rows["num_kept"][rows["status"] == ESTIMATE]
-        open_marks = points["num_kept"].isin(guess)
+        open_marks = points["num_kept"].isin(rows["num_kept"][rows["status"] == ESTIMATE])
         solid = points[~open_marks]
         axis.plot(solid["num_kept"], solid["mean"], "o", ms=4, color=colour)
         if open_marks.any():

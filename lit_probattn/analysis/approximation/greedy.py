@@ -5,8 +5,6 @@ for itself, and the best result counts; its error is an upper estimate of the op
 above that of optimal-v-oblivious-r, and never growing with r.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,7 +36,7 @@ class Problem:
         return self.allowed.any(-1)
 
     def error(self, support: Support) -> Tensor:
-        """Squared error of a support's output, (G, N)."""
+        """Return the squared error of a support's output, (G, N)."""
         return (support.output(self.value) - self.output).square().sum(-1)
 
 
@@ -100,8 +98,7 @@ def _insert(support: Support, key: Tensor, share: Tensor, rows: Tensor) -> None:
     old_weight, old_key = weight.gather(-1, slot), support.index.gather(-1, slot)
     support.weight = weight.scatter(-1, slot, torch.where(chosen, share, old_weight))
     support.index = support.index.scatter(-1, slot, torch.where(chosen, key, old_key))
-    old_live = support.live.gather(-1, slot)
-    support.live = support.live.scatter(-1, slot, old_live | chosen)
+    support.live = support.live.scatter(-1, slot, support.live.gather(-1, slot) | chosen)
 
 
 def heaviest_support(problem: Problem, num_kept: int) -> Support:
@@ -118,7 +115,7 @@ def heaviest_support(problem: Problem, num_kept: int) -> Support:
 
 
 def _normalise(support: Support, least: float) -> None:
-    """Make weights sum to one; alike where they sum to at most `least`."""
+    """Make weights sum to one; all equal where they sum to at most `least`."""
     total = support.weight.sum(-1, keepdim=True)
     alike = support.live / support.live.sum(-1, keepdim=True).clamp_min(1)
     support.weight = torch.where(total > least, support.weight / total.clamp_min(1e-300), alike)

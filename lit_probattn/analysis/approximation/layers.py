@@ -1,9 +1,7 @@
 """What an attention layer computes, opened up: maps, values, masks; and its heads replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -22,17 +20,11 @@ class NotApplicableError(ValueError):
 
 @dataclass(frozen=True)
 class Opened:
-    """One call of an attention layer, opened up.
+    """One call of an attention layer, opened up."""
 
-    Args:
-        seen: the call of the layer.
-        call: the call of its core.
-        weights: attention maps, (B, H, N, L), rows summing to one over `allowed`.
-    """
-
-    seen: LayerCall
-    call: HeadCall
-    weights: Tensor
+    seen: LayerCall  # the call of the layer
+    call: HeadCall  # the call of its core
+    weights: Tensor  # maps, (B, H, N, L), rows summing to one over `allowed`
 
     @property
     def name(self) -> str:
@@ -68,8 +60,7 @@ class Opened:
     def project(self, output: Tensor) -> Tensor:
         """Apply the output map to heads' outputs: (B, H, N, E_v) -> (B, N, C)."""
         joined = output.to(self.layer.out_proj.weight.dtype).transpose(1, 2).flatten(2)
-        result: Tensor = self.layer.out_proj(joined)
-        return result
+        return self.layer.out_proj(joined)
 
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Return queries and keys, (B, H, ·, E), of a layer whose kernel is exp(q · k / √E).
@@ -153,12 +144,7 @@ def checked_layers(layers: Mapping[str, Attention], tolerance: float = 1e-3) -> 
                 f"its weights (relative difference {float(difference):.1e})"
             )
 
-    hooks = [
-        layer.register_forward_hook(partial(check, name), with_kwargs=True)
-        for name, layer in layers.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(check, name), with_kwargs=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,7 +1,5 @@
 """Errors of approximations: of the model's metric, and of every layer's output."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -117,8 +115,7 @@ class _Means:
 
     def by_head(self) -> list[list[float]]:
         """Return the k means of every head."""
-        found: list[list[float]] = (self.sums / max(self.count, 1.0)).tolist()
-        return found
+        return (self.sums / max(self.count, 1.0)).tolist()
 
 
 class LocalErrors:

@@ -5,8 +5,6 @@ seen, `value` (…, L, E), `output` = weights @ value. Hidden keys have weight z
 (bool, broadcastable to weights) tells them from keys that just weigh nothing.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -25,8 +23,7 @@ def keep_largest(weights: Tensor, ranking: Tensor, num_kept: int) -> Tensor:
     if num_kept >= weights.shape[-1]:
         return weights
     order = torch.sort(ranking, dim=-1, descending=True, stable=True).indices[..., :num_kept]
-    kept = torch.zeros_like(weights).scatter(-1, order, weights.gather(-1, order))
-    return renormalise(kept)
+    return renormalise(torch.zeros_like(weights).scatter(-1, order, weights.gather(-1, order)))
 
 
 def renormalise(weights: Tensor) -> Tensor:
@@ -118,5 +115,4 @@ def sliding_window(
     own = torch.eye(num_queries, num_keys, dtype=torch.bool, device=weights.device)
     own = own.roll(num_keys - num_queries, -1)
     alone = own if allowed is None else own & allowed
-    empty = kept.sum(-1, keepdim=True) == 0
-    return renormalise(torch.where(empty, alone.to(kept.dtype), kept))
+    return renormalise(torch.where(kept.sum(-1, keepdim=True) == 0, alone.to(kept.dtype), kept))

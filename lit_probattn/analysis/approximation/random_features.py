@@ -6,8 +6,6 @@ holds where every row of R is N(0, I). Source: value-aware attention (Gupta and 
 appendix A.1, after Choromanski et al., 2021.
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch
@@ -20,15 +18,12 @@ def draw_rows(num_features: int, head_dim: int, rows: Rows, generator: torch.Gen
     """Return R, (F, E) float64.
 
     Args:
-        num_features: F.
-        head_dim: E.
         rows: `performer`: rows orthogonal in groups of E, with the lengths of normal vectors: each
             alone is N(0, I), so the estimate is unbiased. `sqrt_d`: the same of length √E, slightly
             biased. `iid`: independent normals. `literal`: the orthogonal initialiser of PyTorch as
             the paper words it, which makes rows of length 1 (columns of length 1 for F > E), so
             that the estimate is far off. `bare_qr`: `performer` without the signs that make QR's
             rotations uniform, biased; for comparison.
-        generator: of the draw.
 
     Raises:
         ValueError: a size is below 1 or the kind unknown.

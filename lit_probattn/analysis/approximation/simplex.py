@@ -61,7 +61,6 @@ def reoptimise(support: Support, value: Tensor, output: Tensor, rows: Tensor | N
     it and repeat. Dropped slots become free. The distance never grows.
 
     Args:
-        support: changed in place.
         value: (G, L, E), float64 for reliable supports.
         output: o, (G, N, E).
         rows: queries to work on, (G, N) bool. None means all.

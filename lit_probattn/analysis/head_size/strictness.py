@@ -6,8 +6,6 @@ A target in which all heads share one query-key product of rank d_p > s cannot b
 of size s = d / h, if its value map has full rank. Inputs are (…, d, n), tokens in columns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -89,8 +87,7 @@ def fit_students(
     generators = [torch.Generator().manual_seed(seed) for seed in range(num_seeds)]
 
     def draw(*shape: int) -> Tensor:
-        parts = [torch.randn(shape, generator=g) for g in generators]
-        return torch.stack(parts)
+        return torch.stack([torch.randn(shape, generator=g) for g in generators])
 
     def leaf(*shape: int) -> Tensor:
         return (draw(heads, *shape) * embed_dim**-0.5).requires_grad_()
@@ -157,8 +154,7 @@ def _candidates(
     found = []
     for product in first.products:
         mismatch = shared - product
-        symmetric = (mismatch + mismatch.mT) / 2
-        values, vectors = torch.linalg.eigh(symmetric)
+        values, vectors = torch.linalg.eigh((mismatch + mismatch.mT) / 2)
         one_token = float(values.abs().max()) > 1e-9
         for _ in range(4):
             noise = torch.randn(size, generator=generator, dtype=torch.float64)

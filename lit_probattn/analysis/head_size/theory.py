@@ -1,7 +1,5 @@
 """Theorems 1 and 2 run on random matrices: the numbers behind the claims, and a figure of fits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,8 +106,7 @@ def strictness_table(
     sizes: Sequence[int] = (1, 2, 3, 4), steps: int = 4000, batch_size: int = 256
 ) -> pd.DataFrame:
     """Return held-out errors of students of several head sizes: d = 8, h = 4, d_p = 4, n = 6."""
-    generator = torch.Generator().manual_seed(0)
-    target = theorem_target(8, 4, 4, generator)
+    target = theorem_target(8, 4, 4, torch.Generator().manual_seed(0))
     rows = []
     for size in sizes:
         errors = fit_students(target, size, steps=steps, batch_size=batch_size)
@@ -128,8 +125,7 @@ def draw_divergence(table: pd.DataFrame) -> Figure:
             limit, sizes = int(part["limit"].iloc[0]), part["head_size"]
             floor = part[["truncated_kl", "fitted_kl"]].clip(lower=1e-13)
             style: Any = {"color": f"C{number}"}
-            fitted = f"n = {length}, fitted"
-            axis.plot(sizes, floor["fitted_kl"], "o-", ms=4, label=fitted, **style)
+            axis.plot(sizes, floor["fitted_kl"], "o-", ms=4, label=f"n = {length}, fitted", **style)
             axis.plot(sizes, floor["truncated_kl"], ":", label="truncated", **style)
             axis.axvline(limit, lw=0.8, ls="--", label=f"{name} = {limit}", **style)
         powers_of_two(axis)

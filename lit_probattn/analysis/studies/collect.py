@@ -4,8 +4,6 @@ Reads `FOLDER/MODEL/STUDY.{csv,md,png}` and writes `FOLDER/report.md` and `FOLDE
 training commands come from versions.json of --runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from lit_probattn.training.run_record import read_starts
 
 _SUMMARY = (
     "Distance: mean over pairs of heads (Frobenius). Components: eigenvalues for 95 % of the sum, "
-    "of so many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
+    "of that many maps. Rank: relative to the number of positions. NLL: kernel, in nats. Values of "
     "models with different tasks, heads or lengths do not compare."
 )
 

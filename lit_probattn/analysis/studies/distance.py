@@ -7,8 +7,6 @@ mean over layers. The paper states neither norm nor data; --reduce row_mean is t
 of the distance of their rows, --maps logits compares scores before the softmax (0 where masked).
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 
@@ -26,10 +24,7 @@ from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.records.tables import markdown_table
 
 MAPS = Flag(
-    "maps",
-    "weights after the softmax, or scores before it",
-    "probs",
-    choices=("probs", "logits"),
+    "maps", "weights after the softmax, or scores before it", "probs", choices=("probs", "logits")
 )
 
 

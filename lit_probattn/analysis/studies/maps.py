@@ -5,8 +5,6 @@ over real queries: entropy in nats, the largest weight, and the distance between
 key in positions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -71,12 +69,7 @@ class Maps(ModelStudy):
 
 
 def map_statistics(call: LayerCall, weights: Tensor) -> list[dict[str, float]]:
-    """Return means over the real queries of one sequence, a dict per head.
-
-    Args:
-        call: the call of a single sequence.
-        weights: its maps, (H, N, L).
-    """
+    """Return means over the real queries of one sequence, a dict per head of its maps (H, N, L)."""
     real = call.real[0].cpu()
     kept = weights[:, real].double()
     entropy = -torch.special.xlogy(kept, kept).sum(-1).mean(-1)

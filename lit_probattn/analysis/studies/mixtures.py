@@ -1,7 +1,5 @@
 """Layers as mixtures of Gaussians over their keys, for studies of likelihood and components."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -15,19 +13,12 @@ from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 
 @dataclass(frozen=True)
 class Mixture:
-    """Keys of one call as a mixture.
+    """Keys of one call as a mixture."""
 
-    Args:
-        query: (S, H, N, E).
-        key: (S, H, K, L, E).
-        prior: π normalised over components, (H, K, 1 or L).
-        variance: σ², (H, K).
-    """
-
-    query: Tensor
-    key: Tensor
-    prior: Tensor
-    variance: Tensor
+    query: Tensor  # (S, H, N, E)
+    key: Tensor  # (S, H, K, L, E)
+    prior: Tensor  # π normalised over components, (H, K, 1 or L)
+    variance: Tensor  # σ², (H, K)
 
 
 def mixture(call: LayerCall) -> Mixture:
@@ -46,9 +37,7 @@ def mixture(call: LayerCall) -> Mixture:
 def log_kernel(parts: Mixture, *, density: bool) -> Tensor:
     """Return log Σ_r π_r exp(−‖q − k_r‖² / 2σ_r²) of all pairs, (S, H, N, L).
 
-    Args:
-        parts: the mixture.
-        density: divide each Gaussian by (2π σ²)^(E/2), so that it integrates to one.
+    `density` divides each Gaussian by (2π σ²)^(E/2), so that it integrates to one.
     """
     arguments = MGKArguments(parts.prior.log(), parts.variance, include_log_det=density)
     scores = component_scores(parts.query, parts.key, arguments)

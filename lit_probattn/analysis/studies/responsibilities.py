@@ -9,8 +9,6 @@ Source: MGK, ICML 2022, Eq. (8). With γ_ijr the responsibility of component r o
     I_i = Σ_jr P_ij γ_ijr log(γ_ijr / u_ir).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,11 +145,8 @@ def draw(
 ) -> Figure:
     """Draw the component that each query reads (stacked shares), per layer and head.
 
-    Args:
-        found: query shares (H, K, N) of layers, by their number.
-        tokens: queries to draw.
-        max_heads: heads to draw.
-        words: of the queries, to write below them.
+    `found` are query shares (H, K, N) by number of the layer; `words` are written below the
+    queries.
     """
     heads = min(max_heads, max(shares.shape[0] for shares in found.values()))
     figure, axes = panels(len(found), heads, 3.2, 2.0, sharex=True, sharey=True)

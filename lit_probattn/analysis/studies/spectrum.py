@@ -9,8 +9,6 @@ matrix of the maps, so there are at most S H of them, and the counts depend on S
 --full is the paper's protocol: 1000 sequences of 128 positions.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import torch
@@ -115,7 +113,7 @@ def mean_spectrum(layers: dict[int, Tensor]) -> tuple[Tensor, int]:
 
 
 def num_components(eigenvalues: Tensor, share: float = SHARE) -> int:
-    """Return the smallest r so that the r first (and largest) eigenvalues make `share` of all."""
+    """Return the smallest r such that the r largest eigenvalues make up `share` of the sum."""
     total = eigenvalues.cumsum(0)
     return int((total < share * total[-1]).sum()) + 1
 

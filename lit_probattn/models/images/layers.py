@@ -4,8 +4,6 @@ The blocks of timm call their attention without a random key, so the model leave
 in a slot that all its layers share (`KeySlot`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -40,19 +38,14 @@ class KeySlot:
         ids = key.sample_ids
         if windows == 1 or ids is None:
             return key
-        numbers = torch.arange(windows, device=ids.device)
-        of_windows = (ids[:, None] * windows + numbers).flatten()
+        of_windows = (ids[:, None] * windows + torch.arange(windows, device=ids.device)).flatten()
         return RandomKey(key.seed, key.step, of_windows, key.layer)
 
 
 class _Replaced(nn.Module):
     """One of our layers with what a block of timm expects of its attention.
 
-    Args:
-        attention: the layer.
-        old: timm's layer, whose dropout of the output is kept, and its table of positions.
-        slot: where the random key of a call is.
-        index: number of the block in the model.
+    `old` is timm's layer, whose dropout of the output is kept, and its table of positions.
     """
 
     def __init__(self, attention: Attention, old: Any, slot: KeySlot, index: int) -> None:
@@ -78,8 +71,7 @@ class TokenAttention(_Replaced):
             is_causal=is_causal,
             rng=self.slot.of_layer(self.index),
         )
-        result: Tensor = self.proj_drop(out)
-        return result
+        return self.proj_drop(out)
 
 
 class WindowAttention(_Replaced):
@@ -116,23 +108,19 @@ class WindowAttention(_Replaced):
         return rows.view(area, area, -1).permute(2, 0, 1).contiguous()[None]
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend inside each window.
+        """Attend inside each window; the result has the shape of `x`.
 
         Args:
             x: windows, picture by picture, (B · windows, N, C).
             mask: timm's mask of a shifted picture, (windows of a picture, N, N); zero where a pair
                 may attend.
-
-        Returns:
-            (B · windows, N, C).
         """
         allowed = None
         if mask is not None:
             pictures = x.shape[0] // mask.shape[0]
             allowed = (mask == 0).expand(pictures, -1, -1, -1).flatten(0, 1)[:, None]
         out = self.attention(x, attn_mask=allowed, bias=self.position_bias(), rng=self._key(x))
-        result: Tensor = self.proj_drop(out)
-        return result
+        return self.proj_drop(out)
 
     @torch.compiler.disable
     def _key(self, x: Tensor) -> RandomKey | None:

@@ -1,7 +1,5 @@
 """A model of timm behind the call of our tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -77,7 +75,7 @@ class ImageModel(nn.Module):
         self.net: Any = net
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that weight decay leaves alone: vectors, biases and positions."""
+        """Return the names of what weight decay leaves alone: vectors, biases and positions."""
         named = {f"net.{name}" for name in self.net.no_weight_decay()}
         vectors = {name for name, value in self.named_parameters() if value.ndim <= 1}
         return named | vectors | {n for n, _ in self.named_parameters() if n.endswith(".bias")}
@@ -85,15 +83,9 @@ class ImageModel(nn.Module):
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Classify pictures.
+        """Map normalised pictures (B, 3, S, S) to logits (B, num_classes).
 
-        Args:
-            inputs: (B, 3, S, S), normalised.
-            key_mask: not used: every pixel is real.
-            rng: names the draw of attention dropout and noise.
-
-        Returns:
-            Logits, (B, num_classes).
+        `key_mask` is not used: every pixel is real; `rng` names the draw of dropout and noise.
 
         Raises:
             ValueError: the pictures have another size.
@@ -108,5 +100,4 @@ class ImageModel(nn.Module):
             self._slot.key = rng
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = self.net(inputs)
-        return logits
+        return self.net(inputs)

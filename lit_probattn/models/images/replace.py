@@ -1,7 +1,5 @@
 """Replacing the attention of timm's Swin and ViT models by any of our variants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,19 +19,12 @@ WeightInit = Literal["fresh", "copy"]
 
 @dataclass(frozen=True)
 class Place:
-    """A block of a model whose attention can be replaced.
+    """A block of a model whose attention can be replaced."""
 
-    Args:
-        index: number of the block in the model, from 0.
-        stage: number of its stage in a Swin model, from 0; None in a ViT.
-        name: name of the block in the model.
-        block: the block of timm; its layer is `block.attn`.
-    """
-
-    index: int
-    stage: int | None
-    name: str
-    block: Any
+    index: int  # number of the block in the model, from 0
+    stage: int | None  # number of its stage in a Swin model, from 0; None in a ViT
+    name: str  # of the block in the model
+    block: Any  # of timm; its layer is `block.attn`
 
 
 def places_of(model: nn.Module) -> list[Place]:
@@ -70,14 +61,13 @@ def replace_attention(
     init: WeightInit = "fresh",
     allow_padding: bool = False,
 ) -> list[str]:
-    """Replace the attention of a timm model in place; heads and head size stay timm's.
+    """Replace the attention of a timm model in place; return the names of the changed blocks.
 
     Everything else of the model is left alone, with its weights and its names in the state dict.
     Layers that are replaced keep the table of relative positions, the shift of their windows and
     the dropout of their output. Dropout of attention weights is the new layer's own.
 
     Args:
-        model: a Swin or ViT model of timm.
         attention: called once per layer as `attention(embed_dim, head_dim=E, num_heads=H)`.
         stages: stages of a Swin model, from 0. None means all.
         blocks: blocks by their number in the whole model, from 0, in place of `stages`.
@@ -89,9 +79,6 @@ def replace_attention(
             `mixing_init=copy` maps to it.
         allow_padding: accept windows that do not divide the picture. As in timm, the picture is
             then padded with zeros, which take part in attention.
-
-    Returns:
-        Names of the blocks with a new attention.
 
     Raises:
         ValueError: a stage or block does not exist, or the arguments exclude each other, or the

@@ -1,7 +1,5 @@
 """Weights of replaced layers: drawn, copied from timm's layers, or loaded from its state dicts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +46,6 @@ def copy_projections(state: Mapping[str, Tensor], layer: Attention) -> None:
     Args:
         state: `qkv.weight` (3·H·E, C) in the order queries, keys, values, `proj.weight`
             (C, H·E), and their biases where they exist.
-        layer: the layer to fill.
 
     Raises:
         ValueError: the sizes do not fit, or the layer has more than one key per position.
@@ -88,17 +85,11 @@ def _choose_heads(rows: Tensor, num_heads: int, num_kept: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of a state dict of timm.
+    """What became of a state dict of timm."""
 
-    Args:
-        loaded: names that were taken as they are.
-        copied: names of replaced layers whose joint projections were split and copied.
-        left_fresh: names of the model that kept their values.
-    """
-
-    loaded: list[str]
-    copied: list[str]
-    left_fresh: list[str]
+    loaded: list[str]  # names that were taken as they are
+    copied: list[str]  # replaced layers whose joint projections were split and copied
+    left_fresh: list[str]  # names of the model that kept their values
 
 
 def load_timm_state_dict(
@@ -110,7 +101,6 @@ def load_timm_state_dict(
     positions. Nothing is loaded if something does not fit.
 
     Args:
-        model: a model after `replace_attention`.
         state: state dict of the model that timm makes under the same name and options.
         projections: fill the projections of replaced layers too, by `copy_projections`.
 
@@ -129,7 +119,7 @@ def load_timm_state_dict(
     if projections:
         required = {f"{r}.{part}.weight" for r in replaced for part in ("qkv", "proj")}
         if required - state.keys():
-            raise ValueError(f"the state dict lacks {sorted(required - state.keys())[0]}")
+            raise ValueError(f"the state dict has no {sorted(required - state.keys())[0]}")
     loaded = [name for name in own if name not in inside]
     model.load_state_dict({name: state[name] for name in loaded}, strict=False)
     copied = []

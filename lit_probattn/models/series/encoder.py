@@ -4,8 +4,6 @@ Source: FiSH, NeurIPS 2022, table 6, by the two repositories that it builds on: 
 and Flowformer (layer norm).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -63,13 +61,11 @@ class SeriesEmbedding(nn.Module):
                 f"cannot embed series of {length} steps and {width} features: the model takes up "
                 f"to {self.max_seq_len} steps of {self.num_features} features"
             )
-        x = self.features(inputs) * self.scale + self.positions[:length]
-        embedded: Tensor = self.dropout(x)
-        return embedded
+        return self.dropout(self.features(inputs) * self.scale + self.positions[:length])
 
 
 def sine_positions(length: int, width: int) -> Tensor:
-    """Sines (even channels) and cosines (odd ones) of step · 10000^(−2i / C), (length, width).
+    """Return sines (even channels) and cosines of step · 10000^(−2i / C), (length, width).
 
     Raises:
         ValueError: odd width.
@@ -111,8 +107,7 @@ class SeriesBlock(nn.Module):
         self, x: Tensor, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
         """Map (B, N, C) to (B, N, C)."""
-        attended = self.dropout(self.attention(x, key_mask=key_mask, rng=rng))
-        x = self.norm1(x + attended, key_mask)
+        x = self.norm1(x + self.dropout(self.attention(x, key_mask=key_mask, rng=rng)), key_mask)
         x = self.norm2(x + self.mlp(x), key_mask)
         return x
 
@@ -206,15 +201,9 @@ class SeriesTransformer(nn.Module):
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None
     ) -> Tensor:
-        """Classify series.
+        """Map series (B, N, F) to logits (B, num_classes).
 
-        Args:
-            inputs: (B, N, F) float.
-            key_mask: real steps, (B, N) bool.
-            rng: names the draw of attention dropout and noise.
-
-        Returns:
-            Logits, (B, num_classes).
+        `key_mask` (B, N) marks real steps; `rng` names the draw of attention dropout and noise.
 
         Raises:
             ValueError: sizes do not fit.
@@ -227,5 +216,4 @@ class SeriesTransformer(nn.Module):
         x = self.embedding(inputs)  # (B, N, C)
         for index, block in enumerate(self.blocks):
             x = block(x, key_mask, None if rng is None else rng.fold(index))
-        logits: Tensor = self.head(self.norm(x), key_mask)  # (B, num_classes)
-        return logits
+        return self.head(self.norm(x), key_mask)  # (B, num_classes)
