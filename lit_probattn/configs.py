@@ -1,5 +1,7 @@
 """YAML to objects: files are found, read, upgraded, merged, linked to the data, instantiated."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import difflib

@@ -4,6 +4,8 @@ Each name has a test in `tests/test_torch_internals.py` that fails when PyTorch 
 test of the package refuses such names anywhere else.
 """
 
+from __future__ import annotations
+
 import copy
 from typing import Any
 

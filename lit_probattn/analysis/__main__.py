@@ -7,6 +7,8 @@ Data and model come from the run's config.yaml, which lies beside the checkpoint
 `python -m lit_probattn.analysis STUDY --help` lists the flags of one study.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Sequence

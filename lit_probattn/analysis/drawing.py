@@ -1,5 +1,7 @@
 """What the figures of studies share: panels by layer, grids, logarithmic axes, labels."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

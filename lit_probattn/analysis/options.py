@@ -1,5 +1,7 @@
 """Flags of studies as data, and those that studies share: model, data, where results go."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """What a study leaves: a table, pictures, and a text that says how they were made."""
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path

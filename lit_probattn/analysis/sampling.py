@@ -1,5 +1,7 @@
 """Which sequences, and which of their maps, a study looks at: random, but the same every time."""
 
+from __future__ import annotations
+
 import argparse
 import zlib
 from collections.abc import Iterator

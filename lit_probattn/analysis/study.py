@@ -1,5 +1,7 @@
 """What a study of trained models is: declared flags, something to compute, files to write."""
 
+from __future__ import annotations
+
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

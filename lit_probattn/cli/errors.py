@@ -3,6 +3,8 @@
 A fault of the program keeps its traceback.
 """
 
+from __future__ import annotations
+
 import errno
 import linecache
 import logging

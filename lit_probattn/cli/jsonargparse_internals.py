@@ -4,6 +4,8 @@ The one home of its private members and of patterns over its wording; each has a
 `tests/cli/test_jsonargparse_internals.py` that provokes the real thing and fails when it changes.
 """
 
+from __future__ import annotations
+
 import difflib
 import importlib
 import re

@@ -3,6 +3,8 @@
 `null` where a value is needed is refused too: the parser takes it for any type.
 """
 
+from __future__ import annotations
+
 import inspect
 import types
 import typing

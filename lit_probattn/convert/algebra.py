@@ -1,5 +1,7 @@
 """Linear algebra of head conversion: shared factors, reduced-rank regression, grouping of heads."""
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import dataclass
 from functools import cache

@@ -1,5 +1,7 @@
 """What conversions of checkpoints share: attention layers in a state dict, the files they write."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

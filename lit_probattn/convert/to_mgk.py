@@ -11,6 +11,8 @@ the model, and what each layer sees decides pairs of heads, factors, priors and 
 it (--weights_only) only the weights count, and --head_dim is needed.
 """
 
+from __future__ import annotations
+
 import argparse
 import copy
 import sys

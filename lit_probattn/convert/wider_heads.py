@@ -5,6 +5,8 @@
 for head sizes s and d_p ≥ s: the logits agree, because c² / √d_p = 1 / √s.
 """
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
 

@@ -7,6 +7,8 @@
 The exit status is 1 if there is a problem, else 0.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys

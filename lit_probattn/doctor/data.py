@@ -1,5 +1,7 @@
 """Which releases and caches are on this machine."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path

@@ -1,5 +1,7 @@
 """One line of the doctor's report."""
 
+from __future__ import annotations
+
 from typing import Literal, NamedTuple
 
 

@@ -1,5 +1,7 @@
 """Versions of packages, devices, free space."""
 
+from __future__ import annotations
+
 import os
 import platform
 import shutil

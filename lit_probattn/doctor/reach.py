@@ -5,6 +5,8 @@
 is one of the processes; `check_contact` starts them and waits a bounded time.
 """
 
+from __future__ import annotations
+
 import argparse
 import datetime
 import os

@@ -1,5 +1,7 @@
 """What `auto` would choose for each variant here, and whether kernels pass their self-tests."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 

@@ -4,6 +4,8 @@ Logits exist for some tokens at a time and are computed again in backward, so th
 grow with tokens × words.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,5 +1,7 @@
 """Whole models: tokens -> embedding -> blocks -> head."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar

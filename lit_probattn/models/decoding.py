@@ -1,5 +1,7 @@
 """Generating tokens one at a time from a causal model and its caches."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """From raw inputs to (B, N, C), with learned or fixed positions."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import torch

@@ -1,5 +1,7 @@
 """From encoded sequences (B, N, C) to logits."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import torch

@@ -1,5 +1,7 @@
 """Causal language models: tokens -> embedding + positions -> blocks -> next token."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal

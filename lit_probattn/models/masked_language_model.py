@@ -1,5 +1,7 @@
 """Masked language models: tokens, some of them hidden -> blocks -> the hidden words."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The encoder: (B, N, C) -> (B, N, C) through blocks of attention and MLP."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Literal, cast
 

@@ -1,5 +1,7 @@
 """Where a result was made: revision, command, versions, hardware; and atomic writes."""
 
+from __future__ import annotations
+
 import os
 import platform
 import subprocess

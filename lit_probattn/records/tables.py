@@ -1,5 +1,7 @@
 """Tables as Markdown, and pictures of a limited size."""
 
+from __future__ import annotations
+
 import io
 import textwrap
 from pathlib import Path

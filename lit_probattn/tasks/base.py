@@ -1,5 +1,7 @@
 """What every task shares: optimiser, schedule, randomness, prior updates, the stop on NaN."""
 
+from __future__ import annotations
+
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

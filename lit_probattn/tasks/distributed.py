@@ -1,5 +1,7 @@
 """The ranks of a run: sums and gathers, their agreement to end, parameters split over them."""
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Sequence
 from typing import Any

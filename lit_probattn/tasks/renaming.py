@@ -1,5 +1,7 @@
 """Checkpoints written before cores had names: renamed weights, and the order of the optimiser."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,7 @@
 """One label per sequence (ListOps, Text, …), or per pair of texts (Retrieval)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -1,5 +1,7 @@
 """Callbacks of every run: its end, step numbers, record, throughput, predictions, progress."""
 
+from __future__ import annotations
+
 import sys
 import time
 from datetime import timedelta

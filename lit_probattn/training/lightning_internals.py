@@ -4,6 +4,8 @@ Each use has a test in `tests/training/test_lightning_internals.py` that fails w
 changes it, and a test of the package refuses such names anywhere else.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import lightning.pytorch as pl

@@ -1,5 +1,7 @@
 """Peak memory of a step predicted on fake tensors, and advice when memory runs out."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import gc

@@ -7,6 +7,8 @@ TensorBoard events and `checkpoints/`. It belongs to one configuration: a comman
 configuration differs in more than `FREE_KEYS` gets a folder of its own.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import json

@@ -1,5 +1,7 @@
 """`versions.json` and `config.yaml` of a run folder: what is needed to run it again."""
 
+from __future__ import annotations
+
 import json
 import platform
 import shlex

@@ -1,5 +1,7 @@
 """A trained model and its data, rebuilt from a checkpoint and the run's configuration."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ attention approaches full attention for kernels that are more or less skewed. Fo
 curves (figure 3) is added.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pandas as pd

@@ -1,5 +1,7 @@
 """Pictures of the approximation studies."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pandas as pd

@@ -5,6 +5,8 @@ for itself, and the best result counts; its error is an upper estimate of the op
 above that of optimal-v-oblivious-r, and never growing with r.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,5 +1,7 @@
 """What an attention layer computes, opened up: maps, values, masks; and its heads replaced."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

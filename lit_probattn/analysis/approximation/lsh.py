@@ -4,6 +4,8 @@ Source: value-aware attention (Gupta and Berant, 2021), appendix A.1, after Kita
 Departs from the source: hidden keys are left out, and a query that sees none uses itself.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,5 +1,7 @@
 """Errors of approximations: of the model's metric, and of every layer's output."""
 
+from __future__ import annotations
+
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """The approximations that a study compares, each as an object that maps `Opened` to outputs."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields

@@ -5,6 +5,8 @@ seen, `value` (…, L, E), `output` = weights @ value. Hidden keys have weight z
 (bool, broadcastable to weights) tells them from keys that just weigh nothing.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 import torch

@@ -6,6 +6,8 @@ holds where every row of R is N(0, I). Source: value-aware attention (Gupta and 
 appendix A.1, after Choromanski et al., 2021.
 """
 
+from __future__ import annotations
+
 from typing import Literal, get_args
 
 import torch

@@ -21,6 +21,8 @@ exp(q · k / √E); the others work with every variant whose outputs are weighte
 An interrupted study goes on where it stopped.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator
 from typing import Any, get_args

@@ -6,6 +6,8 @@ number of steps; the slow, plain way for one query and bounds for fewer values a
 tests/support/value_aware.py.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

@@ -1,5 +1,7 @@
 """How well a small head approaches a map: factors of its logits fitted by L-BFGS."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

@@ -8,6 +8,8 @@ normalised, and the outputs passed on. The rank of the maps themselves is given 
 about the bottleneck. Works for variants whose maps are a softmax of scores.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -4,6 +4,8 @@ Row form: logits (…, N, L), row i for query i. Centring takes each row's mean 
 softmax does not see.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

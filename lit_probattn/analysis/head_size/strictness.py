@@ -6,6 +6,8 @@ A target in which all heads share one query-key product of rank d_p > s cannot b
 of size s = d / h, if its value map has full rank. Inputs are (…, d, n), tokens in columns.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

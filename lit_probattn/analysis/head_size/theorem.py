@@ -7,6 +7,8 @@ size is the rank of C log P with C = I − 11ᵀ / n, about half of it is enough
 and for d < n there are unreachable P for every X.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

@@ -1,5 +1,7 @@
 """Theorems 1 and 2 run on random matrices: the numbers behind the claims, and a figure of fits."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,6 +4,8 @@ Reads `FOLDER/MODEL/STUDY.{csv,md,png}` and writes `FOLDER/report.md` and `FOLDE
 training commands come from versions.json of --runs.
 """
 
+from __future__ import annotations
+
 import argparse
 import shlex
 from collections.abc import Iterator

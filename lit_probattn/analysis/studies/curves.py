@@ -5,6 +5,8 @@ Runs are folders (runs/NAME/VERSION) or `label=folder`; --smooth averages as man
 the training loss; --log draws losses and perplexities on a logarithmic scale.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

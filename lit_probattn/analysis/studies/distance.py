@@ -7,6 +7,8 @@ mean over layers. The paper states neither norm nor data; --reduce row_mean is t
 of the distance of their rows, --maps logits compares scores before the softmax (0 where masked).
 """
 
+from __future__ import annotations
+
 from itertools import combinations
 from typing import Any
 

@@ -7,6 +7,8 @@ rank of W_K (exponential of the entropy of its normalised squared singular value
 the keys and their mean distance from those of the first component.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import pandas as pd

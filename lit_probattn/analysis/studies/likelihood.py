@@ -8,6 +8,8 @@ and both divided by the head size E. Means over real queries, heads and samples.
 counts as one Gaussian per key with σ² = √E, MGK's baseline.
 """
 
+from __future__ import annotations
+
 import pandas as pd
 import torch
 from matplotlib.figure import Figure

@@ -5,6 +5,8 @@ over real queries: entropy in nats, the largest weight, and the distance between
 key in positions.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Layers as mixtures of Gaussians over their keys, for studies of likelihood and components."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

@@ -5,6 +5,8 @@ FiSH, NeurIPS 2022, Eq. (8) (mixing weights p_kj and noise scales s_k). A core n
 learned in `learned`. Reads the checkpoint only.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -7,6 +7,8 @@ the padding. --full is the paper's protocol: 1000 maps per layer, whole sequence
 study goes on where it stopped.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure

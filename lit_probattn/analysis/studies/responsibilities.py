@@ -9,6 +9,8 @@ Source: MGK, ICML 2022, Eq. (8). With γ_ijr the responsibility of component r o
     I_i = Σ_jr P_ij γ_ijr log(γ_ijr / u_ir).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,6 +9,8 @@ matrix of the maps, so there are at most S H of them, and the counts depend on S
 --full is the paper's protocol: 1000 sequences of 128 positions.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import pandas as pd
 import torch

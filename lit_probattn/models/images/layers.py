@@ -4,6 +4,8 @@ The blocks of timm call their attention without a random key, so the model leave
 in a slot that all its layers share (`KeySlot`).
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

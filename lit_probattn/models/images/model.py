@@ -1,5 +1,7 @@
 """A model of timm behind the call of our tasks."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

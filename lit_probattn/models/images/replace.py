@@ -1,5 +1,7 @@
 """Replacing the attention of timm's Swin and ViT models by any of our variants."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,5 +1,7 @@
 """Weights of replaced layers: drawn, copied from timm's layers, or loaded from its state dicts."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,6 +4,8 @@ Source: FiSH, NeurIPS 2022, table 6, by the two repositories that it builds on: 
 and Flowformer (layer norm).
 """
 
+from __future__ import annotations
+
 import math
 from typing import Literal
 

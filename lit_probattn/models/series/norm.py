@@ -1,5 +1,7 @@
 """Norms of padded series: batch norm over real steps, and layer norm with the same call."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Literal
 
