@@ -90,10 +90,7 @@ class TrainingOrder:
     """Endless micro-batches of one rank; a batch sampler without length.
 
     Args:
-        num_samples: Size of the training split.
         batch_size: Samples per optimiser step, over all ranks and accumulation steps.
-        seed: Seed of the order.
-        rank, world_size: This process among all.
         accumulation: Micro-steps per optimiser step.
         start: Returns the micro-step to begin with; asked each time the iteration begins.
         shuffle: Whether epochs are permuted; without it each goes through the samples in order.
@@ -145,9 +142,7 @@ class EvaluationOrder:
     """All samples once, in order; a batch sampler of the same length on every rank.
 
     Args:
-        num_samples: Size of the split.
         batch_size: Largest number of rows of one batch of one rank.
-        rank, world_size: This process among all.
     """
 
     def __init__(

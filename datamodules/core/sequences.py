@@ -32,7 +32,6 @@ class Sample(NamedTuple):
     Args:
         values: Token ids, (length,) int64; a tuple of two such texts; or a series,
             (length, num_features) float32.
-        target: Class.
         sample_id: Index of the sample in its split, or FILL.
     """
 
@@ -157,12 +156,9 @@ def write_sequences(
     """Add the sequences of one split to a cache.
 
     Args:
-        writer: The cache.
-        name: Name of the split.
         pieces: Pieces of all sequences; where a piece ends does not matter.
         lengths: Steps of each sequence.
         targets: Class of each sequence, below 65536.
-        kind: What is stored.
     """
     ends = np.cumsum(np.fromiter(lengths, dtype=np.int64))
     writer.add(f"{name}_{kind}", np.concatenate(pieces))
@@ -187,7 +183,6 @@ class PadCollate:
     Args:
         pad_to: `longest` pads to the longest sequence of the batch, `max` to `max_seq_len`.
         pad_multiple: The padded length is rounded up to a multiple of this, up to `max_seq_len`.
-        max_seq_len: Largest padded length.
     """
 
     pad_to: Literal["longest", "max"]

@@ -57,11 +57,7 @@ def find_release(data_dir: Path) -> dict[str, Path]:
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
-    """Yield the pairs of a file, one line in memory at a time; `advance` is told the bytes read.
-
-    Raises:
-        DataError: A line is wrong, or there is none; the message gives file, line and reason.
-    """
+    """Yield the pairs of a file, one line in memory at a time; a DataError names a wrong line."""
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

@@ -58,11 +58,7 @@ def find_release(data_dir: Path) -> Path:
 
 
 def read_folder(folder: Path, advance: Callable[[int], None]) -> Reviews:
-    """Read the reviews below `folder`, in sorted order; `advance` is told of each review.
-
-    Raises:
-        DataError: A review or a class is empty.
-    """
+    """Read the reviews in sorted order; `advance` is told of each, a DataError of an empty one."""
     reviews: Reviews = {split: [] for split in SPLITS}
     for split in SPLITS:
         for target, name in enumerate(CLASSES):

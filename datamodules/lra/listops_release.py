@@ -126,11 +126,7 @@ def _check_parentheses(symbols: bytes) -> None:
 
 
 def evaluate(tokens: bytes) -> int:
-    """Return the value of an expression given as token ids.
-
-    Raises:
-        ValueError: It is not exactly one complete expression.
-    """
+    """Return the value of one complete expression given as token ids; a ValueError otherwise."""
     stack: list[tuple[int, list[int]]] = []
     arguments: list[int] = []  # of the innermost open operator; at the root, the result
     for token in tokens:

@@ -135,9 +135,7 @@ class PictureSplit:
     """The pictures of one split; a map-style data set.
 
     Args:
-        files: Where they are.
         transform: From a picture to a tensor (3, image_size, image_size).
-        seed: Seed of the draws of `transform`.
     """
 
     def __init__(

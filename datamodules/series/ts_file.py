@@ -30,9 +30,6 @@ class TsHeader:
 
     Args:
         classes: Class labels, in the order of the header.
-        num_features: Dimensions.
-        length: Length of every series.
-        missing: Whether values may be missing.
         equal_length: Whether all series have one length; they have unless the file denies it.
         num_lines: Lines before the data.
     """
@@ -160,14 +157,7 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True)
 class TsFile:
-    """A file that passed.
-
-    Args:
-        header: Its header.
-        series: One array (length, num_features) float32 per series; NaN where a value is missing.
-        labels: Class label of each series.
-        lines: Line number of each series.
-    """
+    """A file that passed: `series` are (length, num_features), NaN where a value is missing."""
 
     header: TsHeader
     series: list[npt.NDArray[np.float32]]
@@ -176,11 +166,7 @@ class TsFile:
 
 
 def read_ts(path: Path) -> TsFile:
-    """Check a file and read it by aeon.
-
-    Raises:
-        DataError: The file is malformed, or aeon is not installed.
-    """
+    """Check a file and read it by aeon; a DataError if it is malformed or aeon is missing."""
     header, shapes, labels, lines = check_ts(path)
     try:
         from aeon.datasets import load_from_ts_file

@@ -108,11 +108,7 @@ class MaskedText(WikiText103):
         return super().decode([i for i in ids if i < self.vocab_size - _SPECIAL])
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits.
-
-        Raises:
-            DataError: The vocabulary does not fit vocab_size, or the training text is too short.
-        """
+        """Open the three splits; a DataError if vocab_size or the training text is too small."""
         needed = len(self.vocabulary) + _SPECIAL
         if needed > self.vocab_size:
             raise DataError(

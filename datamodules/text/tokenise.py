@@ -36,8 +36,6 @@ class TokenisationJob:
     """The tokenisation of some splits, in a folder of its own.
 
     Args:
-        folder: The job's folder, made if needed.
-        sources: Text of each split.
         identity: What else the result depends on; plain JSON values.
     """
 

@@ -39,7 +39,6 @@ class TextCounts:
     """Counts of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
 
     Args:
-        found: What we have.
         unknown: Tokens of each split that became `<unk>`, their word being unknown.
         published: Published counts, as far as there are any.
     """
@@ -213,11 +212,7 @@ class WikiText103(CachedDataModule):
         return splits
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits.
-
-        Raises:
-            DataError: The vocabulary is larger than vocab_size, or a split is too short.
-        """
+        """Open the three splits; a DataError if vocab_size is too small or a split too short."""
         words = len(self.vocabulary)
         if words > self.vocab_size:
             raise DataError(

@@ -56,14 +56,9 @@ class Setting:
     """What is counted, and how.
 
     Args:
-        build: makes the model on the default device.
         make_inputs: makes its inputs on a device.
         shape: sizes for the closed forms; None for attention alone.
-        batch_size: B.
-        seq_len: N.
-        backend: implementation of the attention.
         train: forward and backward instead of forward; fvcore's number stays the forward's.
-        dtype: dtype of the model.
     """
 
     build: Callable[[], nn.Module]
@@ -119,11 +114,7 @@ def attention_layers(model: nn.Module) -> list[Attention]:
 
 
 def require_identical(blocks: nn.ModuleList) -> None:
-    """Check that all blocks of a stack have the same structure and parameter shapes.
-
-    Raises:
-        ValueError: they differ, so that counting one of them would not do.
-    """
+    """Raise a ValueError if blocks of a stack differ in structure or parameter shapes."""
 
     def signature(block: nn.Module) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
         return repr(block), [(n, tuple(p.shape)) for n, p in block.named_parameters()]

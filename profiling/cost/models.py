@@ -21,14 +21,7 @@ from lit_probattn.randomness import RandomKey
 
 
 class AttentionOnly(nn.Module):
-    """A single attention layer as a model.
-
-    Args:
-        attention: makes the layer.
-        embed_dim: C.
-        head_dim: E.
-        is_causal: mask the future.
-    """
+    """A single attention layer as a model."""
 
     def __init__(
         self, attention: AttentionFactory, *, embed_dim: int, head_dim: int, is_causal: bool = False
@@ -108,12 +101,7 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """The classifier of the Long Range Arena, called with token ids alone.
-
-    Args:
-        attention: makes one attention layer per block.
-        options: arguments of `lit_probattn.models.classifiers.Classifier`.
-    """
+    """The classifier of the Long Range Arena, called with token ids alone."""
 
     def __init__(self, attention: AttentionFactory, **options: Any) -> None:
         super().__init__()
@@ -129,18 +117,7 @@ class SequenceModel(nn.Module):
 class PairModel(nn.Module):
     """The retrieval model: one encoder for two texts, and a head on [X0, X1, X0·X1, X0−X1].
 
-    Source: the Long Range Arena code behind MGK, ICML 2022 (specification d.2).
-
-    Args:
-        attention: makes one attention layer per block.
-        vocab_size: number of token ids.
-        max_seq_len: longest text.
-        embed_dim: C.
-        head_dim: E.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the blocks and the head.
-        num_classes: number of logits.
-        dropout: dropout probability.
+    Source: MGK, ICML 2022, the Retrieval model of its base code.
     """
 
     def __init__(

@@ -28,11 +28,7 @@ def integers(text: str) -> list[int]:
 
 
 def dtypes(text: str) -> list[torch.dtype]:
-    """Read names of dtypes separated by commas.
-
-    Raises:
-        ArgumentTypeError: an unknown name.
-    """
+    """Read names of dtypes separated by commas; an unknown one is an ArgumentTypeError."""
     for name in text.split(","):
         if name not in _DTYPES:
             raise argparse.ArgumentTypeError(

@@ -41,13 +41,7 @@ def mgk_flex(
     key_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Return soft `mgk_attention` for as many key heads as query heads.
-
-    Args: see `mgk_attention`.
-
-    Raises:
-        ValueError: grouped heads.
-    """
+    """Return soft `mgk_attention`, whose arguments these are; grouped heads are a ValueError."""
     batch, heads, components, length, _ = key.shape
     if heads != query.shape[1]:
         raise ValueError(f"expected {query.shape[1]} key heads, received {heads}")

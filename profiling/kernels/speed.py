@@ -140,11 +140,7 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
 
 
 def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:
-    """Time every side in turns and take the peak memory of one call of each.
-
-    Returns:
-        The results, and for sides that could not run the reason.
-    """
+    """Time every side in turns and take its peak memory; also say why a side could not run."""
     device = torch.device(config.device)
     functions, memory, flops, failed = {}, {}, {}, {}
     for name, side in config.sides.items():

@@ -123,10 +123,7 @@ _HANDLES: dict[str, Callable[..., int]] = {
 
 @contextlib.contextmanager
 def _functions_opened() -> Iterator[None]:
-    """Run the forward of autograd functions in the open, so that tracing sees the operations.
-
-    Otherwise a function is one node (`prim::PythonOp.Name`) that fvcore counts as zero.
-    """
+    """Trace into autograd functions, which are else one node that fvcore counts as zero."""
 
     def apply(cls: Any, *args: Any) -> Any:
         if cls.setup_context is not torch.autograd.Function.setup_context:

@@ -93,10 +93,6 @@ def nvml_energy_j(device: torch.device) -> float | None:
 
 
 def nvml_handle(device: torch.device) -> Any:
-    """Return NVML's handle of a CUDA device, found by its unique id.
-
-    Raises:
-        pynvml.NVMLError: no driver.
-    """
+    """Return NVML's handle of a CUDA device by its unique id; an NVMLError without a driver."""
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

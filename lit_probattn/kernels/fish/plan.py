@@ -61,8 +61,6 @@ class Heads:
     """What the choice of a plan depends on.
 
     Args:
-        num_global: G.
-        num_heads: H.
         head_dim: padded width of the widest head.
         units: hidden units of a two-layer mixing, or 0.
         noise: see `FishInputs`.
@@ -290,8 +288,6 @@ class FishCall:
         """Launch one program per tile and head group.
 
         Args:
-            kernel: the kernel.
-            plan: how it covers the call.
             num_tiles: tiles of all samples (or of all biases).
             args: what the kernel takes after the shared arguments.
             hoist: see `FishForm`.
