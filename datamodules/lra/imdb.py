@@ -29,12 +29,7 @@ _ARCHIVES = ("aclImdb*.tar.gz", "aclImdb*.tgz", "aclImdb*.tar.xz", "aclImdb*.tar
 
 
 def find_release(data_dir: Path) -> Path:
-    """Return the folder that holds train and test, or the archive; the folder is preferred.
-
-    Raises:
-        MissingDataError: There is neither.
-        DataError: There are several archives and none is the official one.
-    """
+    """Return the folder that holds train and test, else the archive, or raise a DataError."""
     for folder in (data_dir / "aclImdb", data_dir):
         if all((folder / split / name).is_dir() for split in SPLITS for name in CLASSES):
             return folder

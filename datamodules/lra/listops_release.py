@@ -60,10 +60,7 @@ def read_split(
 ) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
     """Read and check one file. Returns token ids of each expression, and the values.
 
-    `advance` is told the number of bytes read.
-
-    Raises:
-        DataError: A line is wrong; the message gives file, line number and reason.
+    `advance` is told the number of bytes read. A DataError gives file, line number and reason.
     """
     tokens: list[npt.NDArray[np.uint8]] = []
     targets: list[int] = []

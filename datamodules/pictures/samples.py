@@ -69,11 +69,7 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 def open_picture(path: Path) -> Image.Image:
-    """Read a picture as RGB: grey (8 or 16 bits), CMYK, palette and transparent ones too.
-
-    Raises:
-        PictureError: The file is missing, empty, cut off, or no picture; the message names it.
-    """
+    """Read a picture of any colours as RGB; a PictureError names a file that cannot be read."""
     try:
         with Image.open(path, formats=FORMATS) as picture:
             if picture.format == "PNG":

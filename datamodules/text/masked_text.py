@@ -30,7 +30,6 @@ class MaskedSplit(WindowSplit):
     Args:
         segment_len: Tokens of a sequence, begin and end included; at least 3.
         vocab_size: Ids; the last three are begin, end and mask.
-        drop_short: Leave out the shorter last sequence.
 
     Raises:
         DataError: The text is shorter than one sequence, and short ones are left out.

@@ -40,10 +40,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSource:
-    """The text of one split.
-
-    Positions count bytes of text, or rows of Parquet shards.
-    """
+    """The text of one split; positions count bytes of text, or rows of Parquet shards."""
 
     paths: tuple[Path, ...]
 

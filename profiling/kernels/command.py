@@ -70,11 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Run what the flags ask for; return the report, its rows and whether it passed.
-
-    Raises:
-        ConfigError: the device is not there, or a flag has no meaning.
-    """
+    """Run what the flags ask for; return report, rows and verdict, or raise a ConfigError."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     gone = missing_device(device)
     if gone is not None and not options.compile_table:

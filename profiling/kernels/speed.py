@@ -43,10 +43,8 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
     """Return a function that runs a side once, forward or forward and backward.
 
     Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
-    priors inside, as in the layer, and parameters get their gradients.
-
-    Raises:
-        ConfigError: the attention cannot be built.
+    priors inside, as in the layer, and parameters get their gradients. An attention that cannot
+    be built is a ConfigError.
     """
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(config.seed)

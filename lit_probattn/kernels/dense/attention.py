@@ -110,7 +110,7 @@ def softmax_attention(
     key_bias: Tensor | None = None,
     **pairs: Unpack[PairOptions],
 ) -> Tensor:
-    """Return softmax(scale · query · key + key_bias + bias) @ value.
+    """Return softmax(scale · query · key + key_bias + bias) @ value, zero where nothing is seen.
 
     Source: MGK, ICML 2022, Eq. (1).
     Departs from the source: nothing.
@@ -122,9 +122,6 @@ def softmax_attention(
         scale: factor on query · key; positive.
         key_bias: one score per key, (B, H_kv, L), or None.
         pairs: see `PairOptions`.
-
-    Returns:
-        (B, H, N, E_v) in the dtype of `query`; rows that see nothing are zero.
     """
     key_term = None if key_bias is None else key_bias[:, :, None]
     terms = {"scales": None, "row_bias": None, "key_bias": key_term, "scale": scale}
@@ -167,9 +164,6 @@ def mgk_attention(
         hard: maximum over components instead of the sum.
         shift: b_r, (H_key, K, E), or None.
         pairs: see `PairOptions`.
-
-    Returns:
-        (B, H, N, E_v) in the dtype of `query`.
     """
     precision = precision.float()
     row_bias = None

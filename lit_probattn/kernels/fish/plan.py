@@ -216,7 +216,6 @@ class FishForm(NamedTuple):
     """What FiSH kernels are compiled for.
 
     Args:
-        maps: G.
         units: U, or 0 for a linear mixing.
         group: local heads of one program.
         aligned: every group begins at a multiple of four heads, or there is one.
