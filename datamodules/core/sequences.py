@@ -14,16 +14,8 @@ from torch import Tensor
 from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.order import FILL
 
-__all__ = [
-    "PadCollate",
-    "PairSplit",
-    "Sample",
-    "SequenceSplit",
-    "TokenSplit",
-    "batch_of",
-    "next_power_of_two",
-    "write_sequences",
-]
+__all__ = ["PadCollate", "PairSplit", "Sample", "SequenceSplit", "TokenSplit"]
+__all__ += ["batch_of", "next_power_of_two", "write_sequences"]
 
 
 class Sample(NamedTuple):

@@ -86,7 +86,10 @@ def _read_header(file: TextIO, place: _Place) -> TsHeader:
             if values:
                 raise place.error(f"@data must stand alone, received {_shortened(text)}")
             header.num_lines = place.line
-            _check_header(header, place)
+            if not header.classes:
+                raise place.error("@data without @classLabel: the classes are not declared")
+            if not header.equal_length:
+                header.length = None
             return header
         _read_tag(key, tag, values, header, place)
     if place.line == 0:
@@ -127,13 +130,6 @@ def _read_classes(tag: str, values: list[str], header: TsHeader, place: _Place) 
     doubles = {label for label in header.classes if lower.count(label.lower()) > 1}
     if doubles:
         raise place.error(f"@{tag} lists a label twice: {', '.join(sorted(doubles))}")
-
-
-def _check_header(header: TsHeader, place: _Place) -> None:
-    if not header.classes:
-        raise place.error("@data without @classLabel: the classes are not declared")
-    if not header.equal_length:
-        header.length = None
 
 
 def _boolean(tag: str, values: list[str], place: _Place) -> bool:

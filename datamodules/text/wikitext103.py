@@ -59,12 +59,6 @@ class TextCounts:
                     f"{self.found['words']} words and became <unk>"
                 )
 
-    def compare(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each published number, and whether ours is equal."""
-        for name, expected in self.published.items():
-            found = self.found[name]
-            yield compare_size(_WHAT[name], expected, found, found == expected)
-
 
 class WikiText103(CachedDataModule):
     """Text as one stream of words per split, `<eos>` at every line end.
@@ -254,7 +248,10 @@ class WikiText103(CachedDataModule):
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number, and whether ours is equal."""
-        return self.counts.compare()
+        counts = self.counts
+        for name, expected in counts.published.items():
+            found = counts.found[name]
+            yield compare_size(_WHAT[name], expected, found, found == expected)
 
     # ---- batches -----------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ def _row(
 
 
 def faults(rows: Sequence[CompiledRow]) -> list[str]:
-    """Return what must not be: forward kernels that spill, programs that no GPU can hold."""
+    """Return what is wrong: forward kernels that spill, programs that no GPU can hold."""
     found = []
     for row in rows:
         where = f"{row.kernel} of {row.case}, heads of {row.head_dim}, sm_{row.capability}"

@@ -20,8 +20,8 @@ from lit_probattn.training.memory import Resident, StepFunction, resident_bytes
 def cpu_peak_bytes(function: Callable[[], object]) -> int:
     """Return how far one call raises the CPU allocator above what was live before, in bytes.
 
-    The profiler's allocator events are exact. Resident set size and tracemalloc are no measure:
-    the first moves in pages and does not fall, the second does not see tensors.
+    The profiler's allocator events are exact. Resident set size and tracemalloc would not do: the
+    first moves in pages and does not fall, the second does not see tensors.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library prints nothing
     with torch.profiler.profile(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -69,7 +68,10 @@ def write_report(
     figures = draw_figures(frame, ratios, out / "figures", note)
     same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
     lines += ["", f"Same in every row: {same}."] if same else []
-    parts = [*_head(config, frame, ratios, lines), *_paper(config, frame, ratios)]
+    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
+    parts = [f"# {config.report.title if config.report else config.name}", ""]
+    parts += [*dearer, ""] if dearer else []
+    parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]
     parts += [*_agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
@@ -80,15 +82,6 @@ def write_report(
     written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
     written += [out / "figures" / name for name, _ in figures]
     return [*written, write_page(out)] if html else written
-
-
-def _head(
-    config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame, lines: Sequence[str]
-) -> list[str]:
-    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
-    title = config.report.title if config.report else config.name
-    above = [*dearer, ""] if dearer else []
-    return [f"# {title}", "", *above, *lines, "", *variants_table(frame)]
 
 
 def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:

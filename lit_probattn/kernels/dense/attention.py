@@ -37,14 +37,11 @@ def centred(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gaussian_row_terms(squares: Tensor, precision: Tensor) -> Tensor:
-    """Return −(τ_r − τ_0) ‖query_i‖² / 2, which differs by a constant of the row from −τ_r ‖q‖²/2.
+    """Return −(τ_r − τ_0) ‖query_i‖² / 2, (B, H, K, N): −τ_r ‖q‖²/2 but for a row's constant.
 
     Args:
         squares: ‖query‖², (B, H, N).
         precision: τ, (H_key, K), H_key a divisor of H.
-
-    Returns:
-        (B, H, K, N).
     """
     precision = precision.float()
     difference = (precision - precision[:, :1].detach()) / -2.0
