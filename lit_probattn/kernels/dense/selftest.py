@@ -99,5 +99,5 @@ def compare(
     )
     exact = in_float64(inputs)
     truth = plain_attention(*exact, is_causal, form.hard)  # type: ignore[call-arg, arg-type]
-    chosen = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
-    return beside([out], [truth], *chosen, [cotangent])
+    ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
+    return beside([out], [truth], ours, theirs, [cotangent])
