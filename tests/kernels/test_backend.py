@@ -199,7 +199,7 @@ def test_self_tests_pass_in_inference_mode(monkeypatch):
 
     monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
     with torch.inference_mode():
-        assert selftest.run("softmax", DEVICE, torch.float32, 8) is None
+        assert selftest.run("dense/softmax", DEVICE, torch.float32, 8) is None
         assert torch.is_inference_mode_enabled()
 
 
