@@ -232,10 +232,7 @@ class DataModule(pl.LightningDataModule):
 
 
 class CachedDataModule(DataModule):
-    """A DataModule whose splits lie in a cache made from a release or by a generator.
-
-    Arguments: those of DataModule.
-    """
+    """A DataModule whose splits lie in a cache made from a release or by a generator."""
 
     _opened: Cache | None = None
 

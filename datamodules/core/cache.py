@@ -38,7 +38,6 @@ class CacheSpec:
     """What a cache holds.
 
     Args:
-        task: The first part of the folder's name.
         settings: Everything that decides the content; plain JSON values.
         sources: Returns the files and folders that the cache is made from, as far as they are
             present; if they have changed since, it is stale. Not part of the name.

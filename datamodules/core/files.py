@@ -61,11 +61,7 @@ def not_found(
 
 
 def read_tar(path: Path, take: Callable[[tarfile.TarInfo, tarfile.TarFile], None]) -> None:
-    """Read a compressed tar archive as a stream, to its end; nothing is extracted.
-
-    Args:
-        path: The archive.
-        take: Called for each member; may read it.
+    """Read a compressed tar archive as a stream, to its end; `take` is called for each member.
 
     Raises:
         DataError: The archive is damaged.

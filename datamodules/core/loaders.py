@@ -22,11 +22,7 @@ Batch = dict[str, Tensor]
 
 
 class _Loader:
-    """Iterates over a torch DataLoader; damaged data are one-line errors, also from its processes.
-
-    Args:
-        loader: DataLoader over `order`.
-    """
+    """A torch DataLoader whose errors of damaged data are one line, from its processes too."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
@@ -64,13 +60,7 @@ class EvaluationLoader(_Loader):
 
 
 class TrainingLoader(_Loader):
-    """An endless stream of micro-batches, without length.
-
-    Args:
-        loader: DataLoader over `order`.
-        order: Its batch sampler.
-        processed: Returns how many micro-batches the trainer has processed.
-    """
+    """An endless stream of micro-batches; `processed` says how many the trainer has processed."""
 
     def __init__(
         self, loader: DataLoader[Any], order: TrainingOrder, processed: Callable[[], int]

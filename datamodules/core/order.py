@@ -73,27 +73,11 @@ def choose_per_class(
     return chosen
 
 
-def _micro_batch_size(batch_size: int, world_size: int, accumulation: int) -> int:
-    """Return the rows of one forward pass of one rank."""
-    parts = world_size * accumulation
-    if batch_size < 1 or batch_size % parts:
-        raise DataError(
-            f"batch_size counts the samples of one optimiser step over all ranks and accumulation "
-            f"steps, so it must be a multiple of world_size x accumulate_grad_batches: "
-            f"batch_size={batch_size}, world_size={world_size}, "
-            f"accumulate_grad_batches={accumulation}"
-        )
-    return batch_size // parts
-
-
 class TrainingOrder:
     """Endless micro-batches of one rank; a batch sampler without length.
 
     Args:
-        num_samples: Size of the training split.
         batch_size: Samples per optimiser step, over all ranks and accumulation steps.
-        seed: Seed of the order.
-        rank, world_size: This process among all.
         accumulation: Micro-steps per optimiser step.
         start: Returns the micro-step to begin with; asked each time the iteration begins.
         shuffle: Whether epochs are permuted; without it each goes through the samples in order.
@@ -118,10 +102,17 @@ class TrainingOrder:
                 f"batch_size={batch_size} is larger than the training split of {num_samples} "
                 f"samples; lower batch_size"
             )
+        if batch_size < 1 or batch_size % (world_size * accumulation):
+            raise DataError(
+                f"batch_size counts the samples of one optimiser step over all ranks and "
+                f"accumulation steps, so it must be a multiple of world_size x "
+                f"accumulate_grad_batches: batch_size={batch_size}, world_size={world_size}, "
+                f"accumulate_grad_batches={accumulation}"
+            )
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.world_size, self.accumulation = rank, world_size, accumulation
         self.start, self.shuffle = start, shuffle
-        self.micro_batch_size = _micro_batch_size(batch_size, world_size, accumulation)
+        self.micro_batch_size = batch_size // (world_size * accumulation)
         self.steps_per_epoch = num_samples // batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -145,9 +136,7 @@ class EvaluationOrder:
     """All samples once, in order; a batch sampler of the same length on every rank.
 
     Args:
-        num_samples: Size of the split.
         batch_size: Largest number of rows of one batch of one rank.
-        rank, world_size: This process among all.
     """
 
     def __init__(

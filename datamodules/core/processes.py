@@ -28,8 +28,6 @@ def workers(module: str, count: int, *job: Any) -> Iterator[list[subprocess.Pope
     """Run `serve` of a module in `count` processes, each of which writes to a pipe; kill them last.
 
     Args:
-        module: Name of the module.
-        count: How many processes.
         job: What `job_of_worker` returns there, after rank and count; plain JSON values.
     """
     root = str(Path(__file__).resolve().parents[2])

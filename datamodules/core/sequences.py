@@ -14,16 +14,8 @@ from torch import Tensor
 from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.order import FILL
 
-__all__ = [
-    "PadCollate",
-    "PairSplit",
-    "Sample",
-    "SequenceSplit",
-    "TokenSplit",
-    "batch_of",
-    "next_power_of_two",
-    "write_sequences",
-]
+__all__ = ["PadCollate", "PairSplit", "Sample", "SequenceSplit", "TokenSplit"]
+__all__ += ["batch_of", "next_power_of_two", "write_sequences"]
 
 
 class Sample(NamedTuple):
@@ -32,7 +24,6 @@ class Sample(NamedTuple):
     Args:
         values: Token ids, (length,) int64; a tuple of two such texts; or a series,
             (length, num_features) float32.
-        target: Class.
         sample_id: Index of the sample in its split, or FILL.
     """
 
@@ -157,12 +148,9 @@ def write_sequences(
     """Add the sequences of one split to a cache.
 
     Args:
-        writer: The cache.
-        name: Name of the split.
         pieces: Pieces of all sequences; where a piece ends does not matter.
         lengths: Steps of each sequence.
         targets: Class of each sequence, below 65536.
-        kind: What is stored.
     """
     ends = np.cumsum(np.fromiter(lengths, dtype=np.int64))
     writer.add(f"{name}_{kind}", np.concatenate(pieces))
@@ -187,7 +175,6 @@ class PadCollate:
     Args:
         pad_to: `longest` pads to the longest sequence of the batch, `max` to `max_seq_len`.
         pad_multiple: The padded length is rounded up to a multiple of this, up to `max_seq_len`.
-        max_seq_len: Largest padded length.
     """
 
     pad_to: Literal["longest", "max"]

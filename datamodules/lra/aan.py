@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from datamodules.core.errors import DataError
-from datamodules.core.files import find_set, not_found
-from datamodules.lra import RELEASE
+from datamodules.lra import find_tables
 
 __all__ = ["MAX_TEXT_BYTES", "SPLIT_FILES", "Pair", "find_release", "read_pairs"]
 
@@ -38,30 +37,13 @@ class Pair(NamedTuple):
 
 
 def find_release(data_dir: Path) -> dict[str, Path]:
-    """Return the path of each split's file.
-
-    Raises:
-        MissingDataError: No folder holds all three files.
-    """
-    found = find_set("Retrieval", (data_dir / folder for folder in FOLDERS), SPLIT_FILES)
-    if found is None:
-        raise not_found(
-            "Retrieval",
-            f"the released files {', '.join(SPLIT_FILES.values())} are",
-            f"in {data_dir} itself or in its {', '.join(FOLDERS[1:])}",
-            f"They are part of {RELEASE}, made from the ACL Anthology Network",
-            "retrieval",
-            data_dir,
-        )
-    return found
+    """Return the path of each split's file, or raise a MissingDataError."""
+    origin = ", made from the ACL Anthology Network"
+    return find_tables("Retrieval", SPLIT_FILES, FOLDERS, data_dir, origin)
 
 
 def read_pairs(path: Path, advance: Callable[[int], None]) -> Iterator[Pair]:
-    """Yield the pairs of a file, one line in memory at a time; `advance` is told the bytes read.
-
-    Raises:
-        DataError: A line is wrong, or there is none; the message gives file, line and reason.
-    """
+    """Yield the pairs of a file, one line in memory at a time; a DataError names a wrong line."""
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

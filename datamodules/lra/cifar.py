@@ -47,11 +47,7 @@ _KNOWN_NAMES: dict[tuple[str, str], Any] = {
 
 
 def find_release(data_dir: Path) -> Path:
-    """Return the folder that holds the six files, or the archive; the folder is preferred.
-
-    Raises:
-        MissingDataError: There is neither, or a file of the folder is missing.
-    """
+    """Return the folder of the six files, else the archive, or raise a MissingDataError."""
     found = find_set("Image", (data_dir / FOLDER, data_dir), {name: name for name in _FILES})
     if found is not None:
         return found[_FILES[0]].parent
@@ -69,12 +65,9 @@ def find_release(data_dir: Path) -> Path:
 
 
 def read_release(release: Path, advance: Callable[[int], None]) -> dict[str, Batch]:
-    """Read the files of a folder or an archive.
+    """Read a folder or an archive; return pictures and labels of each file, by its name.
 
     `advance` is told the number of pictures read.
-
-    Returns:
-        Pictures and labels of each file, by its name.
 
     Raises:
         DataError: A file is missing, damaged, too large, not what it should be, or needs a

@@ -29,12 +29,7 @@ _ARCHIVES = ("aclImdb*.tar.gz", "aclImdb*.tgz", "aclImdb*.tar.xz", "aclImdb*.tar
 
 
 def find_release(data_dir: Path) -> Path:
-    """Return the folder that holds train and test, or the archive; the folder is preferred.
-
-    Raises:
-        MissingDataError: There is neither.
-        DataError: There are several archives and none is the official one.
-    """
+    """Return the folder that holds train and test, else the archive, or raise a DataError."""
     for folder in (data_dir / "aclImdb", data_dir):
         if all((folder / split / name).is_dir() for split in SPLITS for name in CLASSES):
             return folder
@@ -58,11 +53,7 @@ def find_release(data_dir: Path) -> Path:
 
 
 def read_folder(folder: Path, advance: Callable[[int], None]) -> Reviews:
-    """Read the reviews below `folder`, in sorted order; `advance` is told of each review.
-
-    Raises:
-        DataError: A review or a class is empty.
-    """
+    """Read the reviews in sorted order; `advance` is told of each, a DataError of an empty one."""
     reviews: Reviews = {split: [] for split in SPLITS}
     for split in SPLITS:
         for target, name in enumerate(CLASSES):

@@ -32,14 +32,7 @@ GENERATOR_VERSION = 1
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """What decides the expressions; the defaults are those of the Long Range Arena.
-
-    Args:
-        min_length, max_length: Bounds of the number of tokens, both exclusive.
-        max_depth: Depth at which every node is a leaf; the root has depth 1.
-        max_args: Largest number of arguments of an operator.
-        seed: Seed of the whole set, not negative.
-    """
+    """What decides the expressions, as in `ListOps`; the defaults are the Long Range Arena's."""
 
     min_length: int = 500
     max_length: int = 2000
@@ -197,10 +190,7 @@ def generate_chunks(
 ) -> Generator[Chunk, None, None]:
     """Yield chunk 0, 1, 2, … without end, drawn by `num_processes` processes.
 
-    Close the generator (or let it go) to stop the workers.
-
-    Raises:
-        DataError: A worker ended.
+    Close the generator (or let it go) to stop the workers; one that ends by itself is a DataError.
     """
     if num_processes == 1:
         yield from (generate_chunk(settings, chunk) for chunk in itertools.count())

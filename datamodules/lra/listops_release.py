@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.errors import DataError
-from datamodules.core.files import find_set, not_found
-from datamodules.lra import RELEASE
+from datamodules.lra import find_tables
 from datamodules.lra.listops_generator import CLOSE, FIRST_DIGIT, OPERATORS, TOKENS
 
 __all__ = ["SPLIT_FILES", "evaluate", "find_release", "read_split"]
@@ -36,23 +35,9 @@ _CODES |= {b"(": _OPEN, b")": _CLOSED}
 
 
 def find_release(data_dir: Path) -> dict[str, Path]:
-    """Return the path of each split's file.
-
-    Raises:
-        MissingDataError: No folder holds all three files.
-    """
-    found = find_set("ListOps", (data_dir / folder for folder in FOLDERS), SPLIT_FILES)
-    if found is None:
-        raise not_found(
-            "ListOps",
-            f"the released files {', '.join(SPLIT_FILES.values())} are",
-            f"in {data_dir} itself or in its {', '.join(FOLDERS[1:])}",
-            f"They are part of {RELEASE}",
-            "listops --source released",
-            data_dir,
-            ", or use --source generated",
-        )
-    return found
+    """Return the path of each split's file, or raise a MissingDataError."""
+    remedies = {"options": " --source released", "otherwise": ", or use --source generated"}
+    return find_tables("ListOps", SPLIT_FILES, FOLDERS, data_dir, **remedies)
 
 
 def read_split(
@@ -60,10 +45,7 @@ def read_split(
 ) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
     """Read and check one file. Returns token ids of each expression, and the values.
 
-    `advance` is told the number of bytes read.
-
-    Raises:
-        DataError: A line is wrong; the message gives file, line number and reason.
+    `advance` is told the number of bytes read. A DataError gives file, line number and reason.
     """
     tokens: list[npt.NDArray[np.uint8]] = []
     targets: list[int] = []
@@ -126,11 +108,7 @@ def _check_parentheses(symbols: bytes) -> None:
 
 
 def evaluate(tokens: bytes) -> int:
-    """Return the value of an expression given as token ids.
-
-    Raises:
-        ValueError: It is not exactly one complete expression.
-    """
+    """Return the value of one complete expression given as token ids; a ValueError otherwise."""
     stack: list[tuple[int, list[int]]] = []
     arguments: list[int] = []  # of the innermost open operator; at the root, the result
     for token in tokens:

@@ -40,7 +40,6 @@ class GeneratorSettings:
         snake_contrast: Brightness of distractors.
         paddle_contrast: Factor on it for targets.
         antialias: How much finer the grid is on which shapes are drawn.
-        seed: Seed of the whole set, not negative.
     """
 
     contour_length: int = 14

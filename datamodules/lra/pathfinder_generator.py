@@ -53,11 +53,7 @@ class Picture:
 
 
 def draw_picture(settings: GeneratorSettings, index: int) -> Picture:
-    """Draw picture `index`: a pure function of both, given one version of Pillow.
-
-    Raises:
-        DataError: The targets do not fit into the picture, however often they are tried.
-    """
+    """Draw picture `index`, a function of both and Pillow's version; a DataError if none fits."""
     draws = Draws(settings.seed, settings.side, settings.contour_length, index)
     label = draws.below(2)
     margin = settings.paddle_margins[draws.below(len(settings.paddle_margins))]

@@ -42,11 +42,7 @@ class Entry(NamedTuple):
 
 
 def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
-    """Return the folder of a difficulty.
-
-    Raises:
-        MissingDataError: There is none.
-    """
+    """Return the folder of a difficulty, or raise a MissingDataError."""
     name = f"pathfinder{side}"
     candidates = [data_dir / parent / name / FOLDERS[difficulty] for parent in _PARENTS]
     if data_dir.name == name:
@@ -66,11 +62,7 @@ def find_release(data_dir: Path, side: int, difficulty: str) -> Path:
 
 
 def list_metadata(folder: Path) -> list[Path]:
-    """Return the metadata files of a difficulty, sorted by their numbers.
-
-    Raises:
-        MissingDataError: There is none.
-    """
+    """Return the metadata files of a difficulty, sorted by number, or raise a MissingDataError."""
     paths = sorted((folder / "metadata").glob("*.npy"), key=_number)
     if not paths:
         raise MissingDataError(f"Pathfinder: no metadata/*.npy in {folder}")
@@ -83,11 +75,7 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 def read_entries(folder: Path, paths: list[Path]) -> list[Entry]:
-    """Read the metadata of a difficulty.
-
-    Raises:
-        DataError: A line is wrong, or there is none; the message gives file, line and reason.
-    """
+    """Read the metadata of a difficulty; a DataError gives file, line and reason."""
     entries = [entry for path in paths for entry in _read_file(folder, path)]
     if not entries:
         raise DataError(f"{folder / 'metadata'}: the files have no line")
@@ -128,12 +116,7 @@ def _parse(line: str) -> tuple[str, int]:
 
 
 def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
-    """Return the grey values (side, side) of a picture; None if the file is empty.
-
-    Raises:
-        DataError: It is missing, damaged, or of another size or kind; the message gives the
-            picture, and file and line of the metadata.
-    """
+    """Return the grey values (side, side) of a picture; None if the file is empty."""
     try:
         if not entry.path.stat().st_size:
             return None

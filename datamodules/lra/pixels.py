@@ -45,12 +45,7 @@ def pixel_split(
 
 @dataclass(frozen=True)
 class PixelCollate:
-    """Make a batch of pictures of one size; the id of a pixel is its grey value.
-
-    Args:
-        key_mask: `non_zero` is what both published pipelines do: id 0 means padding to them, so
-            that black pixels are neither attended to nor pooled. `all` keeps every pixel.
-    """
+    """Make a batch of pictures of one size; ids are grey values, `key_mask` is that of `Image`."""
 
     key_mask: KeyMask
 

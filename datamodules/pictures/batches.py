@@ -37,7 +37,6 @@ class Mixing:
         mixup, cutmix: Parameters of the Beta distributions; 0 for none.
         probability: Probability that a batch is mixed.
         switch: Probability of cutmix where both are on.
-        seed: Seed of the draws.
     """
 
     mixup: float
@@ -79,10 +78,9 @@ class PictureCollate:
     def __call__(self, samples: list[Sample]) -> Batch:
         """Return a batch.
 
-        Returns:
-            `inputs` (B, 3, S, S), `key_mask` (B, 1), all True (a picture has no padding), `target`
-            and `sample_ids` (B,); if pictures are mixed also `mix_target` (B,), the class of the
-            partner, and `mix_weight` (B,) float32, its share.
+        `inputs` (B, 3, S, S), `key_mask` (B, 1), all True (a picture has no padding), `target` and
+        `sample_ids` (B,); if pictures are mixed also `mix_target` (B,), the class of the partner,
+        and `mix_weight` (B,) float32, its share.
         """
         pictures = torch.stack([sample.picture for sample in samples])
         batch = batch_of(samples, pictures, torch.ones(len(samples), 1, dtype=torch.bool))

@@ -69,11 +69,7 @@ class PictureFiles:
 
 
 def find_root(data_dir: Path) -> Path:
-    """Return the folder that holds `train` and `val`.
-
-    Raises:
-        MissingDataError: There is none.
-    """
+    """Return the folder that holds `train` and `val`, or raise a MissingDataError."""
     for name in _ROOTS:
         root = data_dir / name
         if (root / "train").is_dir() and (root / "val").is_dir():
@@ -91,11 +87,7 @@ def find_root(data_dir: Path) -> Path:
 
 
 def read_train(root: Path) -> PictureFiles:
-    """Read the class folders of `train`; classes are numbered in the order of their names.
-
-    Raises:
-        DataError: There are none, or one is empty.
-    """
+    """Read the class folders of `train`, numbered by name; a DataError if one is empty."""
     folder = root / "train"
     classes = _folders(folder)
     if not classes:
@@ -111,8 +103,6 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
     """Read `val`: class folders, or all pictures in one folder and a file with their classes.
 
     Args:
-        root: The folder that holds `val`.
-        classes: Classes of the training split.
         ground_truth: File with the classes of a flat folder. None means the usual places.
 
     Raises:

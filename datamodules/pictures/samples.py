@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,11 +70,7 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 def open_picture(path: Path) -> Image.Image:
-    """Read a picture as RGB: grey (8 or 16 bits), CMYK, palette and transparent ones too.
-
-    Raises:
-        PictureError: The file is missing, empty, cut off, or no picture; the message names it.
-    """
+    """Read a picture of any colours as RGB; a PictureError names a file that cannot be read."""
     try:
         with Image.open(path, formats=FORMATS) as picture:
             if picture.format == "PNG":
@@ -115,29 +112,21 @@ def keep_no_bits(transform: Any) -> Any:
         policy = (op for part in getattr(step, "policy", ()) for op in part)
         for operation in getattr(step, "ops", None) or policy:
             if operation.name.startswith("Posterize"):
-                operation.aug_fn = _Posterize(operation.aug_fn)
+                operation.aug_fn = partial(_posterize, operation.aug_fn)
     return transform
 
 
-class _Posterize:
+def _posterize(function: Any, picture: Image.Image, bits: int, **options: Any) -> Any:
     """Keep some bits of each colour; none is black."""
-
-    def __init__(self, function: Callable[..., Image.Image]) -> None:
-        self.function = function
-
-    def __call__(self, picture: Image.Image, bits: int, **options: Any) -> Image.Image:
-        if bits < 1:
-            return Image.new(picture.mode, picture.size)
-        return self.function(picture, bits, **options)
+    blank = bits < 1
+    return Image.new(picture.mode, picture.size) if blank else function(picture, bits, **options)
 
 
 class PictureSplit:
     """The pictures of one split; a map-style data set.
 
     Args:
-        files: Where they are.
         transform: From a picture to a tensor (3, image_size, image_size).
-        seed: Seed of the draws of `transform`.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ class Normalizer:
     Departs from the source: a constant feature gives zeros, not rounding errors divided by ε.
 
     Args:
-        kind: Which of them.
         shift, scale: (num_features,) float64; of training series. None where not used.
     """
 
@@ -92,10 +91,7 @@ def _shift_and_scale(
 
 
 class SeriesSplit(SequenceSplit):
-    """Series, (num_steps, num_features), NaN where a value is missing.
-
-    `normalizer` is applied to whole series, before they are cut off.
-    """
+    """Series (num_steps, num_features), NaN where missing; whole ones pass through `normalizer`."""
 
     kind = "values"
     normalizer = Normalizer("none")

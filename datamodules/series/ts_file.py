@@ -30,9 +30,6 @@ class TsHeader:
 
     Args:
         classes: Class labels, in the order of the header.
-        num_features: Dimensions.
-        length: Length of every series.
-        missing: Whether values may be missing.
         equal_length: Whether all series have one length; they have unless the file denies it.
         num_lines: Lines before the data.
     """
@@ -89,7 +86,10 @@ def _read_header(file: TextIO, place: _Place) -> TsHeader:
             if values:
                 raise place.error(f"@data must stand alone, received {_shortened(text)}")
             header.num_lines = place.line
-            _check_header(header, place)
+            if not header.classes:
+                raise place.error("@data without @classLabel: the classes are not declared")
+            if not header.equal_length:
+                header.length = None
             return header
         _read_tag(key, tag, values, header, place)
     if place.line == 0:
@@ -132,13 +132,6 @@ def _read_classes(tag: str, values: list[str], header: TsHeader, place: _Place) 
         raise place.error(f"@{tag} lists a label twice: {', '.join(sorted(doubles))}")
 
 
-def _check_header(header: TsHeader, place: _Place) -> None:
-    if not header.classes:
-        raise place.error("@data without @classLabel: the classes are not declared")
-    if not header.equal_length:
-        header.length = None
-
-
 def _boolean(tag: str, values: list[str], place: _Place) -> bool:
     if len(values) != 1 or values[0].lower() not in ("true", "false"):
         raise place.error(f"@{tag} must be true or false, received {_shortened(' '.join(values))}")
@@ -160,14 +153,7 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True)
 class TsFile:
-    """A file that passed.
-
-    Args:
-        header: Its header.
-        series: One array (length, num_features) float32 per series; NaN where a value is missing.
-        labels: Class label of each series.
-        lines: Line number of each series.
-    """
+    """A file that passed: `series` are (length, num_features), NaN where a value is missing."""
 
     header: TsHeader
     series: list[npt.NDArray[np.float32]]
@@ -176,11 +162,7 @@ class TsFile:
 
 
 def read_ts(path: Path) -> TsFile:
-    """Check a file and read it by aeon.
-
-    Raises:
-        DataError: The file is malformed, or aeon is not installed.
-    """
+    """Check a file and read it by aeon; a DataError if it is malformed or aeon is missing."""
     header, shapes, labels, lines = check_ts(path)
     try:
         from aeon.datasets import load_from_ts_file

@@ -148,11 +148,7 @@ class UEA(CachedDataModule):
         return [files.train, files.test]
 
     def build(self, writer: CacheWriter) -> None:
-        """Read both files.
-
-        Raises:
-            DataError: A file is malformed, or they do not fit together.
-        """
+        """Read both files; a DataError if one is malformed or they do not fit together."""
         files = find_archive(self.archive, self.data_dir, self.source)
         train, test = read_ts(files.train), read_ts(files.test)
         classes = _common_classes(train, test, files.train, files.test)
@@ -219,12 +215,7 @@ class UEA(CachedDataModule):
 
 
 def _common_classes(train: TsFile, test: TsFile, train_path: Path, test_path: Path) -> list[str]:
-    """Return the classes of the training series, in the order of the header.
-
-    Raises:
-        DataError: The files disagree on dimensions, or a test series has a class without training
-            series.
-    """
+    """Return the classes of the training series, in the header's order; the test must fit."""
     sizes = train.header.num_features, test.header.num_features
     if sizes[0] != sizes[1]:
         raise DataError(f"{train_path} has {sizes[0]} dimensions and {test_path} has {sizes[1]}")

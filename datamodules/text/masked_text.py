@@ -30,7 +30,6 @@ class MaskedSplit(WindowSplit):
     Args:
         segment_len: Tokens of a sequence, begin and end included; at least 3.
         vocab_size: Ids; the last three are begin, end and mask.
-        drop_short: Leave out the shorter last sequence.
 
     Raises:
         DataError: The text is shorter than one sequence, and short ones are left out.
@@ -108,11 +107,7 @@ class MaskedText(WikiText103):
         return super().decode([i for i in ids if i < self.vocab_size - _SPECIAL])
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits.
-
-        Raises:
-            DataError: The vocabulary does not fit vocab_size, or the training text is too short.
-        """
+        """Open the three splits; a DataError if vocab_size or the training text is too small."""
         needed = len(self.vocabulary) + _SPECIAL
         if needed > self.vocab_size:
             raise DataError(

@@ -40,10 +40,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSource:
-    """The text of one split.
-
-    Positions count bytes of text, or rows of Parquet shards.
-    """
+    """The text of one split; positions count bytes of text, or rows of Parquet shards."""
 
     paths: tuple[Path, ...]
 
@@ -74,7 +71,6 @@ class PlainText(TextSource):
     """A text file in UTF-8, or one in a zip.
 
     Args:
-        paths: The file.
         member: Its name in the archive; None if it is not in one.
     """
 
@@ -98,11 +94,7 @@ class PlainText(TextSource):
         return [*super().identity(), self.member]
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield pieces of about 4 MiB.
-
-        Raises:
-            DataError: A byte is not UTF-8, or the archive is damaged.
-        """
+        """Yield pieces of about 4 MiB; a DataError for bytes that are not UTF-8, or damage."""
         with self._open() as file:
             file.seek(start)
             position = start
@@ -149,11 +141,7 @@ class PlainText(TextSource):
 
 @dataclass(frozen=True)
 class ParquetText(TextSource):
-    """Parquet shards with a column `text`; a row is a line, ended by a newline or not.
-
-    Args:
-        paths: The shards, in order.
-    """
+    """Parquet shards with a column `text`; a row is a line, ended by a newline or not."""
 
     unit = "rows"
 
@@ -168,11 +156,7 @@ class ParquetText(TextSource):
         return sum(self._rows)
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield pieces of at most 16384 rows.
-
-        Raises:
-            DataError: A shard is damaged, or a row is not text.
-        """
+        """Yield pieces of at most 16384 rows; a DataError for rows without text, or damage."""
         position = 0
         for path, count in zip(self.paths, self._rows, strict=True):
             if position + count <= start:

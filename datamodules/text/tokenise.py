@@ -36,8 +36,6 @@ class TokenisationJob:
     """The tokenisation of some splits, in a folder of its own.
 
     Args:
-        folder: The job's folder, made if needed.
-        sources: Text of each split.
         identity: What else the result depends on; plain JSON values.
     """
 
@@ -76,8 +74,7 @@ class TokenisationJob:
     def tokenise(self, name: str, vocabulary: Tokens, advance: Callable[[int], None]) -> None:
         """Tokenise one split, or the rest of it; `advance` is told how much of it was read.
 
-        Raises:
-            DataError: The text is empty, or `vocabulary` refuses it.
+        A text that is empty, or that `vocabulary` refuses, is a DataError.
         """
         source = self.sources[name]
         done = self._state["splits"].setdefault(name, {"position": 0, "tokens": 0, "unknown": 0})

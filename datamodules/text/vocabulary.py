@@ -31,11 +31,7 @@ class Tokens(ABC):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises:
-            DataError: It is missing, not UTF-8, or not usable.
-        """
+        """Read a file; a DataError if it is missing, not UTF-8, or not usable."""
         try:
             return cls.from_text(path.read_text(encoding="utf-8-sig"))
         except OSError as error:

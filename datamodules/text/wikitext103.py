@@ -39,7 +39,6 @@ class TextCounts:
     """Counts of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
 
     Args:
-        found: What we have.
         unknown: Tokens of each split that became `<unk>`, their word being unknown.
         published: Published counts, as far as there are any.
     """
@@ -59,12 +58,6 @@ class TextCounts:
                     f"{number} of {self.found[name]} {_WHAT[name]} are not in the vocabulary of "
                     f"{self.found['words']} words and became <unk>"
                 )
-
-    def compare(self) -> Iterator[tuple[str, bool]]:
-        """Yield a line for each published number, and whether ours is equal."""
-        for name, expected in self.published.items():
-            found = self.found[name]
-            yield compare_size(_WHAT[name], expected, found, found == expected)
 
 
 class WikiText103(CachedDataModule):
@@ -213,11 +206,7 @@ class WikiText103(CachedDataModule):
         return splits
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
-        """Open the three splits.
-
-        Raises:
-            DataError: The vocabulary is larger than vocab_size, or a split is too short.
-        """
+        """Open the three splits; a DataError if vocab_size is too small or a split too short."""
         words = len(self.vocabulary)
         if words > self.vocab_size:
             raise DataError(
@@ -259,7 +248,10 @@ class WikiText103(CachedDataModule):
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number, and whether ours is equal."""
-        return self.counts.compare()
+        counts = self.counts
+        for name, expected in counts.published.items():
+            found = counts.found[name]
+            yield compare_size(_WHAT[name], expected, found, found == expected)
 
     # ---- batches -----------------------------------------------------------------------------
 

@@ -53,10 +53,8 @@ def define_operators(
     Backward is called as `backward(call, grad, …, [output, …,] skipped)`.
 
     Args:
-        names: of forward and backward.
         inputs: a NamedTuple of the arguments, tensors first; its annotations make the schema, and
             all functions here take one.
-        forward: returns the outputs.
         backward: returns the gradients of the inputs that `gradients` names, as laid out by
             `new_gradients`, which the fake calls.
         new_outputs: returns room for the outputs.
@@ -67,7 +65,6 @@ def define_operators(
         optional: groups of inputs whose gradients are made only if one of the group wants it.
         has_normaliser: the outputs are a result and a normaliser without gradient, which backward
             reads; otherwise all outputs have gradients and backward reads none.
-        keep_strides: see `new_gradients`.
     """
     fields = {name: _TYPES[kind] for name, kind in get_type_hints(inputs).items()}
     schema = ", ".join(f"{kind} {name}" for name, kind in fields.items())

@@ -36,13 +36,7 @@ def interpreted() -> bool:
 
 
 def refusal(device: str, dtype: torch.dtype, *head_dims: int) -> str | None:
-    """Say why no kernel can serve tensors of this kind ("cannot …"), or None.
-
-    Args:
-        device: device type.
-        dtype: dtype of query, key and value.
-        head_dims: sizes of the heads involved.
-    """
+    """Say why no kernel can serve query, key and value of this kind ("cannot …"), or None."""
     if importlib.util.find_spec("triton") is None and device != "meta":
         return "cannot run: the package triton is not installed"
     if dtype not in DTYPES:
@@ -102,10 +96,8 @@ def launch(kernel: Any, num_programs: int, args: tuple[Any, ...], options: dict[
     """Launch a kernel over a one-dimensional grid on the device of its first tensor.
 
     Args:
-        kernel: a function under `triton.jit`.
         num_programs: size of the grid; nothing happens when it is 0.
         args: positional arguments; the first is a tensor, or a tuple that begins with one.
-        options: compile-time arguments, `num_warps`, `num_stages`.
 
     Raises:
         ValueError: the device cannot run kernels.

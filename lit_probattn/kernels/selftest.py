@@ -10,7 +10,7 @@ kept for the process, per family, GPU, Triton version, dtype and head size.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 
@@ -80,3 +80,29 @@ def random_tensor(*shape: int, seed: int, device: torch.device, dtype: torch.dty
     """Return normal numbers from a generator of its own, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
+
+
+def in_float64(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return leaves in float64 with the values of tensors."""
+    return [x.detach().double().requires_grad_() for x in tensors]
+
+
+def beside(
+    found: Sequence[Tensor],
+    truth: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    exact: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs (found, float64) of the outputs, then of the gradients of all leaves."""
+    grads = torch.autograd.grad(found, leaves, cotangents)
+    true = torch.autograd.grad(truth, exact, [x.double() for x in cotangents])
+    pairs = zip((*found, *grads), (*truth, *true), strict=True)
+    return [(x.detach(), y.detach()) for x, y in pairs]
+
+
+def hide_future(scores: Tensor) -> Tensor:
+    """Return scores (..., N, L) with -inf at the pairs that a causal mask hides."""
+    rows, keys = scores.shape[-2:]
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=scores.device).tril(keys - rows)
+    return scores.masked_fill(~seen, float("-inf"))

@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import Attention
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
-from lit_probattn.randomness import RandomKey
 from lit_probattn.torch_internals import FakeTensorMode
 from profiling.cost.exact import (
     ExactCost,
@@ -26,6 +25,7 @@ from profiling.cost.exact import (
     backend_macs,
     scope_costs,
 )
+from profiling.cost.models import AttentionOnly
 from profiling.measure.counters import Macs, fvcore_macs, torch_macs, torch_train_macs
 from profiling.measure.rows import Scope, Source, Status
 
@@ -56,14 +56,9 @@ class Setting:
     """What is counted, and how.
 
     Args:
-        build: makes the model on the default device.
         make_inputs: makes its inputs on a device.
         shape: sizes for the closed forms; None for attention alone.
-        batch_size: B.
-        seq_len: N.
-        backend: implementation of the attention.
         train: forward and backward instead of forward; fvcore's number stays the forward's.
-        dtype: dtype of the model.
     """
 
     build: Callable[[], nn.Module]
@@ -100,30 +95,13 @@ class Setting:
                 yield "meta"
 
 
-class AttentionOnlyView(nn.Module):
-    """Calls an attention layer with its input alone."""
-
-    def __init__(self, layer: Attention) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, N, C) to (B, N, C)."""
-        out: Tensor = self.layer(inputs, rng=RandomKey(0))
-        return out
-
-
 def attention_layers(model: nn.Module) -> list[Attention]:
     """Return the attention layers of a model, in order."""
     return [m for m in model.modules() if isinstance(m, Attention)]
 
 
 def require_identical(blocks: nn.ModuleList) -> None:
-    """Check that all blocks of a stack have the same structure and parameter shapes.
-
-    Raises:
-        ValueError: they differ, so that counting one of them would not do.
-    """
+    """Raise a ValueError if blocks of a stack differ in structure or parameter shapes."""
 
     def signature(block: nn.Module) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
         return repr(block), [(n, tuple(p.shape)) for n, p in block.named_parameters()]
@@ -156,7 +134,7 @@ def _numel(module: nn.Module) -> int:
 
 def _backend_note(layer: Attention, inputs: Tensor, backend: str, train: bool) -> str:
     """Name the operations that the backend runs, and what backward adds to twice the forward."""
-    view = AttentionOnlyView(layer)
+    view = AttentionOnly(layer)
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         view(inputs)
@@ -246,7 +224,7 @@ def _measure(
     if isinstance(getattr(model, "is_causal", None), bool):
         model.is_causal = False  # type: ignore[assignment]
     layer = attention_layers(model)[0]
-    alone = count(AttentionOnlyView(layer), _probe(setting, layer))
+    alone = count(AttentionOnly(layer), _probe(setting, layer))
     result: dict[Scope, Macs] = {"attention": alone.times(setting.num_layers)}
     if setting.shape is None:
         return result

@@ -25,10 +25,8 @@ class NoFormulaError(NotImplementedError):
 class ExactCost:
     """Closed forms of one scope (model, layers or attention), forward, one batch.
 
-    Args:
-        macs: multiply-adds in matrix products of the reference.
-        norm_operations: what fvcore adds for normalisations, five per element.
-        num_parameters: parameters.
+    `macs` are matrix products of the reference; `norm_operations` count five per element of a
+    normalisation, as fvcore does.
     """
 
     macs: int
@@ -37,11 +35,7 @@ class ExactCost:
 
 
 def attention_cost(layer: Attention, seq_len: int) -> Cost:
-    """Return what a layer says of its cost over one sequence.
-
-    Raises:
-        NoFormulaError: it says nothing.
-    """
+    """Return what a layer says of its cost over one sequence, or raise a NoFormulaError."""
     try:
         return layer.cost(seq_len)
     except NotImplementedError as error:
@@ -101,12 +95,7 @@ class ModelShape:
     """Sizes of a stack of blocks and what stands around it.
 
     Args:
-        num_layers: blocks.
-        embed_dim: C.
-        mlp_dim: inner width.
-        seq_len: N.
         num_sequences: sequences that one sample sends through the blocks (2 for a pair).
-        batch_size: samples.
         norm_first: pre-norm, with a final norm.
         embedding_parameters: token and position tables (and an output layer tied to them).
         head_parameters: the head, and what is not in the blocks otherwise.

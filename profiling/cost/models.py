@@ -21,21 +21,18 @@ from lit_probattn.randomness import RandomKey
 
 
 class AttentionOnly(nn.Module):
-    """A single attention layer as a model.
+    """A single attention layer as a model, called with its input alone."""
 
-    Args:
-        attention: makes the layer.
-        embed_dim: C.
-        head_dim: E.
-        is_causal: mask the future.
-    """
-
-    def __init__(
-        self, attention: AttentionFactory, *, embed_dim: int, head_dim: int, is_causal: bool = False
-    ) -> None:
+    def __init__(self, layer: nn.Module, is_causal: bool = False) -> None:
         super().__init__()
-        self.layer = attention(embed_dim, head_dim=head_dim)
-        self.is_causal = is_causal
+        self.layer, self.is_causal = layer, is_causal
+
+    @classmethod
+    def build(
+        cls, attention: AttentionFactory, *, embed_dim: int, head_dim: int, is_causal: bool
+    ) -> AttentionOnly:
+        """Make the layer, then the model."""
+        return cls(attention(embed_dim, head_dim=head_dim), is_causal)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (B, N, C) to (B, N, C)."""
@@ -53,50 +50,24 @@ class LanguageModel(nn.Module):
     ReLU feed-forward, embedding scaled by √C, fixed sinusoids, tied adaptive softmax.
 
     Args:
-        attention: makes one attention layer per block.
-        embed_dim: C.
-        head_dim: E.
-        max_seq_len: longest segment.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the feed-forward part.
-        vocab_size: number of words.
-        dropout: dropout probability.
-        cutoffs: clusters of the adaptive softmax.
         is_causal: mask the future. Counting leaves it out: a causal mask halves nothing in the
             papers' counts, and backends that skip hidden blocks would otherwise differ.
-        include_output_layer: evaluate the output layer.
+        options: sizes and the rest of `lit_probattn.models.language_model.LanguageModel`.
     """
 
     def __init__(
         self,
         attention: AttentionFactory,
         *,
-        embed_dim: int,
-        head_dim: int,
-        max_seq_len: int,
-        num_layers: int = 16,
-        mlp_dim: int = 2048,
-        vocab_size: int = 267735,
-        dropout: float = 0.1,
-        cutoffs: tuple[int, ...] = (20000, 40000, 200000),
         is_causal: bool = True,
         include_output_layer: bool = True,
+        vocab_size: int = 267735,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.is_causal, self.include_output_layer = is_causal, include_output_layer
-        self.model = language_model.LanguageModel(
-            attention,
-            vocab_size=vocab_size,
-            max_seq_len=max_seq_len,
-            embed_dim=embed_dim,
-            head_dim=head_dim,
-            num_layers=num_layers,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            cutoffs=cutoffs,
-            attention_bias=None,
-            attention_dropout=None,
-        )
+        options |= {"vocab_size": vocab_size, "attention_bias": None, "attention_dropout": None}
+        self.model = language_model.LanguageModel(attention, **options)
         self.encoder = self.model.encoder
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -108,12 +79,7 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """The classifier of the Long Range Arena, called with token ids alone.
-
-    Args:
-        attention: makes one attention layer per block.
-        options: arguments of `lit_probattn.models.classifiers.Classifier`.
-    """
+    """The classifier of the Long Range Arena, called with token ids alone."""
 
     def __init__(self, attention: AttentionFactory, **options: Any) -> None:
         super().__init__()
@@ -129,18 +95,7 @@ class SequenceModel(nn.Module):
 class PairModel(nn.Module):
     """The retrieval model: one encoder for two texts, and a head on [X0, X1, X0·X1, X0−X1].
 
-    Source: the Long Range Arena code behind MGK, ICML 2022 (specification d.2).
-
-    Args:
-        attention: makes one attention layer per block.
-        vocab_size: number of token ids.
-        max_seq_len: longest text.
-        embed_dim: C.
-        head_dim: E.
-        num_layers: number of blocks.
-        mlp_dim: inner width of the blocks and the head.
-        num_classes: number of logits.
-        dropout: dropout probability.
+    Source: MGK, ICML 2022, the Retrieval model of its base code.
     """
 
     def __init__(

@@ -18,8 +18,6 @@ class Case:
     """An `Example` of a variant, and the variant.
 
     Args:
-        name: what the table prints.
-        layer: the class.
         options: its arguments; two heads unless they say otherwise.
         masks: any of causal, key, pairs, bias, dropout.
     """
@@ -43,11 +41,7 @@ CASES = cases_of("kernel_examples")
 
 
 def named_like(cases: list[Case], names: str | None) -> list[Case]:
-    """Return the cases whose name contains one of the comma-separated parts.
-
-    Raises:
-        ConfigError: none does.
-    """
+    """Return the cases whose name contains a comma-separated part; a ConfigError without any."""
     parts = [part.strip() for part in (names or "").split(",")]
     found = [case for case in cases if any(part in case.name for part in parts)]
     if not found:

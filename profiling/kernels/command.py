@@ -28,11 +28,7 @@ def integers(text: str) -> list[int]:
 
 
 def dtypes(text: str) -> list[torch.dtype]:
-    """Read names of dtypes separated by commas.
-
-    Raises:
-        ArgumentTypeError: an unknown name.
-    """
+    """Read names of dtypes separated by commas; an unknown one is an ArgumentTypeError."""
     for name in text.split(","):
         if name not in _DTYPES:
             raise argparse.ArgumentTypeError(
@@ -74,11 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Run what the flags ask for; return the report, its rows and whether it passed.
-
-    Raises:
-        ConfigError: the device is not there, or a flag has no meaning.
-    """
+    """Run what the flags ask for; return report, rows and verdict, or raise a ConfigError."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     gone = missing_device(device)
     if gone is not None and not options.compile_table:

@@ -47,12 +47,9 @@ class CompiledRow:
     """One compiled kernel.
 
     Args:
-        case: the layer whose call needs it.
         capability: 80 for A100, 90 for H100 and H200.
         tiles: queries x keys of a tile.
-        registers: per thread.
         spill_bytes: stored for want of registers, per thread.
-        shared_bytes: shared memory of a program.
         wgmma: whether products use Hopper's warp-group instructions.
         compile_s: seconds; next to nothing where Triton's cache holds the kernel.
     """
@@ -91,11 +88,7 @@ class _Driver:
 
 
 def compile_launch(launched: Launched, capability: int) -> Any:
-    """Compile a launch as the launcher would on a GPU of this capability (80, 90).
-
-    Raises:
-        RuntimeError: the kernel was imported for the interpreter.
-    """
+    """Compile a launch for a GPU of this capability (80, 90); a RuntimeError if interpreted."""
     import triton
     from triton.runtime import driver
 
@@ -159,11 +152,7 @@ def compile_rows(
     dtype: torch.dtype = torch.bfloat16,
     forward_only: bool = False,
 ) -> Iterator[CompiledRow]:
-    """Compile what calls of the cases would launch, one row per kernel.
-
-    Raises:
-        ConfigError: the process runs kernels in the interpreter.
-    """
+    """Compile what calls would launch, one row per kernel; a ConfigError in the interpreter."""
     if interpreted():
         raise ConfigError("kernels cannot be compiled in the interpreter: unset TRITON_INTERPRET")
     for case, head_dim, capability in product(cases, head_dims, capabilities):
@@ -194,7 +183,7 @@ def _row(
 
 
 def faults(rows: Sequence[CompiledRow]) -> list[str]:
-    """Return what must not be: forward kernels that spill, programs that no GPU can hold."""
+    """Return what is wrong: forward kernels that spill, programs that no GPU can hold."""
     found = []
     for row in rows:
         where = f"{row.kernel} of {row.case}, heads of {row.head_dim}, sm_{row.capability}"
@@ -221,10 +210,7 @@ def tune(
     """Time forward and backward with every candidate; store the fastest of every kernel.
 
     A candidate that does not compile, or does not fit, is passed over. Kernels are tuned one after
-    the other, the others keeping what they have.
-
-    Returns:
-        The file that holds the table, and a line per kernel.
+    the other, the others keeping what they have. Returns the file, and a line per kernel.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     best: dict[str, Launch] = {}

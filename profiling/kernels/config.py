@@ -102,11 +102,7 @@ def points(config: KernelsConfig) -> list[KernelsConfig]:
 
 
 def load_kernels(path: str | Path) -> KernelsConfig:
-    """Read and check a kernels file.
-
-    Raises:
-        ConfigError: the file is missing or wrong; one line that names the place.
-    """
+    """Read and check a kernels file; a ConfigError names the place in one line."""
     try:
         return KernelsConfig.model_validate(read_yaml(path))
     except ValidationError as error:

@@ -6,8 +6,9 @@ the kernel,
     s_i(jr) = τ_r query_i · key_jr − (τ_r − τ_0) ‖query_i‖² / 2 + β_jr,
 
 so it costs as many products with values as with keys, where our own kernel needs one. It takes
-neither the hard E-step (a maximum is no sum over keys) nor attention dropout. It is no backend of
-the layers: tests and benchmarks use it to check and to compare. On the CPU it has no backward.
+neither the hard E-step (a maximum is not a sum over keys) nor attention dropout. It is not a
+backend of the layers: tests and benchmarks use it to check and to compare. On the CPU it has no
+backward.
 """
 
 from __future__ import annotations
@@ -41,13 +42,7 @@ def mgk_flex(
     key_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Return soft `mgk_attention` for as many key heads as query heads.
-
-    Args: see `mgk_attention`.
-
-    Raises:
-        ValueError: grouped heads.
-    """
+    """Return soft `mgk_attention`, whose arguments these are; grouped heads are a ValueError."""
     batch, heads, components, length, _ = key.shape
     if heads != query.shape[1]:
         raise ValueError(f"expected {query.shape[1]} key heads, received {heads}")

@@ -222,11 +222,7 @@ def _finite(value: Tensor) -> float:
 
 
 def losses(attention: str, backend: str, steps: int, device: str, folder: Path) -> list[float]:
-    """Return the training loss of every step of a run of the command line.
-
-    Raises:
-        ConfigError: the run failed; the message ends with its last line.
-    """
+    """Return the training loss of every step of a command-line run; ConfigError if it fails."""
     accelerator = "gpu" if device == "cuda" else "cpu"
     command = [
         *(sys.executable, "-m", "lit_probattn", "fit", "--config", TASK, "--config", attention),
@@ -251,13 +247,7 @@ def losses(attention: str, backend: str, steps: int, device: str, folder: Path) 
 def compare_training(
     steps: int, device: str, attention: Sequence[str] = ATTENTION
 ) -> tuple[list[dict[str, object]], bool]:
-    """Train with both backends; return a line per step and whether all gaps are within the bound.
-
-    Args:
-        steps: optimiser steps.
-        device: `cuda`, or `cpu` for Triton's interpreter.
-        attention: attention files.
-    """
+    """Train with both backends; return a line per step and whether all gaps are within BOUND."""
     lines: list[dict[str, object]] = []
     followed = True
     for path in attention:

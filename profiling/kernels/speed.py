@@ -43,10 +43,8 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
     """Return a function that runs a side once, forward or forward and backward.
 
     Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
-    priors inside, as in the layer, and parameters get their gradients.
-
-    Raises:
-        ConfigError: the attention cannot be built.
+    priors inside, as in the layer, and parameters get their gradients. An attention that cannot
+    be built is a ConfigError.
     """
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(config.seed)
@@ -140,11 +138,7 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
 
 
 def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:
-    """Time every side in turns and take the peak memory of one call of each.
-
-    Returns:
-        The results, and for sides that could not run the reason.
-    """
+    """Time every side in turns and take its peak memory; also say why a side could not run."""
     device = torch.device(config.device)
     functions, memory, flops, failed = {}, {}, {}, {}
     for name, side in config.sides.items():

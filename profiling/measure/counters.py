@@ -123,10 +123,7 @@ _HANDLES: dict[str, Callable[..., int]] = {
 
 @contextlib.contextmanager
 def _functions_opened() -> Iterator[None]:
-    """Run the forward of autograd functions in the open, so that tracing sees the operations.
-
-    Otherwise a function is one node (`prim::PythonOp.Name`) that fvcore counts as zero.
-    """
+    """Trace into autograd functions, which are else one node that fvcore counts as zero."""
 
     def apply(cls: Any, *args: Any) -> Any:
         if cls.setup_context is not torch.autograd.Function.setup_context:
@@ -138,11 +135,7 @@ def _functions_opened() -> Iterator[None]:
 
 
 def fvcore_macs(model: nn.Module, inputs: torch.Tensor) -> Macs:
-    """Count the forward pass with fvcore, on any device but best on `meta`.
-
-    Raises:
-        UncountedOperationError: a matrix-product-like operation has no handle.
-    """
+    """Count the forward pass with fvcore, best on `meta`; UncountedOperationError if it cannot."""
     analysis = FlopCountAnalysis(model, (inputs,))
     analysis.set_op_handle(**_HANDLES)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -194,11 +187,7 @@ class _Guard(TorchDispatchMode):
 
 
 def torch_flops(function: Callable[[], object]) -> int:
-    """Count the FLOPs of what a function runs, backward included if it calls it.
-
-    Raises:
-        UncountedOperationError: an operation of attention has no formula.
-    """
+    """Count the FLOPs of a call, backward included; UncountedOperationError if one is unknown."""
     counter = FlopCounterMode(display=False, custom_mapping=_EXTRA_FORMULAS)
     with counter, _Guard():
         function()

@@ -20,8 +20,8 @@ from lit_probattn.training.memory import Resident, StepFunction, resident_bytes
 def cpu_peak_bytes(function: Callable[[], object]) -> int:
     """Return how far one call raises the CPU allocator above what was live before, in bytes.
 
-    The profiler's allocator events are exact. Resident set size and tracemalloc are no measure:
-    the first moves in pages and does not fall, the second does not see tensors.
+    The profiler's allocator events are exact. Resident set size and tracemalloc would not do: the
+    first moves in pages and does not fall, the second does not see tensors.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's library prints nothing
     with torch.profiler.profile(
@@ -93,10 +93,6 @@ def nvml_energy_j(device: torch.device) -> float | None:
 
 
 def nvml_handle(device: torch.device) -> Any:
-    """Return NVML's handle of a CUDA device, found by its unique id.
-
-    Raises:
-        pynvml.NVMLError: no driver.
-    """
+    """Return NVML's handle of a CUDA device by its unique id; an NVMLError without a driver."""
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

@@ -30,9 +30,7 @@ def run_in_ranks(
     """Run `work` in `count` forked processes of one thread, which may form a process group.
 
     Args:
-        work: returns an exit status.
         count: number of processes. One gets no variables of a distributed run.
-        timeout: seconds after which they are killed.
         log: file for what they print; its end is part of the error. None: the terminal.
 
     Raises:

@@ -140,11 +140,7 @@ def append_rows(path: Path, rows: Sequence[ProfileRow]) -> None:
 
 
 def to_frame(rows: Iterable[ProfileRow], variants: Sequence[str] = ()) -> pd.DataFrame:
-    """Return rows as a table with every column of the schema, in a fixed order.
-
-    Args:
-        variants: their order; others follow by name.
-    """
+    """Return rows as a table of the whole schema, sorted; `variants` in this order, then others."""
     fields = ProfileRow.model_fields
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(fields))
     order = ["quantity", "variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode"]

@@ -18,12 +18,7 @@ Side = TypeVar("Side", bound=Hashable)
 
 @dataclass(frozen=True)
 class Timing:
-    """Distribution of the time of one call, in seconds.
-
-    Args:
-        repeats: timed calls.
-        energy_j: energy of one call in joules, or None where the device does not tell.
-    """
+    """Distribution of the time of one call in seconds; its energy where the device tells it."""
 
     median_s: float
     p20_s: float
@@ -33,11 +28,7 @@ class Timing:
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Return a quantile by linear interpolation between order statistics.
-
-    Raises:
-        ValueError: no values.
-    """
+    """Return a quantile by linear interpolation; a ValueError without values."""
     if not len(values):
         raise ValueError("expected at least one value, received none")
     return float(np.quantile(values, fraction))
@@ -89,8 +80,6 @@ def time_sides(
     """Time several functions in turns, so that a busy moment of the machine hits all of them.
 
     Args:
-        warmup: untimed calls of each.
-        repeats: timed calls of each.
         max_seconds: no new round starts after this long; every side gets three rounds at least
             (or `repeats`, if fewer).
 

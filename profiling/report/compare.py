@@ -14,11 +14,7 @@ from profiling.report.ratios import METRICS, PLACE, tidy
 
 
 def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
-    """Write compare.md and compare.csv: measured values of B over A at every common place.
-
-    Raises:
-        RowsError: one has no rows, or they have no place in common.
-    """
+    """Write compare.md and compare.csv, B over A at every common place, or raise a RowsError."""
     frames = {name: to_frame(load_results(path)) for name, path in (("A", first), ("B", second))}
     keys = ["variant", *PLACE, "mode", "backend", "dtype", "scope", "metric"]
     long = {name: tidy(frame) for name, frame in frames.items()}

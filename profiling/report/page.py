@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -51,13 +50,7 @@ _EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
 def write_report(
     config: SweepConfig, results: Path, out: Path, *, html: bool = False
 ) -> list[Path]:
-    """Write report.md, rows.csv, ratios.csv and figures; return the files written.
-
-    Args:
-        config: the sweep.
-        results: its results folder.
-        out: the report's folder.
-        html: also write one self-contained page.
+    """Write report.md, rows.csv, ratios.csv, figures and perhaps one HTML page; return the files.
 
     Raises:
         RowsError: no rows, rows of several versions, or no baseline row.
@@ -75,7 +68,10 @@ def write_report(
     figures = draw_figures(frame, ratios, out / "figures", note)
     same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
     lines += ["", f"Same in every row: {same}."] if same else []
-    parts = [*_head(config, frame, ratios, lines), *_paper(config, frame, ratios)]
+    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
+    parts = [f"# {config.report.title if config.report else config.name}", ""]
+    parts += [*dearer, ""] if dearer else []
+    parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]
     parts += [*_agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
@@ -86,15 +82,6 @@ def write_report(
     written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
     written += [out / "figures" / name for name, _ in figures]
     return [*written, write_page(out)] if html else written
-
-
-def _head(
-    config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame, lines: Sequence[str]
-) -> list[str]:
-    dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
-    title = config.report.title if config.report else config.name
-    above = [*dearer, ""] if dearer else []
-    return [f"# {title}", "", *above, *lines, "", *variants_table(frame)]
 
 
 def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
@@ -168,11 +155,7 @@ def _terms(frame: pd.DataFrame) -> list[str]:
 
 
 def load_results(folder: Path) -> list[ProfileRow]:
-    """Return the rows of a results folder, all shards merged, each point once.
-
-    Raises:
-        RowsError: no results, or none that are complete.
-    """
+    """Return the rows of all shards in a folder, each point once; without any, a RowsError."""
     files = sorted(folder.glob("rows*.jsonl"))
     if not files:
         raise RowsError(
@@ -190,11 +173,7 @@ def load_results(folder: Path) -> list[ProfileRow]:
 
 
 def require_one_version(frame: pd.DataFrame) -> None:
-    """Check that all rows come from the same code and packages: else ratios mean nothing.
-
-    Raises:
-        RowsError: they come from several.
-    """
+    """Raise a RowsError for rows of several versions, whose ratios would mean nothing."""
     for column in ("versions", "git_revision"):
         found = sorted(frame[column].unique())
         if len(found) > 1:
@@ -205,11 +184,7 @@ def require_one_version(frame: pd.DataFrame) -> None:
 
 
 def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
-    """Return notes on variants whose baseline has no numbers anywhere.
-
-    Raises:
-        RowsError: no variant has a baseline row to be compared with.
-    """
+    """Return notes on baselines that have no numbers; if none has any, raise a RowsError."""
     measured = set(frame.loc[frame["status"] == "ok", "variant"])
     wanted = {v: b for v in config.variants if (b := config.baseline_of(v)) is not None}
     without = {v: b for v, b in wanted.items() if b not in measured}

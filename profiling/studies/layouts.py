@@ -99,11 +99,7 @@ def fit_command(
 
 
 def train_in_ranks(commands: Sequence[list[str]], processes: int, log: Path) -> None:
-    """Train one command after the other in a group of processes with one thread each.
-
-    Raises:
-        RanksError: a training failed.
-    """
+    """Train one command after the other in a group of processes; a RanksError if one fails."""
     run_in_ranks(lambda: next(filter(None, map(train, commands)), 0), processes, log=log)
 
 
@@ -137,11 +133,7 @@ def fit_arguments(
 def losses_of(
     variants: Sequence[str], layout: Layout, steps: int, precision: str, folder: Path
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Train every variant in one layout; return the loss of each step, shape (steps,).
-
-    Raises:
-        RanksError: a training failed, or its file does not hold every step.
-    """
+    """Train every variant in one layout; return losses (steps,), or raise a RanksError."""
     commands = [fit_arguments(variant, layout, steps, precision, folder) for variant in variants]
     train_in_ranks(commands, layout.processes, folder / "log.txt")
     found = {variant: np.load(folder / f"{variant}.npy") for variant in variants}
@@ -155,11 +147,7 @@ def losses_of(
 def largest_differences(
     variants: Sequence[str], layouts: Sequence[Layout], *, steps: int, precision: str = "32-true"
 ) -> pd.DataFrame:
-    """Return the largest relative difference of a step's loss to that of one process.
-
-    Returns:
-        Columns `variant`, `layout` and `difference`.
-    """
+    """Return `variant`, `layout` and the largest relative `difference` of a loss to BASE."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         base = losses_of(variants, BASE, steps, precision, Path(folder))

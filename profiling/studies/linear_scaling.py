@@ -46,11 +46,7 @@ def call(layer: Attention, x: torch.Tensor, mode: str) -> None:
 
 
 def fitted_exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
-    """Return the slope of the least-squares line through log value over log length.
-
-    Raises:
-        ValueError: fewer than two lengths, or a value that is not positive.
-    """
+    """Return the least-squares slope of log value over log length, or raise a ValueError."""
     if len(lengths) < 2 or min(values) <= 0:
         raise ValueError(
             f"an exponent needs two lengths and positive values, received {list(lengths)} and "

@@ -134,11 +134,7 @@ def build_sides(
 
 
 def largest_difference(sides: dict[tuple[str, str], nn.Module], tokens: torch.Tensor) -> float:
-    """Return the largest difference of logits between the two forms of any variant.
-
-    Raises:
-        RuntimeError: it is beyond rounding: the two compute something else.
-    """
+    """Return the largest difference of the two forms' logits; a RuntimeError beyond rounding."""
     found = 0.0
     for name in VARIANTS:
         mask = torch.ones_like(tokens, dtype=torch.bool)

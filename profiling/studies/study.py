@@ -79,9 +79,7 @@ class Report:
     """What a study found.
 
     Args:
-        rows: every number, one row per case.
         tables: the tables to print, by caption.
-        notes: further lines for the head: sizes, protocol, checks.
         picture: columns (x, y, *groups) of a bar chart of `y`, with its quantiles.
         passed: False makes the exit status 1.
     """

@@ -33,7 +33,7 @@ from profiling.measure.timing import summarise, time_sides
 from profiling.sweep.plan import Point
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "attention": AttentionOnly,
+    "attention": AttentionOnly.build,
     "language_model": LanguageModel,
     "classifier": SequenceModel,
     "pair_classifier": PairModel,

@@ -10,7 +10,7 @@ import torch
 from lit_probattn.attention import FiSHAttention
 from lit_probattn.kernels.fish import plan as fish_call
 from lit_probattn.kernels.fish.operators import fish_attention
-from lit_probattn.kernels.fish.selftest import compare
+from lit_probattn.kernels.fish.selftest import self_test
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
 from profiling.kernels.cases import CASES
@@ -42,7 +42,7 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
     monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
     with forced(Launch(*blocks)):
-        pairs = compare(family, DEVICE, torch.float32, 11, (21, 37))
+        pairs = self_test(family, DEVICE, torch.float32, 11, (21, 37))
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
 
@@ -158,7 +158,7 @@ def test_pairs_may_be_hidden_per_head():
 def test_backward_gives_the_same_bits_twice():
     grads = []
     for _ in range(2):
-        pairs = compare("fish", DEVICE, torch.float32, 8, (17, 18))
+        pairs = self_test("fish", DEVICE, torch.float32, 8, (17, 18))
         grads.append([found for found, _ in pairs])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 

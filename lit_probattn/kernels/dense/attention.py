@@ -37,14 +37,11 @@ def centred(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gaussian_row_terms(squares: Tensor, precision: Tensor) -> Tensor:
-    """Return −(τ_r − τ_0) ‖query_i‖² / 2, which differs by a constant of the row from −τ_r ‖q‖²/2.
+    """Return −(τ_r − τ_0) ‖query_i‖² / 2, (B, H, K, N): −τ_r ‖q‖²/2 but for a row's constant.
 
     Args:
         squares: ‖query‖², (B, H, N).
         precision: τ, (H_key, K), H_key a divisor of H.
-
-    Returns:
-        (B, H, K, N).
     """
     precision = precision.float()
     difference = (precision - precision[:, :1].detach()) / -2.0
@@ -110,7 +107,7 @@ def softmax_attention(
     key_bias: Tensor | None = None,
     **pairs: Unpack[PairOptions],
 ) -> Tensor:
-    """Return softmax(scale · query · key + key_bias + bias) @ value.
+    """Return softmax(scale · query · key + key_bias + bias) @ value, zero where nothing is seen.
 
     Source: MGK, ICML 2022, Eq. (1).
     Departs from the source: nothing.
@@ -122,9 +119,6 @@ def softmax_attention(
         scale: factor on query · key; positive.
         key_bias: one score per key, (B, H_kv, L), or None.
         pairs: see `PairOptions`.
-
-    Returns:
-        (B, H, N, E_v) in the dtype of `query`; rows that see nothing are zero.
     """
     key_term = None if key_bias is None else key_bias[:, :, None]
     terms = {"scales": None, "row_bias": None, "key_bias": key_term, "scale": scale}
@@ -167,9 +161,6 @@ def mgk_attention(
         hard: maximum over components instead of the sum.
         shift: b_r, (H_key, K, E), or None.
         pairs: see `PairOptions`.
-
-    Returns:
-        (B, H, N, E_v) in the dtype of `query`.
     """
     precision = precision.float()
     row_bias = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.kernels.dense.operators import mixture_attention
-from lit_probattn.kernels.selftest import random_tensor
+from lit_probattn.kernels.selftest import beside, hide_future, in_float64, random_tensor
 
 _BATCH, _HEADS, _ROWS, _KEYS = 2, 2, 149, 167
 
@@ -44,11 +44,7 @@ def plain_attention(
     scores = scales[None, :, :, None, None] * (query[:, :, None] @ key.mT)
     scores = scores + row_bias[..., None] + key_bias[..., None, :]
     pairs = scores.amax(2) if hard else scores.logsumexp(2)
-    if is_causal:
-        rows, keys = pairs.shape[-2:]
-        seen = torch.ones(rows, keys, dtype=torch.bool, device=pairs.device).tril(keys - rows)
-        pairs = pairs.masked_fill(~seen, float("-inf"))
-    return pairs.softmax(-1) @ value
+    return (hide_future(pairs) if is_causal else pairs).softmax(-1) @ value
 
 
 def self_test(
@@ -101,8 +97,7 @@ def compare(
     out, _ = mixture_attention(
         *(*given, None, None, None, None, head_dim**-0.5, is_causal, form.hard, form.equal, 0)
     )
-    exact = [x.detach().double().requires_grad_() for x in inputs]
+    exact = in_float64(inputs)
     truth = plain_attention(*exact, is_causal, form.hard)  # type: ignore[call-arg, arg-type]
-    found = torch.autograd.grad(out, [leaves[i] for i in wanted], cotangent)
-    true = torch.autograd.grad(truth, [exact[i] for i in wanted], cotangent.double())
-    return [(x.detach(), y.detach()) for x, y in [(out, truth), *zip(found, true, strict=True)]]
+    ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
+    return beside([out], [truth], ours, theirs, [cotangent])

@@ -34,7 +34,7 @@ def fish_attention(
     on_global: float = 1.0,
     **pairs: Unpack[PairOptions],
 ) -> Tensor:
-    """Return softmax(local scores + bias) @ value, (B, H, N, D) in the dtype of `query`.
+    """Return softmax(local scores + bias) @ value, (B, H, N, D); zero in rows that see nothing.
 
     Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4 as released; g_m = on_global · q_m · k_m:
         a = P (g + s ε)                           linear, noise per global map
@@ -56,9 +56,6 @@ def fish_attention(
         first_row: position of query 0 among all tokens, for the noise.
         on_global: factor on query · key.
         pairs: see `PairOptions`.
-
-    Returns:
-        (B, H, N, D); rows that see nothing are zero.
     """
     noise = 0 if noise_draw is None else (2 if noise_per_head else 1)
     call: dict[str, Any] = {**NO_PAIRS, **pairs}

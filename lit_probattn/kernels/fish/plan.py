@@ -61,8 +61,6 @@ class Heads:
     """What the choice of a plan depends on.
 
     Args:
-        num_global: G.
-        num_heads: H.
         head_dim: padded width of the widest head.
         units: hidden units of a two-layer mixing, or 0.
         noise: see `FishInputs`.
@@ -218,7 +216,6 @@ class FishForm(NamedTuple):
     """What FiSH kernels are compiled for.
 
     Args:
-        maps: G.
         units: U, or 0 for a linear mixing.
         group: local heads of one program.
         aligned: every group begins at a multiple of four heads, or there is one.
@@ -290,8 +287,6 @@ class FishCall:
         """Launch one program per tile and head group.
 
         Args:
-            kernel: the kernel.
-            plan: how it covers the call.
             num_tiles: tiles of all samples (or of all biases).
             args: what the kernel takes after the shared arguments.
             hoist: see `FishForm`.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.kernels.fish.operators import fish_attention
-from lit_probattn.kernels.selftest import random_tensor
+from lit_probattn.kernels.selftest import beside, hide_future, in_float64, random_tensor
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise
 
 _BATCH, _GLOBAL, _HEADS, _UNITS, _ROWS, _KEYS = 2, 2, 4, 4, 149, 167
@@ -29,31 +29,20 @@ def plain_fish(
     if second is not None and first_bias is not None:
         local = torch.relu(local + first_bias[:, None, None])
         local = torch.einsum("hu,buij->bhij", second, local)
-    if is_causal:
-        rows, keys = local.shape[-2:]
-        seen = torch.ones(rows, keys, dtype=torch.bool, device=local.device).tril(keys - rows)
-        local = local.masked_fill(~seen, float("-inf"))
-    return local.softmax(-1) @ value
+    return (hide_future(local) if is_causal else local).softmax(-1) @ value
 
 
 def self_test(
-    family: str, device: torch.device, dtype: torch.dtype, head_dim: int
+    family: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    sizes: tuple[int, int] = (_ROWS, _KEYS),
 ) -> list[tuple[Tensor, Tensor]]:
     """Return outputs and gradients beside those of float64 sums: `fish` linear, `gfish` two layers.
 
     Causal with more keys than queries, in ragged sizes: whole tiles and tiles at both edges.
     """
-    return compare(family, device, dtype, head_dim, (_ROWS, _KEYS))
-
-
-def compare(
-    family: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    sizes: tuple[int, int],
-) -> list[tuple[Tensor, Tensor]]:
-    """Return (found, float64) of the output and of every gradient."""
     rows, keys = sizes
     two = family == "gfish"
     shapes = [
@@ -83,12 +72,10 @@ def compare(
         noise_draw=torch.cat([words, random_key.samples(_BATCH, device)]),
         is_causal=True,
     )
-    exact = [x.detach().double().requires_grad_() for x in inputs]
+    exact = in_float64(inputs)
     noise = normal_noise(
         *(random_key, _BATCH, _GLOBAL, range(rows), range(keys), device, torch.float64)
     )
     last = exact[5:] if two else [None, None]
     truth = plain_fish(*exact[:5], *last, noise, True)  # type: ignore[arg-type, call-arg]
-    grads = torch.autograd.grad(found, leaves, cotangent)
-    true = torch.autograd.grad(truth, exact, cotangent.double())
-    return [(x.detach(), y.detach()) for x, y in [(found, truth), *zip(grads, true, strict=True)]]
+    return beside([found], [truth], leaves, exact, [cotangent])

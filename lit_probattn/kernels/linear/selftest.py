@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.kernels.linear.operators import read_sources
-from lit_probattn.kernels.selftest import random_tensor
+from lit_probattn.kernels.selftest import beside, in_float64, random_tensor
 
 _BATCH, _HEADS, _SOURCES, _ROWS, _KEYS = 2, 4, 2, 149, 167
 
@@ -64,14 +64,11 @@ def compare(
     num, den = read_sources(
         *leaves[:3], weight=weights[0], norm_weight=weights[1], is_causal=is_causal
     )
-    exact = [x.detach().double().clone().requires_grad_() for x in inputs]
+    exact = in_float64(inputs)
     truth = plain_sources(*exact, is_causal)  # type: ignore[call-arg, arg-type]
     cotangents = [
         random_tensor(*x.shape, seed=7, device=device, dtype=torch.float32) for x in truth
     ]
     wanted = 5 if weighted else 3
     assert den is not None
-    found = torch.autograd.grad((num, den), leaves[:wanted], cotangents)
-    true = torch.autograd.grad(truth, exact[:wanted], [c.double() for c in cotangents])
-    pairs = [(num, truth[0]), (den, truth[1]), *zip(found, true, strict=True)]
-    return [(x.detach(), y.detach()) for x, y in pairs]
+    return beside([num, den], truth, leaves[:wanted], exact[:wanted], cotangents)
