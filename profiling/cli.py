@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     sweep = commands.add_parser("sweep", help="measure every point of a grid")
     sweep.add_argument("--config", required=True, help="a file of configs/profiling")
     sweep.add_argument("--out", help="results folder (default runs/profiling/NAME)")
-    add_shard_flags(sweep)
+    add_shard_flags(sweep.add_argument)
     report = commands.add_parser("report", help="tables and figures of a sweep")
     report.add_argument("--config", required=True, help="the sweep's file")
     report.add_argument("--results", help="results folder (default runs/profiling/NAME)")

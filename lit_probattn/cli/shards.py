@@ -19,9 +19,12 @@ _POLL_SECONDS = 0.1
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
 
 
-def add_shard_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the flags of every command that runs a list of points."""
-    add = parser.add_argument
+def add_shard_flags(add: Callable[..., object]) -> None:
+    """Add the flags of every command that runs a list of points.
+
+    Args:
+        add: `add_argument` of a parser or of one of its groups.
+    """
     add("--shard", help="i/n, i from 0: every n-th point from the i-th, for array jobs")
     add("--dry-run", action="store_true", help="predict time and memory, run nothing")
     add("--part", dest="old_shard", help=argparse.SUPPRESS)

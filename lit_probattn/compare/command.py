@@ -49,7 +49,7 @@ def add_flags(
         accelerator: default hardware; None leaves it to the configuration.
     """
     cells = parser.add_argument_group("cells")
-    add_shard_flags(cells)
+    add_shard_flags(cells.add_argument)
     add = cells.add_argument
     add("--only", nargs="+", default=[], help="names of tasks and rows, `mgk_*` for several")
     add("--seeds", nargs="+", type=int, help="default: the table's")
