@@ -73,7 +73,11 @@ REMOVALS = {
         blocks={"configs/reproduce/value_aware_table2.yaml": "polynomial_8"},
         texts={
             "docs/bad_inputs.md": ("lit_probattn.attention.PolynomialAttention, ",),
-            "docs/value_aware.md": ("; polynomial is (q·k)²", ", its layer works on scores"),
+            "docs/value_aware.md": (
+                " polynomial is (q·k)²,",
+                ", and with an even power (the\nlayer `polynomial`, which works on scores)",
+                " (the polynomial adds 1e-12 to the square of each product instead)",
+            ),
         },
     ),
     "ast": Removal(
