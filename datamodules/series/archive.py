@@ -133,7 +133,8 @@ def _declared_version(folder: Path) -> str:
 def _bundled(name: str) -> ArchiveFiles:
     if name not in BUNDLED:
         raise MissingDataError(
-            f"aeon does not carry {name}, only {' and '.join(BUNDLED)}; use source released"
+            f"aeon does not carry {name}{nearest(name, BUNDLED)}; it has "
+            f"{' and '.join(BUNDLED)}: for other archives use source released"
         )
     spec = importlib.util.find_spec("aeon")
     places = list(spec.submodule_search_locations or []) if spec else []

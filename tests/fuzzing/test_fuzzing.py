@@ -132,9 +132,9 @@ def test_a_file_that_only_aeon_refuses_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "expected"),
     [
-        ("model.init_args.embed_dim", "expected int, got null"),
-        ("model.init_args.attention.init_args.dropout", "expected float, got "),
-        ("data.init_args.batch_size", "expected int, got null"),
+        ("model.init_args.embed_dim", "expected int, received null"),
+        ("model.init_args.attention.init_args.dropout", "expected float, received "),
+        ("data.init_args.batch_size", "expected int, received null"),
     ],
 )
 def test_null_where_a_value_is_needed(tmp_path, capsys, flag, expected):
