@@ -19,7 +19,7 @@ from lit_probattn.configs import ConfigError
 # What torchrun, SLURM and submitit tell their own processes; a cell's command has its own ranks.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 _SCHEDULER = ("SLURM_", "SUBMITIT_")
-# Seconds that a pre-empted shard has to save its cells.
+# Seconds that a preempted shard has to save its cells.
 _SAVING_SECONDS = 75.0
 # Parameters that submitit knows for every executor; others are SLURM's own.
 _SHARED = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node")
@@ -112,7 +112,7 @@ class Shard:
         return {"module": self.module, "arguments": list(self.arguments)}
 
     def checkpoint(self) -> Any:
-        """Have the cells saved; return the submission that goes on, for pre-empted jobs."""
+        """Have the cells saved; return the submission that goes on, for preempted jobs."""
         from submitit.helpers import DelayedSubmission
 
         self.process.send_signal(signal.SIGTERM)

@@ -47,7 +47,7 @@ def library_error(arguments: list[str]) -> tuple[str, list[BaseException]]:
 
 INNER = f"{__name__}.Inner"
 WORDING = [
-    (internals.UNKNOWN_FLAG, ["--numbr", "3"], ("numbr",)),
+    (internals.UNKNOWN_FLAG, ["--num_ber", "3"], ("num_ber",)),
     (internals.KEY, ["--number", "x"], ("number",)),
     (internals.EXPECTED, ["--number", "x"], ("<class 'int'>", "x")),
     (internals.EXPECTED, ["--choice", "c"], ("typing.Literal['a', 'b']", "c")),
@@ -82,8 +82,8 @@ def test_keys_of_a_file_and_of_a_class_are_key_errors():
     (refused,) = (cause for cause in causes if isinstance(cause, internals.Refused))
     assert refused.owner is Inner
     assert refused.names == ["size", "name"]
-    with pytest.raises(CommandError, match="unknown key 'nmber'; did you mean 'number'"):
-        parser().parse_object({"nmber": 3})
+    with pytest.raises(CommandError, match="unknown key 'numberx'; did you mean 'number'"):
+        parser().parse_object({"numberx": 3})
 
 
 def test_an_unknown_class_is_told_by_python():

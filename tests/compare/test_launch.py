@@ -1,4 +1,4 @@
-"""Shards of a command as jobs of submitit: local and debug executors, pre-emption, refusals."""
+"""Shards of a command as jobs of submitit: local and debug executors, preemption, refusals."""
 
 from __future__ import annotations
 
