@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Backend, BackendFunction, Heads
+from lit_probattn.attention.backends import Backend, BackendFunction
 from lit_probattn.attention.blockwise import block_length
 from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
+    Heads,
     autocast_off,
     biased,
     compute_dtype,

@@ -10,44 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.functional import compute_dtype
-from lit_probattn.attention.masks import Masks
-from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
+from lit_probattn.attention.functional import Heads
+from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 logger = logging.getLogger("lit_probattn")
-
-
-class Heads(NamedTuple):
-    """What every implementation computes from, beside the variant's own arguments.
-
-    Args:
-        query: (B, H, N, E); in FiSH G heads.
-        key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with K keys per head; in FiSH G heads.
-        value: (B, H_kv, L, E_v); in FiSH H heads, or G.
-        masks: what each query may see.
-        dropout: attention dropout, one decision per pair (per value in linear attention).
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    masks: Masks
-    dropout: AttentionDropout | None
-
-    def precise(self) -> Heads:
-        """Return them with the tensors in the dtype of scores and sums, at least float32."""
-        query, key, value, masks, dropout = self
-        dtype = compute_dtype(query)
-        return Heads(query.to(dtype), key.to(dtype), value.to(dtype), masks, dropout)
 
 
 # Computes (B, H, N, E_v), in at least the dtype of the queries.

@@ -23,12 +23,17 @@ from lit_probattn.attention.backends import (
     Backend,
     BackendFunction,
     Call,
-    Heads,
     choose_backend,
     common_refusal,
 )
 from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
-from lit_probattn.attention.functional import autocast_off, biased, compute_dtype, reference_weights
+from lit_probattn.attention.functional import (
+    Heads,
+    autocast_off,
+    biased,
+    compute_dtype,
+    reference_weights,
+)
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout, RandomKey
 

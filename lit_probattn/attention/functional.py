@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,30 @@ from lit_probattn.randomness import AttentionDropout
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of scores and softmax sums: float64 for float64 inputs, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+class Heads(NamedTuple):
+    """Heads that every implementation computes from, beside the variant's own arguments.
+
+    Args:
+        query: (B, H, N, E); in FiSH G heads.
+        key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with K keys per head; in FiSH G heads.
+        value: (B, H_kv, L, E_v); in FiSH H heads, or G.
+        masks: what each query may see.
+        dropout: attention dropout, one decision per pair (per value in linear attention).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    masks: Masks
+    dropout: AttentionDropout | None
+
+    def precise(self) -> Heads:
+        """Return them with the tensors in the dtype of scores and sums, at least float32."""
+        query, key, value, masks, dropout = self
+        dtype = compute_dtype(query)
+        return Heads(query.to(dtype), key.to(dtype), value.to(dtype), masks, dropout)
 
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, BackendFunction, Heads
+from lit_probattn.attention.backends import Backend, BackendFunction
 from lit_probattn.attention.blockwise import Block, blockwise_attention
 from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
+    Heads,
     compute_dtype,
     grouped_scores,
     reference_output,

@@ -18,7 +18,6 @@ from lit_probattn.attention.backends import (
     AutoRule,
     Backend,
     BackendFunction,
-    Heads,
     pair_arguments,
 )
 from lit_probattn.attention.blockwise import Block, blockwise_attention
@@ -32,6 +31,7 @@ from lit_probattn.attention.cost import (
     num_parts,
 )
 from lit_probattn.attention.functional import (
+    Heads,
     compute_dtype,
     grouped_scores,
     reference_output,

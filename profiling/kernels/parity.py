@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_probattn.attention import Attention, HeadCall
-from lit_probattn.attention.backends import Heads
+from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import Masks, make_masks
 from lit_probattn.configs import ConfigError
 from lit_probattn.randomness import AttentionDropout, RandomKey

@@ -26,7 +26,7 @@ from lit_probattn.attention.ast import (
     ast_reference,
     entmax,
 )
-from lit_probattn.attention.backends import Heads
+from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
 from lit_probattn.randomness import RandomKey

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import Backend, BackendFunction, Heads
+from lit_probattn.attention.backends import Backend, BackendFunction
 from lit_probattn.attention.blockwise import blockwise_attention
 from lit_probattn.attention.core import (
     Choice,
@@ -23,6 +23,7 @@ from lit_probattn.attention.core import (
 )
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
+    Heads,
     compute_dtype,
     grouped_scores,
     reference_output,

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_probattn.attention.backends import Call, Heads, draw_words, kernel_refusal, pair_arguments
+from lit_probattn.attention.backends import Call, draw_words, kernel_refusal, pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
-from lit_probattn.attention.functional import compute_dtype, reference_output
+from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.sdpa import fused_attention
 from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey, normal_noise

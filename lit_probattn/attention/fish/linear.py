@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.backends import Heads
 from lit_probattn.attention.blockwise import Block
 from lit_probattn.attention.cache import LinearState, tensor_bytes
 from lit_probattn.attention.fish.functions import ScoreNoise, concatenate_heads
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_heads
-from lit_probattn.attention.functional import check_choice, compute_dtype
+from lit_probattn.attention.functional import Heads, check_choice, compute_dtype
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import drop_values, real_keys, rounded

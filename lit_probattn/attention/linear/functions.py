@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, Heads, kernel_refusal
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, kernel_refusal
 from lit_probattn.attention.cache import Cache, LinearState
-from lit_probattn.attention.functional import compute_dtype, repeat_heads, repeat_rows
+from lit_probattn.attention.functional import Heads, compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.masks import Masks

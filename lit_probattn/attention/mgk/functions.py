@@ -18,9 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Heads, pair_arguments
+from lit_probattn.attention.backends import pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.functional import (
+    Heads,
     compute_dtype,
     first_maximum,
     grouped_scores,

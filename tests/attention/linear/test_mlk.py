@@ -11,7 +11,7 @@ from lit_probattn.attention import (
     ReleasedLinearAttention,
     ReleasedMLKAttention,
 )
-from lit_probattn.attention.backends import Heads
+from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.linear.functions import (
     LinearArguments,
     linear_blockwise,

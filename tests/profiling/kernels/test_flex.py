@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import HeadCall, MGKAttention
-from lit_probattn.attention.backends import Heads
+from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import make_masks
 from profiling.kernels.flex import mgk_flex
 
