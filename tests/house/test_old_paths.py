@@ -111,7 +111,7 @@ MOVES = re.findall(
 
 def test_every_old_file_stands_once_in_the_table_of_moves():
     old = [name for name, _ in MOVES]
-    assert len(old) == len(set(old)) > 300  # a variant that goes takes its row with it
+    assert len(old) == len(set(old)) >= 308  # 309, or one fewer where a variant is taken out
     assert {name.partition("/")[0] for name in old} == {"lit_probattn", "datamodules", "profiling"}
 
 
