@@ -117,8 +117,8 @@ class PolynomialAttention(Attention):
 
     Source: value-aware attention (Gupta and Berant, 2021), sections 2 and 3.2, degree 2.
         attn_weights[i, j] ∝ (query[i] · key[j])^degree
-    Departs from the source: 1e-12 is added to the square of every product, in place of an epsilon
-    in the denominator: weights sum to one, and rows without any product are uniform.
+    Departs from the source: 1e-12 is added to the square of every product, in place of 1e-6 in the
+    denominator: weights sum to one, and rows without any product are uniform.
 
     Args:
         degree: the even power; an odd one would make negative weights.

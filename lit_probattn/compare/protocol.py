@@ -154,6 +154,18 @@ def differences(task: TaskEntry, row: Row, options: Options) -> list[Difference]
     return found
 
 
+def setting(config: Mapping[str, Any], key: str) -> Any:
+    """Return a setting by dotted key, its default where a configuration leaves it out."""
+    flat = flatten(config)
+    return flat[key] if key in flat else default_of(config, key)
+
+
+def draws_noise_at_eval(config: Mapping[str, Any]) -> bool | None:
+    """Whether the attention draws its noise at evaluation too; None if it has no noise."""
+    kind, at_eval = (setting(config, f"{ATTENTION}.{key}") for key in ("noise", "noise_at_eval"))
+    return None if kind in (None, "none") else bool(at_eval)
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 

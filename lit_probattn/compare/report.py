@@ -15,11 +15,17 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.protocol import Difference, differences
+from lit_probattn.compare.protocol import (
+    ATTENTION,
+    Difference,
+    differences,
+    draws_noise_at_eval,
+    setting,
+)
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.records.provenance import replace_text
-from lit_probattn.records.tables import markdown_lines, png_bytes
+from lit_probattn.records.tables import markdown_lines, png_bytes, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
@@ -241,7 +247,7 @@ class Report:
             table,
             "",
             legend,
-            *[line for paragraph in self.text() for line in ("", paragraph)],
+            *[line for part in (*self._noise_lines(), *self.text()) for line in ("", part)],
             "",
             *[f"![{name.replace('_', ' ')}](figures/{name}.png)" for name in figures],
             *(self._difference_lines() if self.table.published_runs else []),
@@ -269,7 +275,38 @@ class Report:
             )
         if self.summary["selected_on_test"].any():
             lines.append("**Checkpoints were selected on the test split.**")
+        lines += self._unequal_sides()
         return [part for line in lines for part in (line, "")]
+
+    @cached_property
+    def _first_of_rows(self) -> dict[str, tuple[Cell, dict[str, Any]]]:
+        """A finished cell of every row, with its result."""
+        return {cell.row.name: (cell, result) for cell, result in reversed(self.results)}
+
+    def _unequal_sides(self) -> list[str]:
+        sides: dict[str, dict[str, object]] = {}
+        for name, (cell, result) in self._first_of_rows.items():
+            chosen = sorted(set((result.get("backends") or {}).values()))
+            sides[name] = {
+                "attention dropout": setting(cell.config, f"{ATTENTION}.dropout"),
+                "precision": setting(cell.config, "trainer.precision"),
+                "backend": ", ".join(chosen) or None,
+            }
+        baselines = {name: self.table.baseline for name in self.table.rows}
+        return unequal_sides(sides, baselines, "what is compared is not the method alone")
+
+    def _noise_lines(self) -> list[str]:
+        """Say whether rows with noise were evaluated with it."""
+        rows: dict[bool, list[str]] = {}
+        for cell, _ in self._first_of_rows.values():
+            drawn = draws_noise_at_eval(cell.config)
+            if drawn is not None:
+                rows.setdefault(drawn, []).append(cell.row.label)
+        how = {
+            True: "drawn, keyed by seed and sample",
+            False: "left out, so these are scored as their Hard forms",
+        }
+        return [f"Noise at evaluation is {how[k]}: {'; '.join(v)}." for k, v in rows.items()]
 
     def _difference_lines(self) -> list[str]:
         """Differences that all cells of a task share once, the others with their rows."""

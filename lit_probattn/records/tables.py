@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,31 @@ def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
 def markdown_table(frame: pd.DataFrame, digits: int = 4) -> str:
     """Return the same lines as one text."""
     return "\n".join(markdown_lines(frame, digits))
+
+
+def unequal_sides(
+    sides: Mapping[str, Mapping[str, object]], baselines: Mapping[str, str | None], touches: str
+) -> list[str]:
+    """Say in which settings variants differ from their baselines, a line per setting and value.
+
+    Args:
+        sides: settings by variant; None is unknown.
+        baselines: the baseline of each variant; None, or one that is no side, is left out.
+        touches: what such a difference makes of the comparison.
+    """
+    found: dict[tuple[str, str, object, object], list[str]] = {}
+    for name, baseline in baselines.items():
+        if baseline is None or name not in sides or baseline not in sides:
+            continue
+        for key, value in sides[name].items():
+            other = sides[baseline][key]
+            if value != other and None not in (value, other):
+                found.setdefault((baseline, key, value, other), []).append(name)
+    return [
+        f"**Unequal sides: {', '.join(names)} with {key} {value}, baseline {baseline} with "
+        f"{other}: {touches}.**"
+        for (baseline, key, value, other), names in found.items()
+    ]
 
 
 def panels(

@@ -42,6 +42,8 @@ METRIC = Metric(
 )
 # The published runs: best accuracy on the test file, which the whole training file trains for.
 _ON_TEST = {"run.monitor": "val/accuracy", "run.monitor_mode": "max"}
+# Their batch norm takes its statistics over padded steps too.
+_PADDING_COUNTS = {"model.init_args.norm_positions": "all", "data.init_args.pad_to": "max"}
 
 Source = Literal["released", "bundled"]
 Selection = Literal["val", "test"]
@@ -142,6 +144,8 @@ def _task(
     per_epoch = train // batch
     steps = (recipe["epochs"] if epochs is None else epochs) * per_epoch
     published: dict[str, Any] = {"data.init_args.select_on": "test", **_ON_TEST}
+    if recipe["model"].get("norm") == "batch":
+        published |= _PADDING_COUNTS
     if epochs not in (None, recipe["epochs"]):
         published["trainer.max_steps"] = recipe["epochs"] * per_epoch
     return TaskEntry(

@@ -9,13 +9,15 @@ import matplotlib.image
 import pytest
 import yaml
 
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report
 from lit_probattn.compare.tables import read_table
 from tests.compare.tiny import TABLE, tiny_cells, write_tables
 from tests.support.paths import ROOT
 
-COUNTS = {"softmax_2": (1000, 4000), "mgk_1": (600, 3000)}
+COUNTS = {"softmax_2": (1000, 4000), "mgk_1": (600, 3000), "fish_1": (500, 2000)}
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +176,52 @@ def test_attention_of_the_released_code_is_a_difference(tmp_path):
     assert "model.init_args.attention.init_args.prior_share" in keys
     given = overrides(tiny.tasks["listops"], tiny.rows["mgk_1"], options)
     assert given == {"model.init_args.attention.init_args.num_heads": 1}
+
+
+def with_fish(tmp_path, **arguments):
+    """The tiny table with a noisy row, and its cells of one seed with results."""
+    table = yaml.safe_load(yaml.safe_dump(TABLE))
+    set_ = {"num_heads": 2, "num_global_heads": 1, **arguments}
+    row = {"method": "FiSH", "heads": "", "attention": "configs/attention/fish.yaml", "set": set_}
+    table["rows"]["fish_1"] = {**row, "published": {"listops": 35.0}}
+    write_tables(tmp_path / "tables", table)
+    tiny = read_table("tiny", tmp_path / "tables")
+    place = Place(runs=tmp_path / "runs", data_dir=str(tmp_path))
+    cells = make_cells(tiny, ["listops"], [3], Options(), place)
+    return tiny, cells
+
+
+@pytest.mark.parametrize(
+    ("at_eval", "sentence"),
+    [
+        (True, "Noise at evaluation is drawn, keyed by seed and sample: FiSH."),
+        (False, "Noise at evaluation is left out, so these are scored as their Hard forms: FiSH."),
+    ],
+)
+def test_the_report_says_whether_noise_is_drawn_at_evaluation(tmp_path, at_eval, sentence):
+    table, cells = with_fish(tmp_path, noise_at_eval=at_eval)
+    for cell in cells:
+        keep(cell, 30.0)
+    assert sentence in report_of(tmp_path, table, cells)[2]
+
+
+def test_unequal_sides_are_flagged_before_the_table(tmp_path):
+    table, cells = with_fish(tmp_path, dropout=0.0)
+    for cell in cells:
+        is_fish = cell.row.name == "fish_1"
+        chosen = {"fish (cpu, float32)": "blockwise"} if is_fish else {"softmax (cpu)": "sdpa"}
+        keep(cell, 30.0, backends=chosen)
+    written = report_of(tmp_path, table, cells)[2]
+    above = written.partition("| task |")[0]
+    assert (
+        "**Unequal sides: fish_1 with attention dropout 0.0, baseline softmax_2 with 0.1:"
+        in above
+    )
+    assert (
+        "**Unequal sides: fish_1 with backend blockwise, baseline softmax_2 with sdpa:" in above
+    )
+    assert "mgk_1 with" not in above
+    assert "precision" not in above
 
 
 def test_selection_on_test_is_flagged(tmp_path):

@@ -172,7 +172,7 @@ def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
     settings = table.tasks["Heartbeat"].settings
     assert settings["data.init_args.select_on"] == "test"
     assert settings["run.monitor"] == "val/accuracy"
-    assert not given["protocol"].as_published
+    assert given["protocol"].as_published
 
 
 def test_settings():

@@ -13,7 +13,16 @@ import yaml
 from lit_probattn.cli.app import main
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.predict import build_data, build_task
-from lit_probattn.compare.protocol import Options, attention_file, cell_config, deciding
+from lit_probattn.compare.protocol import (
+    ATTENTION,
+    Options,
+    attention_file,
+    cell_config,
+    deciding,
+    differences,
+    draws_noise_at_eval,
+    setting,
+)
 from lit_probattn.compare.tables import AVERAGE, kinds, read_published, read_table, read_tasks
 from lit_probattn.configs import ConfigError, attention_entry, attention_factory
 from lit_probattn.reproduce import uea
@@ -96,6 +105,45 @@ def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
         column = columns[content["variants"][row.name]["published"]]
         mine = {key[0]: value for key, value in found.items() if key[1] == column}
         assert {f"uea_{task}": number["test"] for task, number in row.published.items()} == mine
+
+
+def test_noisy_rows_are_evaluated_with_their_noise():
+    """As published: the released code never asks whether it trains."""
+    tables = [*map(read_table, FITS), uea.make_table(uea.TABLE, Place(data_dir="none"))[0]]
+    noisy = {}
+    for table in tables:
+        for task, row in table.pairs():
+            for released in (False, True):
+                config = cell_config(task, row, Options(as_released=released))
+                if setting(config, f"{ATTENTION}.noise") not in (None, "none"):
+                    noisy[table.name, row.name, released] = draws_noise_at_eval(config)
+    methods = {(table, name.partition("_")[0]) for table, name, _ in noisy}
+    assert methods == {
+        *(("fish_table1", "fish"), ("fish_table1", "gfish"), ("fish_table6", "gfish")),
+        *(("fish_table10", "fish"), ("fish_table10", "mish"), ("fish_table11", "gfish")),
+    }
+    assert [name for name, drawn in noisy.items() if drawn is not True] == []
+
+
+def test_the_uea_table_as_published_counts_padding_and_says_so():
+    """The default leaves padded steps out of batch norm, which the report lists."""
+    keys = ("model.init_args.norm_positions", "data.init_args.pad_to")
+    shown, ours = {}, Options()
+    for select_on, options in (("val", ours), ("test", Options(as_published=True))):
+        table, _ = uea.make_table(uea.TABLE, Place(data_dir="none"), select_on=select_on)
+        for task, row in table.pairs():
+            config = cell_config(task, row, options)
+            found = {d.key: (d.published, d.here) for d in differences(task, row, options)}
+            is_batch = task.settings["model.init_args.norm"] == "batch"
+            expected = ("all", "max") if is_batch and options is not ours else ("real", "longest")
+            assert tuple(setting(config, key) for key in keys) == expected
+            shown[options is ours, is_batch] = tuple(found.get(key) for key in keys)
+            # What is undecided in the papers is decided in the file: after the mixing, as printed.
+            if row.name == "gfish_4":
+                assert setting(config, f"{ATTENTION}.scale_position") == "after"
+    nothing = (None, None)
+    assert shown.pop((True, True)) == (("all", "real"), ("max", "longest"))
+    assert shown == {(True, False): nothing, (False, True): nothing, (False, False): nothing}
 
 
 def test_published_file_is_tidy():

@@ -149,7 +149,8 @@ class LinearAttention(Attention):
     Source: Katharopoulos et al., 2020, Eq. (4); feature maps: see `FeatureMap`.
         out[i] = Σ_j φ(query[i]) · φ(key[j]) value[j] / Σ_j φ(query[i]) · φ(key[j])
     Departs from the source: attention dropout drops whole values (one decision per sample,
-    key/value head and key), because there are no pairs.
+    key/value head and key), because there are no pairs; no epsilon in the denominator, so that
+    weights sum to one (the value-aware paper adds 1e-6; `ReleasedLinearAttention` has `eps`).
 
     There is no additive bias (no scores). Boolean `attn_mask` needs `backend="reference"`. The
     released codes of MGK differ in denominator and output factor: see `ReleasedLinearAttention`.
