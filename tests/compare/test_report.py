@@ -214,12 +214,9 @@ def test_unequal_sides_are_flagged_before_the_table(tmp_path):
     written = report_of(tmp_path, table, cells)[2]
     above = written.partition("| task |")[0]
     assert (
-        "**Unequal sides: fish_1 with attention dropout 0.0, baseline softmax_2 with 0.1:"
-        in above
+        "**Unequal sides: fish_1 with attention dropout 0.0, baseline softmax_2 with 0.1:" in above
     )
-    assert (
-        "**Unequal sides: fish_1 with backend blockwise, baseline softmax_2 with sdpa:" in above
-    )
+    assert "**Unequal sides: fish_1 with backend blockwise, baseline softmax_2 with sdpa:" in above
     assert "mgk_1 with" not in above
     assert "precision" not in above
 
