@@ -84,6 +84,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from lit_probattn.records.provenance import command_line
     from profiling.report.compare import compare_sweeps
     from profiling.report.page import write_report
     from profiling.sweep.config import load_sweep
@@ -94,7 +95,8 @@ def _report(options: argparse.Namespace) -> int:
         written = [compare_sweeps(Path(options.compare[0]), Path(options.compare[1]), out)]
     else:
         results = Path(options.results or f"runs/profiling/{config.name}")
-        written = write_report(config, results, out, html=options.html)
+        command = command_line()
+        written = write_report(config, results, out, html=options.html, command=command)
     print(*written, sep="\n")
     return 0
 

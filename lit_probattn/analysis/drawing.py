@@ -1,16 +1,79 @@
-"""What the figures of studies share: panels by layer, grids, logarithmic axes, labels."""
+"""What all figures share: scales of ratios and scores, panels by layer, logarithmic axes, labels.
+
+A ratio has one meaning of each colour everywhere: white is 1, blue is cheaper, red is dearer, and
+the darkest shades are a factor of 2 or more. Its axis begins at zero, or is logarithmic where
+ratios go beyond that factor, and always shows 1. An axis of scores is at least as wide as ten
+standard deviations of the baseline, so that noise does not look like an effect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from lit_probattn.records.tables import panels
 
 BLUE = "#3b6ea5"
+RATIO_LIMIT = 2.0
+CHEAPER = "below 1 = cheaper"
+_RATIO_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.11, 1.25, 1.43, 1.67, 2.0)
+# Least width of an axis of scores: in deviations of the baseline, or of the values where no
+# deviation is known.
+_DEVIATIONS, _SHARE = 10.0, 0.1
+
+
+def ratio_colours() -> dict[str, Any]:
+    """Return colour map and scale of ratios, for `imshow` and the like."""
+    return {"cmap": "RdBu_r", "norm": LogNorm(1 / RATIO_LIMIT, RATIO_LIMIT)}
+
+
+def ratio_bar(figure: Figure, image: Any, axes: Sequence[Axes]) -> None:
+    """Draw the colour bar of ratios beside the axes; its ends go on beyond the scale."""
+    bar = figure.colorbar(image, ax=axes, extend="both", shrink=0.9, pad=0.02)
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.set_ticks(_RATIO_TICKS, labels=[f"{tick:g}" for tick in _RATIO_TICKS])
+    bar.ax.tick_params(labelsize=7)
+    bar.set_label("← cheaper        ratio        dearer →", fontsize=8)
+
+
+def ratio_axis(axis: Axes, values: Iterable[float]) -> None:
+    """Scale the vertical axis of ratios: from zero, or logarithmic where they exceed a factor 2."""
+    shown = [value for value in values if np.isfinite(value) and value > 0.0] or [1.0]
+    low, high = min(*shown, 1.0), max(*shown, 1.0)
+    if high > RATIO_LIMIT:
+        plain_log(axis)
+        axis.set_ylim(low / 1.15, high * 1.15)
+    else:
+        axis.set_ylim(0.0, 1.1 * high)
+    axis.axhline(1.0, color="0.6", lw=0.8, ls=":")
+
+
+def score_limits(values: Iterable[float], deviation: float | None) -> tuple[float, float]:
+    """Return limits of an axis of scores that all values fit in.
+
+    They are at least ten times the baseline's standard deviation apart; where that is None, a tenth
+    of the values' size.
+    """
+    shown = [value for value in values if np.isfinite(value)]
+    low, high = min(shown), max(shown)
+    middle = (low + high) / 2
+    known = deviation is not None and np.isfinite(deviation) and deviation > 0.0
+    least = _DEVIATIONS * deviation if known and deviation else _SHARE * abs(middle)
+    half = max(0.55 * (high - low), least / 2) or 1.0
+    return middle - half, middle + half
+
+
+def set_score_limits(
+    axis: Axes, which: Literal["x", "y"], values: Iterable[float], deviation: float | None
+) -> None:
+    """Set the limits of one axis to `score_limits`."""
+    axis.set(**{f"{which}lim": score_limits(values, deviation)})
 
 
 def tiles(

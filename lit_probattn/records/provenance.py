@@ -82,12 +82,19 @@ def _git(*arguments: str) -> str | None:
 
 
 def command_line() -> str:
-    """Return the command as one would type it, without machine paths."""
+    """Return the command as one would type it in this folder, without machine paths."""
     given = os.environ.get("PROFILING_COMMAND")  # a worker reports the sweep's own
     if given:
         return given
-    arguments = [a if not os.path.isabs(a) else Path(a).name for a in sys.argv[1:]]
-    return " ".join(["python -m profiling", *arguments])
+    return " ".join(["python -m profiling", *map(_as_typed, sys.argv[1:])])
+
+
+def _as_typed(word: str) -> str:
+    """Return a path below this folder from here, any other absolute one as its name."""
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
 def facts(command: str, device: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 MAX_BYTES = 300_000
 
@@ -21,39 +22,56 @@ class PictureError(ValueError):
     """A figure that cannot be stored; the message is one line."""
 
 
-def png_bytes(figure: Figure) -> bytes:
-    """Draw a figure as PNG; with fewer colours, then smaller, until it has at most 300 kB.
+def save_png(figure: Figure, path: Path, note: str) -> Path:
+    """Write a figure of at most 300 kB with the note below it, and close it.
+
+    The note, which says how the picture was made, is in the file's text `Description` too.
 
     Raises:
         PictureError: it cannot be made small enough.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_png_bytes(figure, note))
+    plt.close(figure)
+    return path
+
+
+def _png_bytes(figure: Figure, note: str) -> bytes:
+    """Draw a figure and its note; with fewer colours, then smaller, until it has at most 300 kB."""
+    told = PngInfo()
+    told.add_itxt("Description", note)
+    below = footer(figure.get_figwidth(), note)
     for dpi, colours in ((120, 0), (120, 256), (90, 128), (70, 64), (50, 64)):
+        parts = [_drawn(part, dpi) for part in (figure, below)]
+        size = max(part.width for part in parts), sum(part.height for part in parts)
+        whole = Image.new("RGB", size, "white")
+        whole.paste(parts[0], (0, 0))
+        whole.paste(parts[1], (0, parts[0].height))
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=dpi)
-        if colours:
-            buffer.seek(0)
-            reduced = Image.open(buffer).convert("RGB").quantize(colours)
-            buffer = io.BytesIO()
-            reduced.save(buffer, format="PNG", optimize=True)
+        kept = whole.quantize(colours) if colours else whole
+        kept.save(buffer, format="PNG", optimize=True, pnginfo=told)
         if buffer.tell() <= MAX_BYTES:
             return buffer.getvalue()
     raise PictureError("the picture is larger than 300 kB: show fewer layers, heads or samples")
 
 
-def save_png(figure: Figure, path: Path, note: str = "") -> Path:
-    """Write a figure of at most 300 kB with the note below it, and close it.
+def _drawn(figure: Figure, dpi: int) -> Image.Image:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return Image.open(buffer).convert("RGB")
 
-    Raises:
-        PictureError: it cannot be made small enough.
-    """
-    if note:
-        width = int(figure.get_figwidth() * 19)
-        text = "\n".join(textwrap.wrap(note, width, break_on_hyphens=False))
-        figure.supxlabel(text, fontsize=6.5, color="0.35", x=0.01, ha="left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(png_bytes(figure))
-    plt.close(figure)
-    return path
+
+def footer(width: float, note: str) -> Figure:
+    """Return a strip of the given width in inches with the note in small print."""
+    lines = textwrap.wrap(note, int(width * 19), break_on_hyphens=False)
+    strip = Figure(figsize=(width, 0.08 + 0.12 * len(lines)))
+    strip.text(0.01, 0.98, "\n".join(lines), fontsize=6.5, color="0.35", va="top")
+    return strip
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things, in the singular where it is one."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:

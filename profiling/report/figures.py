@@ -1,165 +1,234 @@
-"""Figures of a report: which ones, by the axes that vary; heat maps, lines, relative errors."""
+"""Figures of a report: which ones, by the axes that vary; heat maps, lines, relative errors.
+
+What would be empty is not drawn: a single point, or errors that are all zero.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import matplotlib
 import pandas as pd
-import seaborn as sns
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from lit_probattn.records.tables import panels, save_png
-from profiling.report.ratios import METRICS, PLACE, relative_errors, tidy
+from lit_probattn.analysis.drawing import (
+    CHEAPER,
+    plain_log,
+    ratio_axis,
+    ratio_bar,
+    ratio_colours,
+    tiles,
+)
+from lit_probattn.records.tables import counted, save_png
+from profiling.report.ratios import METRICS, PLACE, found_by, relative_errors, tidy
 
 matplotlib.use("Agg")
 
-_HEADING = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads of the baseline"}
-# The metrics that are drawn, and what their files are called.
-_DRAWN = {
-    "macs": "macs",
-    "num_parameters": "parameters",
-    "num_parameters_non_embedding": "parameters_non_embedding",
-    "peak_memory_bytes": "memory",
-    "time_median_s": "time",
-    "energy_j": "energy",
+_AXES = {
+    "embed_dim": "embedding dimension D",
+    "seq_len": "sequence length N",
+    "grid_heads": "heads of the baseline",
 }
+# The metrics that are drawn: what their files are called, and plain words.
+_DRAWN = {
+    "macs": ("macs", "operations (multiply-adds)"),
+    "num_parameters": ("parameters", "parameters"),
+    "num_parameters_non_embedding": ("parameters_non_embedding", "parameters without embeddings"),
+    "peak_memory_bytes": ("memory", "peak memory above resident"),
+    "time_median_s": ("time", "time"),
+    "energy_j": ("energy", "energy"),
+}
+_SCOPES = {"attention": "attention layers", "layers": "blocks", "model": "whole model"}
+_MODES = {"eval": "forward pass", "train": "training step"}
 _BESIDE = {"fontsize": 7, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+# Errors below this are none: what a sweep accepts as equal.
+_EQUAL = 1e-6
 
 
-def _panels(count: int, width: float = 4.2, share: bool = False) -> tuple[Figure, list[Axes]]:
-    columns = 2 if count == 4 else min(3, count)
-    figure, rows = panels(-(-count // columns), columns, width, 3.4, sharey=share)
-    flat = [axis for row in rows for axis in row]
-    for unused in flat[count:]:
-        unused.remove()
-    return figure, flat[:count]
+def plain_names(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the variants in plain words, such as `softmax with 8 heads`."""
+    names = {}
+    for variant, part in frame.groupby("variant", sort=False):
+        name = str(part["attention_class"].iloc[0]).removesuffix("Attention")
+        name = name.lower() if name[1:].islower() else name
+        heads = part["num_heads"].dropna().unique()
+        given = json.loads(part["attention_args"].iloc[0]).get("num_global_heads")
+        mixed = f", {given} global" if given is not None else ""
+        of = f" with {counted(int(heads[0]), 'head')}{mixed}" if len(heads) == 1 else ""
+        names[str(variant)] = f"{name}{of}"
+    return names
 
 
-def _title(metric: str, scope: str) -> str:
-    name = METRICS[metric][0]
-    return name if metric == "num_parameters_non_embedding" else f"{name}, {scope}"
+def _title(metric: str, scope: str, mode: str) -> str:
+    """Name a quantity; parameters are those of the model in any mode."""
+    words = [_DRAWN[metric][1]]
+    words += [] if metric == "num_parameters_non_embedding" else [_SCOPES[scope]]
+    words += [] if metric.startswith("num_parameters") else [_MODES[mode]]
+    return ", ".join(words)
+
+
+def _panel_title(variant: str, names: dict[str, str]) -> str:
+    return f"{variant}: {names[variant]}"
+
+
+def _ratio_to(part: pd.DataFrame, names: dict[str, str]) -> str:
+    return f"ratio to {names[str(part['baseline'].iloc[0])]}"
 
 
 def _length_axis(axis: Axes, column: str, values: list[int]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks(values, [str(v) for v in values], rotation=45 if len(values) > 6 else 0)
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(_HEADING[column])
+    axis.set_xlabel(_AXES[column])
+
+
+def _shades(values: list[object]) -> dict[object, tuple[float, ...]]:
+    """Return colours from dark to light, in the order of the values."""
+    steps = [0.05 + 0.8 * i / max(1, len(values) - 1) for i in range(len(values))]
+    return dict(zip(values, map(colormaps["viridis"], steps), strict=True))
 
 
 def _curve_and_dots(
     axis: Axes, curve: pd.Series, dots: pd.Series, color: object, size: int, label: str = ""
 ) -> None:
-    """Draw what is expected as a curve and what was measured as dots, joined if alone."""
+    """Draw what is expected as a curve and what was found as dots, joined if alone."""
     axis.plot(curve, color=color, lw=1.2)
     style = {"ls": "--", "lw": 0.8} if curve.empty else {"ls": "none"}
     axis.plot(dots, marker="o", ms=size, color=color, label=label, **style)
 
 
-def heat_maps(table: pd.DataFrame, path: Path, note: str) -> Path:
-    """Draw the measured ratio over D and N, one panel per variant, of one metric and scope."""
+def heat_maps(table: pd.DataFrame, names: dict[str, str], path: Path, note: str) -> Path:
+    """Draw the ratio over D and N, one panel per variant, of one metric and scope."""
     variants = list(dict.fromkeys(table["variant"]))
-    figure, axes = _panels(len(variants), 5.2)
-    low, high = table["ratio_measured"].min(), table["ratio_measured"].max()
+    figure, axes = tiles(len(variants), 2 if len(variants) == 4 else 3, 5.2, 3.4)
+    colours = ratio_colours()
     for axis, variant in zip(axes, variants, strict=True):
         part = table[table["variant"] == variant]
         grid = part.pivot_table(index="embed_dim", columns="seq_len", values="ratio_measured")
-        sns.heatmap(
-            grid.sort_index(ascending=False),
-            ax=axis,
-            annot=True,
-            fmt=".3f",
-            annot_kws={"fontsize": 8},
-            vmin=low,
-            vmax=high,
-            cmap="viridis",
-            cbar=axis is axes[-1],
-        )
-        axis.set(xlabel="N", ylabel="D", title=f"{variant} / {part['baseline'].iloc[0]}")
+        image = axis.imshow(grid.to_numpy(), aspect="auto", origin="lower", **colours)
+        axis.set_xticks(range(grid.shape[1]), [str(n) for n in grid.columns])
+        axis.set_yticks(range(grid.shape[0]), [str(d) for d in grid.index])
+        for row, values in enumerate(grid.to_numpy()):
+            for column, value in enumerate(values):
+                is_dark = abs(colours["norm"](value) - 0.5) > 0.3
+                style = {"ha": "center", "va": "center", "color": "w" if is_dark else "k"}
+                if value == value:
+                    axis.text(column, row, f"{value:.3f}", fontsize=8, **style)
+        axis.set(xlabel=_AXES["seq_len"], ylabel=_AXES["embed_dim"])
+        axis.set_title(f"{_panel_title(variant, names)}\n{_ratio_to(part, names)}", fontsize=9)
+    ratio_bar(figure, image, axes)
     first = table.iloc[0]
-    figure.suptitle(f"{_title(first['metric'], first['scope'])}: ratio, {first['mode']}")
+    metric = str(first["metric"])
+    title = _title(metric, first["scope"], first["mode"])
+    figure.suptitle(f"{title}: ratio, {found_by(metric, 'measured')}", fontsize=11)
     return save_png(figure, path, note)
 
 
-def ratio_lines(table: pd.DataFrame, x: str, hue: str, path: Path, note: str) -> Path:
-    """Draw ratios over `x`, a line per `hue`: analytic (or predicted) curves, measured dots."""
+def ratio_lines(
+    table: pd.DataFrame, names: dict[str, str], x: str, hue: str, path: Path, note: str
+) -> Path:
+    """Draw ratios over `x`, a line per `hue`: closed forms or predictions as curves, and dots."""
     variants = list(dict.fromkeys(table["variant"]))
-    figure, axes = _panels(len(variants), share=True)
-    shades = sorted(table[hue].dropna().unique())
-    palette = dict(zip(shades, sns.color_palette("viridis", len(shades)), strict=True))
+    columns = 2 if len(variants) == 4 else 3
+    figure, axes = tiles(len(variants), columns, 4.2, 3.4, sharey=True)
+    shades = _shades(sorted(table[hue].dropna().unique()))
+    metric = str(table["metric"].iloc[0])
+    drawn = table[["ratio_measured", "ratio_analytic", "ratio_predicted"]].to_numpy().ravel()
     for axis, variant in zip(axes, variants, strict=True):
         part = table[table["variant"] == variant].sort_values(x)
-        for shade in shades:
+        for shade, colour in shades.items():
             line = part[part[hue] == shade].set_index(x)
             curve = line["ratio_analytic"].fillna(line["ratio_predicted"]).dropna()
-            label = f"{_HEADING[hue]} = {shade}" if hue in _HEADING else str(shade)
-            _curve_and_dots(axis, curve, line["ratio_measured"], palette[shade], 4, label)
-        axis.axhline(1.0, color="0.6", lw=0.8, ls=":")
+            label = f"D = {shade}" if hue == "embed_dim" else names[str(shade)]
+            _curve_and_dots(axis, curve, line["ratio_measured"], colour, 4, label)
+        ratio_axis(axis, drawn)
         _length_axis(axis, x, sorted(table[x].unique()))
-        axis.set(ylabel="ratio", title=f"{variant} / {part['baseline'].iloc[0]}")
+        axis.set_ylabel(f"{_ratio_to(part, names)}\n({CHEAPER})", fontsize=8)
+        axis.set_title(_panel_title(variant, names), fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
     if len(shades) > 1:
-        axes[-1].legend(**_BESIDE)
+        title = _AXES["embed_dim"] if hue == "embed_dim" else "baseline"
+        axes[-1].legend(title=title, title_fontsize=7, **_BESIDE)
+    kind = f"dots: {found_by(metric, 'measured')}"
+    for source in ("predicted", "analytic"):
+        if table[f"ratio_{source}"].notna().any():
+            kind = f"curves: {found_by(metric, source)}, dots: {found_by(metric, 'measured')}"
     first = table.iloc[0]
-    kind = "curves: closed form, dots: measured"
-    if table["ratio_analytic"].isna().all():
-        kind = "dots: measured"
-        if table["ratio_predicted"].notna().any():
-            kind = "curves: predicted, dots: measured"
-    figure.suptitle(f"{_title(first['metric'], first['scope'])}: ratio ({kind})")
-    sns.despine(figure)
+    figure.suptitle(f"{_title(metric, first['scope'], first['mode'])}: ratio ({kind})", fontsize=11)
     return save_png(figure, path, note)
 
 
-def value_lines(long: pd.DataFrame, x: str, path: Path, note: str) -> Path:
+def value_lines(long: pd.DataFrame, names: dict[str, str], x: str, path: Path, note: str) -> Path:
     """Draw absolute values over `x`, a line per variant and a panel per metric and setting."""
     keys = ["metric", "scope", "mode", "panel"]
     groups = list(long.groupby(keys, sort=False))
-    figure, axes = _panels(len(groups))
+    figure, axes = tiles(len(groups), 2 if len(groups) == 4 else 3, 4.2, 3.4)
     variants = list(dict.fromkeys(long["variant"]))
-    palette = dict(zip(variants, sns.color_palette("deep", len(variants)), strict=True))
+    palette = {name: f"C{number % 10}" for number, name in enumerate(variants)}
     sizes = dict(zip(variants, range(3 + len(variants), 3, -1), strict=True))
     for axis, ((metric, scope, mode, panel), part) in zip(axes, groups, strict=True):
         _, divisor, unit = METRICS[metric]
         for variant in dict.fromkeys(part["variant"]):
             line = part[part["variant"] == variant].sort_values(x).set_index(x)
-            value, is_measured = line["value"] / divisor, line["source"] == "measured"
-            curve, dots = value[~is_measured], value[is_measured]
-            _curve_and_dots(axis, curve, dots, palette[variant], sizes[variant])
+            value, is_found = line["value"] / divisor, line["source"] == "measured"
+            _curve_and_dots(
+                axis, value[~is_found], value[is_found], palette[variant], sizes[variant]
+            )
         _length_axis(axis, x, sorted(long[x].unique()))
-        what = _title(metric, scope) + ("" if "parameters" in metric else f", {mode}")
-        axis.set_title(f"{what}\n{panel}".strip(), fontsize=9)
-        axis.set_ylabel(unit)
+        ways = {source: found_by(metric, source) for source in sorted(part["source"].unique())}
+        marks = ", ".join(
+            f"{'dots' if source == 'measured' else 'curves'}: {way}" for source, way in ways.items()
+        )
+        axis.set_title(f"{_title(metric, scope, mode)}\n{panel} {marks}", fontsize=9)
+        axis.set_ylabel(f"{METRICS[metric][0]} ({unit})")
+        axis.spines[["top", "right"]].set_visible(False)
         if metric in ("time_median_s", "peak_memory_bytes"):
-            axis.set_yscale("log")
+            plain_log(axis)
         else:
             axis.set_ylim(0, part["value"].max() / divisor * 1.08)
     handles = [
-        Line2D([], [], marker="o", ms=sizes[v], color=palette[v], lw=1.2, label=v) for v in variants
+        Line2D(
+            *([], []),
+            marker="o",
+            ms=sizes[v],
+            color=palette[v],
+            lw=1.2,
+            label=_panel_title(v, names),
+        )
+        for v in variants
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right upper")
-    sns.despine(figure)
     return save_png(figure, path, note)
 
 
-def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path:
-    """Draw the relative error of closed form or prediction against measurement, over N."""
-    figure, [axis] = _panels(1, 6.4)
-    sns.scatterplot(
-        errors, x="seq_len", y="error", hue="variant", style="metric", ax=axis, s=22, linewidth=0
-    )
+def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path | None:
+    """Draw the relative error of closed form or prediction, over N; None if there is nothing.
+
+    There is nothing in a single point, nor where all errors are zero.
+    """
+    if len(errors) < 2 or errors["error"].abs().max() <= _EQUAL:
+        return None
+    figure, [axis] = tiles(1, 1, 6.4, 3.4)
+    markers = dict(zip(dict.fromkeys(errors["metric"]), "osD^vP", strict=False))
+    for number, variant in enumerate(dict.fromkeys(errors["variant"])):
+        for metric, marker in markers.items():
+            part = errors[(errors["variant"] == variant) & (errors["metric"] == metric)]
+            label = f"{variant}: {_DRAWN[metric][1]}"
+            if len(part):
+                style = {"color": f"C{number % 10}", "marker": marker, "ms": 4, "ls": "none"}
+                axis.plot(part["seq_len"], part["error"], label=label, **style)
     _length_axis(axis, "seq_len", sorted(errors["seq_len"].unique()))
-    axis.set_ylabel("expected / measured − 1")
-    if errors["error"].abs().max() == 0.0:
-        axis.set_ylim(-1e-6, 1e-6)
-        axis.text(0.5, 0.6, "0 at every point", transform=axis.transAxes, ha="center", color="0.4")
+    limit = max(0.01, 1.1 * errors["error"].abs().max())
+    axis.set_ylim(-limit, limit)
+    axis.set_ylabel("expected / counted or measured − 1")
     axis.axhline(0.0, color="0.6", lw=0.8, ls=":")
     axis.legend(**_BESIDE)
-    figure.suptitle("Relative error of closed forms and predictions")
-    sns.despine(figure)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Relative error of closed forms and predictions", fontsize=11)
     return save_png(figure, path, note)
 
 
@@ -169,22 +238,22 @@ def draw_figures(
     """Draw what fits the grid; return file names and captions."""
     for old in folder.glob("*.png"):
         old.unlink()
+    names = plain_names(frame)
     varying = [c for c in ("grid_heads", "seq_len", "embed_dim") if frame[c].nunique() > 1]
     drawn: list[tuple[str, str]] = []
     if "embed_dim" in varying or "seq_len" in varying:
-        drawn += _ratio_figures(ratios, varying, folder, note)
+        drawn += _ratio_figures(ratios, names, varying, folder, note)
     if varying:
-        drawn += _value_figure(frame, varying[0], folder, note)
+        drawn += _value_figure(frame, names, varying[0], folder, note)
     errors = relative_errors(frame)
     errors = errors[errors["metric"].isin(_DRAWN)]
-    if not errors.empty:
-        error_figure(errors, folder / "relative_error.png", note)
+    if error_figure(errors, folder / "relative_error.png", note) is not None:
         drawn.append(("relative_error.png", "Relative error of closed forms and predictions"))
     return drawn
 
 
 def _ratio_figures(
-    ratios: pd.DataFrame, varying: list[str], folder: Path, note: str
+    ratios: pd.DataFrame, names: dict[str, str], varying: list[str], folder: Path, note: str
 ) -> list[tuple[str, str]]:
     drawn = []
     table = ratios[ratios["metric"].isin(_DRAWN) & ratios["ratio_measured"].notna()]
@@ -198,23 +267,26 @@ def _ratio_figures(
         if metric == "macs" and any(values.equals(old) for old in seen):
             continue  # forward and backward together have the ratios of the forward
         seen.append(values)
-        name = f"{_DRAWN[metric]}_{scope}_{mode}_{backend}"
-        text = f"Ratio of {_DRAWN[metric].replace('_', ' ')}, {scope}, {mode}, {backend}"
+        name = f"{_DRAWN[metric][0]}_{scope}_{mode}_{backend}"
+        text = f"{_title(metric, scope, mode)}: ratio, {found_by(metric, 'measured')}"
+        text += "" if is_size else f" (backend {backend})"
         by_length = not is_size and "seq_len" in varying
-        if by_length and "embed_dim" in varying:
-            heat_maps(part, folder / f"heat_{name}.png", note)
+        if by_length and "embed_dim" in varying and len(part) > 1:
+            heat_maps(part, names, folder / f"heat_{name}.png", note)
             drawn.append((f"heat_{name}.png", f"{text}, over D and N"))
         x, hue = ("seq_len", "embed_dim") if by_length else ("embed_dim", "baseline")
-        if x not in varying:
+        if x not in varying or part[x].nunique() < 2:
             continue
         if not by_length:
             part = part.drop_duplicates(["variant", "embed_dim"])
-        ratio_lines(part, x, hue, folder / f"lines_{name}.png", note)
-        drawn.append((f"lines_{name}.png", f"{text}, over {_HEADING[x]}"))
+        ratio_lines(part, names, x, hue, folder / f"lines_{name}.png", note)
+        drawn.append((f"lines_{name}.png", f"{text}, over the {_AXES[x]}"))
     return drawn
 
 
-def _value_figure(frame: pd.DataFrame, axis: str, folder: Path, note: str) -> list[tuple[str, str]]:
+def _value_figure(
+    frame: pd.DataFrame, names: dict[str, str], axis: str, folder: Path, note: str
+) -> list[tuple[str, str]]:
     long = tidy(frame)
     scopes = long["scope"].unique()
     scope = "model" if "model" in scopes else scopes[0]
@@ -233,8 +305,10 @@ def _value_figure(frame: pd.DataFrame, axis: str, folder: Path, note: str) -> li
     long = long.assign(panel=panel)
     long.loc[long["metric"].str.startswith("num_parameters"), "panel"] = ""
     long = long.drop_duplicates(["metric", "mode", "panel", "variant", "source", axis])
+    several = long.groupby(["metric", "scope", "mode", "panel"])[axis].transform("nunique") > 1
+    long = long[several]
     if long.empty:
         return []
-    value_lines(long, axis, folder / "values.png", note)
+    value_lines(long, names, axis, folder / "values.png", note)
     width = f", D = {long['embed_dim'].iloc[0]}" if axis != "embed_dim" else ""
-    return [("values.png", f"Absolute values{width}; curves: expected, dots: measured")]
+    return [("values.png", f"Absolute values{width}")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import pandas as pd
 from markdown_it import MarkdownIt
 
 from lit_probattn.records.provenance import replace_text
-from lit_probattn.records.tables import markdown_lines
+from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
 from profiling.measure.counters import CONVENTION
 from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
 from profiling.report.figures import draw_figures
-from profiling.report.ratios import METRICS, crossovers, ratio_table, relative_errors
+from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
 from profiling.report.tables import (
     crossover_table,
     dearer_lines,
@@ -44,13 +45,20 @@ _READABLE = {
     *("model", "num_layers", "mlp_dim", "head_dim", "embed_dim", "seq_len", "batch_size"),
     *("mode", "backend", "dtype", "device", "grid_heads"),
 }
-_EXPECTED_BY = {"analytic": "closed form", "predicted": "fake tensors"}
+_EXPECTED_BY = {"analytic": "closed form", "predicted": "prediction on fake tensors"}
 
 
 def write_report(
-    config: SweepConfig, results: Path, out: Path, *, html: bool = False
+    config: SweepConfig, results: Path, out: Path, *, html: bool = False, command: str = ""
 ) -> list[Path]:
     """Write report.md, rows.csv, ratios.csv, figures and perhaps one HTML page; return the files.
+
+    Args:
+        config: the sweep.
+        results: folder of its rows.
+        out: folder of the report.
+        html: write the page too.
+        command: the command that writes the report, to be named after the rows' own.
 
     Raises:
         RowsError: no rows, rows of several versions, or no baseline row.
@@ -60,7 +68,7 @@ def write_report(
     notes = require_baselines(config, frame)
     ratios = ratio_table(frame)
     out.mkdir(parents=True, exist_ok=True)
-    lines, note = provenance(frame, config)
+    lines, note = provenance(frame, config.name, command)
     table, constants = compact(frame)
     replace_text(out / "rows.csv", table.to_csv(index=False))
     shown = ratios.dropna(axis=1, how="all")
@@ -70,12 +78,15 @@ def write_report(
     lines += ["", f"Same in every row: {same}."] if same else []
     dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
     parts = [f"# {config.report.title if config.report else config.name}", ""]
+    parts += [part for line in unequal_lines(frame) for part in (line, "")]
     parts += [*dearer, ""] if dearer else []
     parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]
     parts += [*_agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
     parts += [*failures_table(frame, notes), "## Figures", ""]
+    if not figures:
+        parts += ["None: the tables hold every number.", ""]
     for name, caption in figures:
         parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
     replace_text(out / "report.md", "\n".join(parts).rstrip() + "\n")
@@ -85,28 +96,29 @@ def write_report(
 
 
 def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
-    """Set what the paper says beside what is measured."""
+    """Set what the paper says beside what is found here."""
     figure = config.report
     if figure is None or not (figure.paper or figure.published):
         return []
     return [
-        *("## The paper says / we measure", ""),
+        *("## The paper says / we find", ""),
         *(f"- The paper: {sentence}" for sentence in figure.paper),
-        *(f"- We measure: {sentence}" for sentence in trends(ratios)),
+        *(f"- We {sentence}" for sentence in trends(ratios)),
         *(f"- Note: {sentence}" for sentence in figure.notes),
         *("", *published_table(figure.published, frame, ratios)),
     ]
 
 
 def _agreement(frame: pd.DataFrame) -> list[str]:
-    """Say how measured and expected numbers compare over all points."""
+    """Say how counted or measured numbers and expected ones compare over all points."""
     errors = relative_errors(frame)
-    parts = ["## Measured against expected", ""]
+    parts = ["## Found against expected", ""]
     if errors.empty:
         return [*parts, "Nothing here has a closed form or a prediction.", ""]
     rows = [
         {
             "quantity": METRICS[str(metric)][0],
+            "found": found_by(str(metric), "measured"),
             "expected by": _EXPECTED_BY[str(source)],
             "values": len(group),
             "equal": int((group["error"] == 0.0).sum()),
@@ -196,22 +208,42 @@ def require_baselines(config: SweepConfig, frame: pd.DataFrame) -> list[str]:
     return [f"{v}: baseline {b} has no numbers" for v, b in without.items()]
 
 
-def provenance(frame: pd.DataFrame, config: SweepConfig) -> tuple[list[str], str]:
-    """Return the lines that open a report, and a short form for figures."""
+def provenance(frame: pd.DataFrame, name: str, command: str = "") -> tuple[list[str], str]:
+    """Return the lines that open a report, and a short form for figures.
+
+    The sweep's command is the one its rows were made by.
+    """
     one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
-    command = f"python -m profiling sweep --config configs/profiling/{config.name}.yaml"
+    then = f", then `{command}`" if command else ""
     lines = [
-        f"- Command: `{command}`, then `{command.replace('sweep', 'report', 1)}`",
+        f"- Command: `{one['command']}`{then}",
         "- Data: random tokens or features; cost does not depend on them",
         f"- Convention: {CONVENTION}",
         f"- Hardware: {one['device_name']}",
         f"- Versions: {one['versions']}; revision {one['git_revision']}",
     ]
     note = (
-        f"{config.name} | random data | {CONVENTION} | {one['device_name']} | "
-        f"{one['versions'].split(', fvcore')[0]} | {one['git_revision']} | {command}"
+        f"{name} | random data | {CONVENTION} | {one['device_name']} | "
+        f"{one['versions'].split(', fvcore')[0]} | {one['git_revision']} | {one['command']}"
     )
     return lines, note
+
+
+def unequal_lines(frame: pd.DataFrame) -> list[str]:
+    """Say where variants and their baselines differ in dropout, backend or precision."""
+    sides: dict[str, dict[str, object]] = {}
+    for variant, part in frame[frame["status"] == "ok"].groupby("variant", sort=False):
+        # What ran is in the note of a count; the grid may say `auto`.
+        ran = part["backend_note"].dropna().str.partition(":")[0]
+        sides[str(variant)] = {
+            "attention dropout": json.loads(part["attention_args"].iloc[0]).get("dropout", 0.0),
+            "backend": ", ".join(sorted(set(ran if len(ran) else part["backend"]))),
+            "precision": ", ".join(sorted(part["dtype"].unique())),
+        }
+    named = frame.groupby("variant")["baseline"].first()
+    baselines = {str(name): None if pd.isna(base) else base for name, base in named.items()}
+    touches = "time and memory compare this too; counts of operations and parameters do not"
+    return unequal_sides(sides, baselines, touches)
 
 
 def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:

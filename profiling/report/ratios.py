@@ -21,6 +21,19 @@ METRICS: dict[str, tuple[str, float, str]] = {
     "energy_j": ("energy", 1.0, "J"),
 }
 
+# Metrics that are counted, on any device and without running anything.
+_COUNTED = frozenset(
+    {"macs", "fvcore_operations", "num_parameters", "num_parameters_non_embedding"}
+)
+
+
+def found_by(metric: str, source: str) -> str:
+    """Say how a number was found: counted, measured, closed form or predicted."""
+    if source == "measured":
+        return "counted" if metric in _COUNTED else "measured"
+    return {"analytic": "closed form", "predicted": "predicted"}[source]
+
+
 PLACE = ["embed_dim", "seq_len", "grid_heads", "batch_size"]
 
 SETTING = ["mode", "backend", "dtype", "device_name", "scope"]

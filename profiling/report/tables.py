@@ -9,7 +9,7 @@ import pandas as pd
 
 from lit_probattn.records.tables import markdown_lines
 from profiling.cost.exact import layer_of_row
-from profiling.report.ratios import METRICS, PLACE, SETTING
+from profiling.report.ratios import METRICS, PLACE, SETTING, found_by
 from profiling.sweep.config import Published
 
 _MAX_ROWS = 48
@@ -42,7 +42,7 @@ def extremes_table(ratios: pd.DataFrame) -> list[str]:
         line = (
             *(METRICS[metric][0], scope, f"{variant} / {group['baseline'].iloc[0]}"),
             *map(str, values[3:-1]),
-            column.removeprefix("ratio_"),
+            found_by(metric, column.removeprefix("ratio_")),
             f"{low[column]:.3f}{_place(low, varying)}",
             f"{high[column]:.3f}{_place(high, varying)}",
         )
@@ -68,7 +68,10 @@ def _place(row: pd.Series, varying: Sequence[str], equals: str = "=") -> str:
 
 
 def trends(ratios: pd.DataFrame) -> list[str]:
-    """Say how the main ratios run over the grid, one sentence each; alike modes in one."""
+    """Say how the main ratios run over the grid, one sentence each; alike modes in one.
+
+    A sentence begins with what we do: `count: …` or `measure: …`.
+    """
     sentences: dict[str, list[str]] = {}
     for metric in _COSTS[:-1]:
         table = ratios[ratios["metric"] == metric].dropna(subset=["ratio_measured"])
@@ -77,10 +80,11 @@ def trends(ratios: pd.DataFrame) -> list[str]:
         keys = ["variant", "scope", "backend", "mode"]
         for (variant, scope, backend, mode), group in table.groupby(keys, sort=False):
             name = f"{variant} on {backend}" if table["backend"].nunique() > 1 else str(variant)
-            text = _trend(metric, name, str(scope), group)
+            verb = {"counted": "count", "measured": "measure"}[found_by(metric, "measured")]
+            text = f"{verb}: {_trend(metric, name, str(scope), group)}"
             sentences.setdefault(text, []).append(str(mode))
     return [
-        text if text.startswith("parameters") else f"{text[:-1]} ({', '.join(modes)})."
+        text if text.startswith("count: parameters") else f"{text[:-1]} ({', '.join(modes)})."
         for text, modes in sentences.items()
     ]
 
@@ -164,11 +168,11 @@ def published_table(
 
 
 def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
-    """Return absolute values and ratios, measured, of the outermost scope."""
+    """Return absolute values, counted or measured, of the outermost scope."""
     parts: list[str] = []
     good = frame[(frame["status"] == "ok") & (frame["source"] == "measured")]
     if good.empty:
-        return ["No point has measured numbers.", ""]
+        return ["No point has counted or measured numbers.", ""]
     scope = good["scope"].iloc[-1] if good["scope"].nunique() == 1 else "model"
     good = good[good["scope"] == scope]
     place = [c for c in PLACE if good[c].nunique(dropna=False) > 1] or ["seq_len"]
@@ -188,7 +192,8 @@ def quantity_tables(frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
             continue
         order = [v for v in dict.fromkeys(good["variant"]) if v in wide]
         wide = wide[order].map(lambda v: None if pd.isna(v) else f"{v:.4g}").reset_index()
-        parts += [f"{heading}, {scope} ({unit}):", "", *markdown_lines(wide), ""]
+        how = found_by(metric, "measured")
+        parts += [f"{heading}, {scope} ({unit}), {how}:", "", *markdown_lines(wide), ""]
     return parts
 
 

@@ -11,14 +11,13 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from matplotlib import pyplot as plt
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.analysis.results import AnalysisError, shown_command
 from lit_probattn.analysis.studies import curves
-from lit_probattn.records.tables import MAX_BYTES, png_bytes
+from lit_probattn.records.tables import MAX_BYTES
 from tests.analysis.made import checkpoint
 
 MAPS = ("attention_maps", "rank", "head_distance", "spectrum")
@@ -253,10 +252,3 @@ def test_flags_have_the_type_of_their_default_and_check_their_numbers():
 def test_commands_are_shown_without_absolute_paths():
     words = ["rank", "--out", "/a/b/c", "x=/d/e", "--data", "k=v w"]
     assert shown_command(words) == "rank --out c x=e --data 'k=v w'"
-
-
-def test_large_pictures_are_reduced():
-    figure, axis = plt.subplots(figsize=(12, 12))
-    axis.imshow(torch.rand(1500, 1500).numpy(), interpolation="nearest")
-    assert len(png_bytes(figure)) <= MAX_BYTES
-    plt.close(figure)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import matplotlib
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 from lit_probattn.records import provenance
-from lit_probattn.records.tables import MAX_BYTES, markdown_lines, panels, save_png
+from lit_probattn.records.tables import (
+    MAX_BYTES,
+    counted,
+    footer,
+    markdown_lines,
+    panels,
+    save_png,
+    unequal_sides,
+)
 
 matplotlib.use("Agg")
 
@@ -23,11 +32,43 @@ def test_what_is_missing_is_a_dash():
 def test_a_picture_has_its_note_and_a_bounded_size(tmp_path):
     figure, [[axis]] = panels(1, 1, 5, 3)
     axis.plot([0, 1], [0, 1])
-    path = save_png(figure, tmp_path / "new" / "a.png", "how it was made " * 9)
+    figure.supxlabel("keys")
+    note = ("how it was made " * 9).strip()
+    path = save_png(figure, tmp_path / "new" / "a.png", note)
     assert 0 < path.stat().st_size <= MAX_BYTES
-    assert Image.open(path).size == (600, 360)
-    assert figure.get_supxlabel().startswith("how it was made")
-    assert "\n" in figure.get_supxlabel()
+    picture = Image.open(path)
+    assert picture.text["Description"] == note
+    below = footer(5, note)
+    assert picture.size == (600, 360 + round(120 * below.get_figheight()))
+    (text,) = below.texts
+    assert text.get_text().replace("\n", " ") == note
+    assert "\n" in text.get_text()
+    assert figure.get_supxlabel() == "keys"
+
+
+def test_large_pictures_are_reduced(tmp_path):
+    figure, [[axis]] = panels(1, 1, 12, 12)
+    noise = np.random.default_rng(0).random((1500, 1500))
+    axis.imshow(noise, interpolation="nearest")
+    assert save_png(figure, tmp_path / "a.png", "a note").stat().st_size <= MAX_BYTES
+
+
+def test_things_are_counted_in_the_singular_and_plural():
+    assert [counted(n, "sequence") for n in (0, 1, 2000)] == [
+        *("0 sequences", "1 sequence", "2,000 sequences"),
+    ]
+
+
+def test_sides_are_unequal_where_a_known_setting_differs():
+    sides = {
+        "base": {"dropout": 0.0, "backend": "sdpa"},
+        "a": {"dropout": 0.1, "backend": None},
+        "b": {"dropout": 0.1, "backend": "sdpa"},
+    }
+    baselines = {"base": None, "a": "base", "b": "base", "absent": "base"}
+    assert unequal_sides(sides, baselines, "no method alone") == [
+        "**Unequal sides: a, b with dropout 0.1, baseline base with 0.0: no method alone.**"
+    ]
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):

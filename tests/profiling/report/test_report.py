@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
+from PIL import Image
 
+from lit_probattn.records.provenance import command_line
 from profiling.measure.rows import RowsError, append_rows, read_rows, to_frame
 from profiling.report.compare import compare_sweeps
-from profiling.report.page import write_report
+from profiling.report.page import unequal_lines, write_report
 from profiling.report.ratios import crossovers, ratio_table
+from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, attention, sweep
 from tests.support.paths import ROOT
@@ -48,6 +53,57 @@ def test_report_has_all_its_parts(results, tmp_path):
     assert page.count("data:image/png;base64,") == text.count("](figures/") > 0
     assert page.count("<table>") == text.count("\n| --- |") > 0
     assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_commands_are_those_that_were_given(results, tmp_path, monkeypatch):
+    """Not a path made from the sweep's name."""
+    config, folder = results
+    rows = [
+        row.model_copy(update={"command": "python -m profiling sweep --config my/own.yaml"})
+        for row in read_rows(folder / "rows.jsonl")[0]
+    ]
+    append_rows(tmp_path / "rows.jsonl", rows)
+    given = ["--config", str(Path.cwd() / "my/own.yaml"), "--results", "/elsewhere/results"]
+    monkeypatch.setattr("sys.argv", ["profiling", "report", *given])
+    write_report(config, tmp_path, tmp_path / "out", command=command_line())
+    text = (tmp_path / "out/report.md").read_text()
+    then = "python -m profiling report --config my/own.yaml --results results"
+    assert f"`python -m profiling sweep --config my/own.yaml`, then `{then}`" in text
+    (picture, *_) = sorted((tmp_path / "out/figures").glob("*.png"))
+    assert "profiling sweep --config my/own.yaml" in Image.open(picture).text["Description"]
+    assert f"configs/profiling/{config.name}.yaml" not in text
+
+
+def test_what_is_counted_is_not_called_measured(results, tmp_path):
+    config, folder = results
+    figure = Figure(title="A figure", paper=["it is less."])
+    write_report(config.model_copy(update={"report": figure}), folder, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "- We count: multiply-adds" in text
+    assert "measure" not in text.replace("counted or measured, ", "")
+
+
+def test_a_baseline_with_other_dropout_is_flagged_on_top(tmp_path):
+    config = sweep(
+        variants={"softmax": attention(), "mgk": attention(MGK, num_heads=1, dropout=0.1)}
+    )
+    run_sweep(config, tmp_path, ROOT, stream=lambda _: None)
+    write_report(config, tmp_path, tmp_path / "out")
+    lines = (tmp_path / "out/report.md").read_text().splitlines()
+    begin = "**Unequal sides: mgk with attention dropout 0.1, baseline softmax with 0.0: time and"
+    assert lines[2].startswith(begin)
+    assert [line for line in lines if line.startswith("**Unequal")] == [lines[2]]
+
+
+def test_unequal_backends_and_precisions_are_flagged(results):
+    frame = to_frame(read_rows(results[1] / "rows.jsonl")[0])
+    assert unequal_lines(frame) == []
+    is_mgk = frame["variant"] == "mgk"
+    frame.loc[is_mgk, "backend_note"] = "blockwise: bmm"
+    frame.loc[is_mgk, "dtype"] = "bfloat16"
+    (backend, precision) = unequal_lines(frame)
+    assert "mgk with backend blockwise, baseline softmax with reference:" in backend
+    assert "mgk with precision bfloat16, baseline softmax with float32:" in precision
 
 
 def test_ratios_join_the_same_place(results):
