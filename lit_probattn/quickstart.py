@@ -18,9 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 import torch
 from matplotlib.figure import Figure
 
@@ -32,6 +30,7 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import ConfigError
+from lit_probattn.records.tables import panels
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import quantile, time_sides
 
@@ -110,17 +109,17 @@ class QuickstartReport(Report):
 
     def figures(self) -> dict[str, Figure]:
         """Return training loss and validation accuracy over optimiser steps."""
-        sns.set_theme(style="whitegrid")
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+        figure, [axes] = panels(1, 2, 4.5, 3.6)
         for cell, result in self.results:
             data = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
             loss = data.dropna(subset=["train/loss"])
             smooth = loss["train/loss"].rolling(5, min_periods=1).mean()
-            label = f"{cell.row.label}, seed {cell.seed}"
-            sns.lineplot(x=loss["step"], y=smooth, ax=axes[0], label=label)
+            axes[0].plot(loss["step"], smooth, label=f"{cell.row.label}, seed {cell.seed}")
             accuracy = data.dropna(subset=["val/accuracy"])
-            shown = 100 * accuracy["val/accuracy"]
-            sns.lineplot(x=accuracy["step"], y=shown, ax=axes[1], marker="o")
+            axes[1].plot(accuracy["step"], 100 * accuracy["val/accuracy"], marker="o")
+        for axis in axes:
+            axis.grid(color="0.9")
+        axes[0].legend(frameon=False)
         axes[0].set(xlabel="optimiser step", ylabel="training loss, nats")
         axes[1].set(xlabel="optimiser step", ylabel="validation accuracy, %")
         axes[1].axhline(10, color="grey", linestyle="--", linewidth=1)

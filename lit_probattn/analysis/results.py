@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.records.provenance import machine, replace_text
-from lit_probattn.records.tables import png_bytes
+from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
 
 matplotlib.use("Agg")
@@ -46,11 +45,9 @@ class Results:
         replace_text(self.path("csv", part), frame.to_csv(index=False, float_format=f"%.{digits}g"))
 
     def figure(self, figure: Figure, part: str = "") -> None:
-        """Write a PNG file of at most 300 kB."""
-        path = self.path("png", part)
-        path.write_bytes(png_bytes(figure))
-        plt.close(figure)
-        self.pictures.append(path)
+        """Write a PNG file of at most 300 kB, with command and machine below it."""
+        note = f"{self.command} | {machine()}"
+        self.pictures.append(save_png(figure, self.path("png", part), note))
 
     def text(self, title: str, facts: Sequence[str], body: str) -> None:
         """Write the Markdown file: title, command, facts, body, pictures."""

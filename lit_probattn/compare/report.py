@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
 
+from lit_probattn.analysis.drawing import set_score_limits
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     ATTENTION,
@@ -25,7 +24,7 @@ from lit_probattn.compare.protocol import (
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.records.provenance import replace_text
-from lit_probattn.records.tables import markdown_lines, png_bytes, unequal_sides
+from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
@@ -223,15 +222,16 @@ class Report:
         """
         if not self.results:
             raise ValueError("no finished cell: nothing to report")
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / "rows.csv", self.rows.to_csv(index=False))
         ratios = self.summary.to_csv(index=False, float_format="%.6g")
         replace_text(folder / "ratios.csv", ratios)
         title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
-        figures = {"results": draw(self.summary, self.rows, title), **self.figures()}
+        results = draw(self.summary, self.rows, title, self.table.baseline)
+        figures = {"results": results, **self.figures()}
+        note = " | ".join([title, self.command, *self._provenance()])
         for name, figure in figures.items():
-            (folder / "figures" / f"{name}.png").write_bytes(png_bytes(figure))
-            plt.close(figure)
+            save_png(figure, folder / "figures" / f"{name}.png", note)
         unfinished = [c.label for c in self.cells if c.result() is None]
         table = "\n".join(self.lines)
         legend = _LEGEND.format(_PUBLISHED_LEGEND if self.table.published_runs else "")
@@ -387,29 +387,27 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure:
+def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, baseline: str = "") -> Figure:
     """Draw one panel per task and metric; rows of the table from top to bottom.
+
+    An axis is at least as wide as `score_limits` asks for.
 
     Args:
         summary: the report's summary.
         rows: one row per finished cell.
         title: above the panels.
+        baseline: the row whose spread over seeds sets the least width of an axis.
     """
-    panels = [
+    found = [
         (key, part)
         for key, part in summary.groupby(["task", "metric"], sort=False)
         if f"value {key[1]}" in rows and key[0] in set(rows["task"])
     ]
-    tallest = max(len(part) for _, part in panels)
-    sns.set_theme(style="whitegrid")
-    figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(1.5 + 4.2 * len(panels), 1.9 + 0.33 * tallest),
-        layout="constrained",
-        squeeze=False,
-    )
-    for axis, ((task, metric), part) in zip(axes[0], panels, strict=True):
+    tallest = max(len(part) for _, part in found)
+    height = 1.9 + 0.33 * tallest
+    figure, [axes] = panels(1, len(found), 4.2 + 1.5 / len(found), height)
+    known_spread = summary["std"].notna().any()
+    for axis, ((task, metric), part) in zip(axes, found, strict=True):
         places = {name: -index for index, name in enumerate(part["row"])}
         seeds = rows[(rows["task"] == task) & rows["row"].isin(places)]
         axis.scatter(
@@ -422,15 +420,16 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure:
             zorder=3,
         )
         heights = [places[name] + 0.22 for name in part["row"]]
+        spread = part["std"].astype(float)
         axis.errorbar(
             part["mean"],
             heights,
-            xerr=part["std"].astype(float).fillna(0.0),
+            xerr=spread if known_spread else None,
             fmt="o",
             color="black",
             markersize=5,
             capsize=3,
-            label="mean ± std",
+            label="mean ± standard deviation" if known_spread else "mean (one seed: no spread)",
         )
         known = part[part["published"].notna()]
         if len(known):
@@ -442,11 +441,16 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure:
                 edgecolors="tab:red",
                 label="published (its own protocol)",
             )
+        ends = [part["mean"] + sign * spread.fillna(0.0) for sign in (-1, 1)]
+        shown = [*seeds[f"value {metric}"], *known["published"], *ends[0], *ends[1]]
+        own = spread[part["row"] == baseline]
+        set_score_limits(axis, "x", shown, None if own.empty else own.iloc[0])
         axis.set_yticks(list(places.values()), list(part["method"]))
         axis.set_ylim(-len(places) + 0.4, 0.6)
-        axis.set(xlabel=f"{task}: {metric}, {part['unit'].iloc[0]}")
-        axis.grid(axis="y", visible=False)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(textwrap.fill(title, 24 + 32 * len(panels)), fontsize=10)
+        axis.set_xlabel(f"{task}: {metric}, {part['unit'].iloc[0]}")
+        axis.grid(axis="x", color="0.85")
+        axis.set_axisbelow(True)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.suptitle(textwrap.fill(title, 24 + 32 * len(found)), fontsize=10)
     return figure

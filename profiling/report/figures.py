@@ -6,6 +6,7 @@ What would be empty is not drawn: a single point, or errors that are all zero.
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -183,7 +184,8 @@ def value_lines(long: pd.DataFrame, names: dict[str, str], x: str, path: Path, n
         marks = ", ".join(
             f"{'dots' if source == 'measured' else 'curves'}: {way}" for source, way in ways.items()
         )
-        axis.set_title(f"{_title(metric, scope, mode)}\n{panel} {marks}", fontsize=9)
+        title = textwrap.fill(f"{_title(metric, scope, mode)}", 34)
+        axis.set_title("\n".join(filter(None, (title, panel, marks))), fontsize=8)
         axis.set_ylabel(f"{METRICS[metric][0]} ({unit})")
         axis.spines[["top", "right"]].set_visible(False)
         if metric in ("time_median_s", "peak_memory_bytes"):

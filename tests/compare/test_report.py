@@ -8,7 +8,9 @@ import statistics
 import matplotlib.image
 import pytest
 import yaml
+from PIL import Image
 
+from lit_probattn.compare import report as report_module
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
@@ -219,6 +221,50 @@ def test_unequal_sides_are_flagged_before_the_table(tmp_path):
     assert "**Unequal sides: fish_1 with backend blockwise, baseline softmax_2 with sdpa:" in above
     assert "mgk_1 with" not in above
     assert "precision" not in above
+
+
+def drawn(values, monkeypatch, tmp_path):
+    """The panel of the results, with values by row and seed."""
+    figures = []
+    tmp_path.mkdir(exist_ok=True)
+    monkeypatch.setattr(report_module, "save_png", lambda figure, *_: figures.append(figure))
+    table, cells = tiny_cells(tmp_path)
+    for cell in cells:
+        found = values.get(cell.row.name, [])
+        if cell.seed - 3 < len(found):
+            keep(cell, found[cell.seed - 3])
+    report_of(tmp_path, table, cells)
+    return figures[0]
+
+
+def test_spread_is_drawn_where_the_legend_says_so(tmp_path, monkeypatch):
+    several = drawn({"softmax_2": [36.0, 37.5], "mgk_1": [30.0]}, monkeypatch, tmp_path / "2")
+    one = drawn({"softmax_2": [36.0], "mgk_1": [30.0]}, monkeypatch, tmp_path / "1")
+    legends = [{t.get_text() for t in f.legends[0].get_texts()} for f in (several, one)]
+    assert "mean ± standard deviation" in legends[0]
+    assert "mean (one seed: no spread)" in legends[1]
+    (bars,), nothing = ([c for c in f.axes[0].containers if c.has_xerr] for f in (several, one))
+    assert nothing == []
+    lengths = [float(end[1][0] - end[0][0]) for end in bars.lines[2][0].get_segments()]
+    assert lengths[0] == pytest.approx(2 * statistics.stdev([36.0, 37.5]))
+    assert not lengths[1:] or lengths[1] != lengths[1]  # not a number: one seed has no bar
+
+
+def test_noise_does_not_fill_the_axis(tmp_path, monkeypatch):
+    values = {"softmax_2": [36.9, 37.1], "mgk_1": [36.8, 37.0]}
+    figure = drawn(values, monkeypatch, tmp_path)
+    low, high = figure.axes[0].get_xlim()
+    assert high - low >= 10 * statistics.stdev(values["softmax_2"])
+    assert low < 36.0  # the published value of mgk_1
+
+
+def test_pictures_say_where_they_come_from(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    keep(cells[0], 36.0)
+    report_of(tmp_path, table, cells)
+    told = Image.open(tmp_path / "out/figures/results.png").text["Description"]
+    assert told.startswith("A tiny table | python -m lit_probattn.reproduce tiny | Machine: a proc")
+    assert "Revision abcdef1" in told
 
 
 def test_selection_on_test_is_flagged(tmp_path):

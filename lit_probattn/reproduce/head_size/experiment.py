@@ -11,6 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lit_probattn.analysis.drawing import label, powers_of_two, score_limits
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import add_flags, place_of
 from lit_probattn.compare.command import run as run_cells
@@ -20,6 +21,8 @@ from lit_probattn.records.tables import panels
 from lit_probattn.reproduce.head_size.grid import RULES, Grid, perplexity_of
 
 MODULE = "lit_probattn.head_size experiment"
+# What tells the points of the grid apart; the seed does not.
+POINT = ["rule", "num_heads", "head_dim", "embed_dim", "mlp_dim"]
 
 
 class HeadSizeReport(Report):
@@ -71,13 +74,15 @@ def run(options: argparse.Namespace) -> int:
     return run_cells(table, options, options.arguments[1:], module=MODULE, report=HeadSizeReport)
 
 
-def _curves(axis: Axes, table: pd.DataFrame, column: str) -> None:
+def _curves(axis: Axes, table: pd.DataFrame, column: str, limits: tuple[float, float]) -> None:
+    """Draw means by rule, with deviations only where there are several seeds."""
+    known_spread = False
     for number, rule in enumerate(dict.fromkeys(table["rule"])):
         points = table[table["rule"] == rule].groupby(column)["perplexity"]
-        means = points.mean()
-        spread = points.std().fillna(0.0)
+        means, spread = points.mean(), points.std()
+        known_spread |= bool(spread.notna().any())
         axis.errorbar(
-            *(means.index, means, spread),
+            *(means.index, means, spread if spread.notna().any() else None),
             marker="o",
             ms=4,
             lw=1.3,
@@ -85,21 +90,29 @@ def _curves(axis: Axes, table: pd.DataFrame, column: str) -> None:
             color=f"C{number}",
             label=RULES[str(rule)],
         )
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-    axis.set_ylabel("test perplexity")
-    axis.grid(color="0.9", lw=0.6)
-    axis.legend(fontsize=8, frameon=False)
+    powers_of_two(axis)
+    spread_words = "mean ± standard deviation" if known_spread else "one seed: no spread known"
+    label(axis, y=f"test perplexity ({spread_words})", legend=8)
+    axis.set_ylim(limits)
+
+
+def _limits(table: pd.DataFrame) -> tuple[float, float]:
+    """Return limits of perplexity that seeds alone would not fill, the same for all panels."""
+    groups = table.groupby([column for column in POINT if column in table])["perplexity"]
+    spread = groups.std()
+    ends = [groups.mean() + sign * spread.fillna(0.0) for sign in (-1, 1)]
+    return score_limits([*ends[0], *ends[1]], spread.max())
 
 
 def draw_heads(table: pd.DataFrame) -> Figure:
     """Draw perplexity against the number of heads (LRB-F1), and against varied head sizes."""
     varied = table[table["rule"] == "head_size"]
     figure, axes = panels(1, 1 if varied.empty else 2, 5.0, 3.8)
-    _curves(axes[0][0], table[table["rule"] != "head_size"], "num_heads")
+    limits = _limits(table)
+    _curves(axes[0][0], table[table["rule"] != "head_size"], "num_heads", limits)
     axes[0][0].set_xlabel("heads")
     if not varied.empty:
-        _curves(axes[0][1], varied, "head_dim")
+        _curves(axes[0][1], varied, "head_dim", limits)
         axes[0][1].set_xlabel(f"head size at {varied['num_heads'].iloc[0]} heads")
     return figure
 
@@ -111,9 +124,9 @@ def draw_parameters(table: pd.DataFrame) -> Figure:
         "num_parameters": "parameters",
         "num_other_parameters": "parameters without the token table",
     }
-    for axis, (column, label) in zip(axes[0], labels.items(), strict=True):
-        _curves(axis, table, column)
-        axis.set_xlabel(label)
+    for axis, (column, words) in zip(axes[0], labels.items(), strict=True):
+        _curves(axis, table, column, _limits(table))
+        axis.set_xlabel(words)
         axis.set_xscale("linear")
         axis.xaxis.set_major_formatter(lambda v, _: f"{v / 1e6:.2f}M")
     return figure
