@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,6 +148,10 @@ class ListOps(CachedDataModule):
             name: TokenSplit.from_cache(cache, name, self._max_length_tokens)
             for name in listops_release.SPLIT_FILES
         }
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn token ids into text."""
+        return " ".join(TOKENS[i] for i in ids)
 
     def _generate(self, writer: CacheWriter) -> None:
         total = sum(self.num_samples.values())

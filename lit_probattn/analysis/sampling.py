@@ -103,6 +103,12 @@ def longest(found: list[Sequence]) -> list[Sequence]:
     return [one for one in found if one.sample_id == best]
 
 
+def token_words(data: Any, tokens: list[int]) -> list[str]:
+    """Return the words of tokens, if the DataModule can decode them; else nothing."""
+    decode = getattr(data, "decode", None)
+    return [] if decode is None else [str(decode([token])).strip() for token in tokens]
+
+
 def generator(seed: int, *words: Any) -> np.random.Generator:
     """Return a generator that depends on the seed and the words only."""
     text = "/".join(str(word) for word in words)

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.attention import Attention, LinearAttention, MLKAttention, SoftmaxAttention
+from lit_probattn.records.tables import counted
 from profiling.studies.study import TIMED, Report, command, flag, measure_sides, shown
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
@@ -77,9 +78,13 @@ def run(options: argparse.Namespace) -> Report:
     tables = {f"One sequence, {options.mode}": shown(rows, "side", "seq_len")}
     if exponents:
         tables["Exponent of time and of memory over the length"] = pd.DataFrame(exponents)
-    threads = f"{torch.get_num_threads()} threads, {options.repeats} rounds"
+    notes = [
+        f"{counted(torch.get_num_threads(), 'thread')}, {counted(options.repeats, 'round')}",
+        "Attention dropout 0 on all sides; backends: "
+        + ", ".join(f"{name}: {layer.core.backend}" for name, layer in layers.items()),
+    ]
     title = "Causal linear attention beside fused softmax"
-    return Report(title, rows, tables, [threads], ("seq_len", "time_over_softmax", "side"))
+    return Report(title, rows, tables, notes, ("seq_len", "time_over_softmax", "side"))
 
 
 main = command(

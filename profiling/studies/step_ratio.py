@@ -22,12 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention, recorded_choices
+from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.layer import split_heads
 from lit_probattn.configs import attention_entry, attention_factory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
-from profiling.studies.study import TIMED, Report, command, flag, measure_sides, shown
+from lit_probattn.records.tables import counted
+from profiling.studies.study import TIMED, Report, backend_of, command, flag, measure_sides, shown
 
 VARIANTS = {
     "softmax, 8 heads": ("softmax", 8),
@@ -166,8 +167,13 @@ def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str,
     found = measure_sides(
         steps, options, lambda side: {PLAIN: (side[0], PLAIN), "softmax": (BASELINE, side[1])}
     )
+    backends = {
+        side: backend_of(run_step) if side[1] == PACKAGE else "plain formula"
+        for side, run_step in steps.items()
+    }
     rows = [
-        {"variant": name, "form": form, "attention_dropout": dropout, **found[name, form]}
+        {"variant": name, "form": form, "attention_dropout": dropout}
+        | {"backend": backends[name, form], **found[name, form]}
         for name, form in sides
     ]
     return rows, difference
@@ -177,16 +183,23 @@ def run(options: argparse.Namespace) -> Report:
     """Measure every rate of dropout."""
     measured = [measure(options, dropout) for dropout in options.dropout]
     rows = pd.DataFrame([row for part, _ in measured for row in part])
-    backends = "; ".join(f"{call}: {name}" for call, name in recorded_choices().items())
-    where = f"{options.batch} sequences of {options.length} tokens"
-    caption = "A step; `time / softmax` is over softmax of 8 heads in the same form"
+    where = f"{counted(options.batch, 'sequence')} of {counted(options.length, 'token')}"
+    package = rows[rows["form"] == PACKAGE]
+    sentence = "; ".join(
+        f"{row.variant}, dropout {row.attention_dropout:g}: {row.backend}"
+        for row in package.itertuples()
+    )
+    caption = (
+        "A step; `time / softmax` is over softmax of 8 heads in the same form. Both sides of a "
+        "ratio have the attention dropout of their row, and the backends that their rows name"
+    )
     return Report(
         "Time of a training step: this package beside the plain formula",
         rows,
-        {caption: shown(rows, "attention_dropout", "variant", "form")},
+        {caption: shown(rows, "attention_dropout", "variant", "form", "backend")},
         [
             f"Long Range Arena's ListOps, {where}, float32, forward and backward",
-            f"Backends that `auto` chose: {backends}",
+            f"Backends that `auto` chose: {sentence}",
             "Largest difference of the logits of the two forms, in evaluation: "
             f"{max(difference for _, difference in measured):.1e}",
             f"{options.warmup} untimed rounds, then "

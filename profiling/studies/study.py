@@ -21,6 +21,8 @@ import pandas as pd
 import torch
 
 from datamodules.core.errors import DataError
+from lit_probattn.analysis.drawing import CHEAPER
+from lit_probattn.attention import recorded_choices
 from lit_probattn.configs import ConfigError
 from lit_probattn.records import provenance
 from lit_probattn.records.tables import markdown_lines, panels, save_png
@@ -124,10 +126,13 @@ class Report:
             error = np.stack([side.to_numpy().T for side in sides], axis=1)
         figure, [[axis]] = panels(1, 1, 9, 3.8)
         wide[y].plot.bar(ax=axis, yerr=error, capsize=3, rot=0, logy="_over_" not in y)
-        axis.set(xlabel=heading(x), ylabel=heading(y), title=self.title)
+        words = [heading(y), CHEAPER if "_over_" in y else "", "bars: 20 % to 80 % of rounds"]
+        words = [word for word in words[: 2 if error is None else 3] if word]
+        axis.set(xlabel=heading(x), ylabel="\n".join(words), title=self.title)
         if "_over_" in y:
             axis.axhline(1.0, color="0.5", lw=0.8, ls=":")
-        axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        legend = axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+        legend.set_title(", ".join(map(heading, groups)), prop={"size": 8})
         axis.spines[["top", "right"]].set_visible(False)
         return figure
 
@@ -211,6 +216,12 @@ def measure_sides(
             rows[name] |= spread(f"time_over_{label}", round_ratios(seconds, times[other]))
             rows[name][f"memory_over_{label}"] = peaks[name] / peaks[other]
     return rows
+
+
+def backend_of(side: Callable[[], object]) -> str:
+    """Run a side once; return the backend that its last attention call took."""
+    side()
+    return list(recorded_choices().values())[-1]
 
 
 def heading(column: str) -> str:

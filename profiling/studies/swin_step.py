@@ -22,9 +22,10 @@ from torch import nn
 from datamodules import ImageNet
 from lit_probattn.attention import FiSHAttention, SoftmaxAttention
 from lit_probattn.models.images import replace_attention
+from lit_probattn.records.tables import counted
 from profiling.measure.counters import CONVENTION, fvcore_macs, torch_macs
 from profiling.measure.timing import time_once
-from profiling.studies.study import TIMED, Report, command, flag, measure_sides, shown
+from profiling.studies.study import TIMED, Report, backend_of, command, flag, measure_sides, shown
 
 MODEL = "swin_tiny_patch4_window7_224"
 STAGES = (2, 3)
@@ -106,12 +107,17 @@ def step(options: argparse.Namespace) -> Report:
         training = mode == "training step"
         sides = {name: partial(call, model, training) for name, model in models.items()}
         found = measure_sides(sides, options, lambda _: {"timm": "timm"})
-        rows += [{"mode": mode, "side": name, **found[name]} for name in models]
+        for name, side in sides.items():
+            backend = "timm's own" if name == "timm" else backend_of(side)
+            rows.append({"mode": mode, "side": name, "backend": backend, **found[name]})
     frame = pd.DataFrame(rows)
     return Report(
         "Steps of Swin-T beside timm's",
         frame,
-        {f"{options.batch} pictures of 224 x 224": shown(frame, "mode", "side")},
+        {
+            f"{counted(options.batch, 'picture')} of 224 x 224; attention dropout 0 on all "
+            "sides": shown(frame, "mode", "side", "backend")
+        },
         [f"Largest difference of logits, softmax from the same weights: {apart.abs().max():.1e}"],
         ("side", "time_over_timm", "mode"),
     )

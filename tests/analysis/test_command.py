@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from lit_probattn.analysis.__main__ import main
 from lit_probattn.analysis.options import Flag
@@ -53,6 +54,8 @@ def test_studies_write_table_picture_and_text(task, tmp_path):
         assert pictures
         assert all(0 < picture.stat().st_size <= MAX_BYTES for picture in pictures)
         assert all(picture.name in text for picture in pictures)
+        told = {Image.open(picture).text["Description"] for picture in pictures}
+        assert all(f"analysis {study} --checkpoint" in t and "Machine: " in t for t in told)
         assert not list(out.glob("*.jsonl"))
     after = torch.load(path, weights_only=True)["state_dict"]
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -215,6 +215,21 @@ def test_statistics_of_uniform_and_diagonal_maps():
     assert diagonal["mean_distance"] == 0.0
 
 
+def test_maps_of_a_layer_share_a_scale_with_a_bar_and_few_tokens_are_named():
+    found = {1: torch.eye(3).expand(2, 3, 3), 2: torch.full((2, 3, 3), 0.25)}
+    figure = maps.draw(found, 8, ["[MAX", "7", "]"])
+    panels = [axis for axis in figure.axes if axis.images]
+    bars = [axis for axis in figure.axes if not axis.images]
+    tops = [axis.images[0].norm.vmax for axis in panels]
+    assert tops == [1.0, 1.0, 0.25, 0.25]
+    assert len(bars) == 2
+    assert "one per layer" in figure.get_suptitle()
+    names = [[*filter(None, (t.get_text() for t in a.get_yticklabels()))] for a in panels]
+    assert names == [["[MAX", "7", "]"], [], ["[MAX", "7", "]"], []]
+    below = [[*filter(None, (t.get_text() for t in a.get_xticklabels()))] for a in panels]
+    assert below == [[], [], ["[MAX", "7", "]"], ["[MAX", "7", "]"]]
+
+
 def test_long_maps_are_shrunk_by_their_largest_weight():
     weights = torch.zeros(600, 500)
     weights[599, 0] = 1.0

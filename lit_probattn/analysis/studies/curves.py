@@ -42,7 +42,9 @@ class Curves(Study):
         metrics = choose_metrics(long, options.metrics)
         long = long[long["metric"].isin(metrics)]
         self.results.table(long)
-        self.results.figure(draw(long, metrics, options.smooth, options.log))
+        curves = [m for m in metrics if has_curve(long, m)]
+        if curves:
+            self.results.figure(draw(long, curves, options.smooth, options.log))
         smooth = f", training metrics averaged over {options.smooth} logged values"
         return (
             f"{long['run'].nunique()} runs{smooth if options.smooth > 1 else ''}. Best is the "
@@ -83,6 +85,11 @@ def choose_metrics(long: pd.DataFrame, wanted: list[str] | None) -> list[str]:
         names = ", ".join(missing) or "none of the usual metrics"
         raise AnalysisError(f"no run logged {names}; logged: {', '.join(there)}")
     return chosen
+
+
+def has_curve(long: pd.DataFrame, metric: str) -> bool:
+    """Whether any run logged the metric more than once, so that there is something to draw."""
+    return bool((long[long["metric"] == metric].groupby("run").size() > 1).any())
 
 
 def grows(metric: str) -> bool:

@@ -7,6 +7,7 @@ key in positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,19 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from torch import Tensor
 
 from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
-from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.records.tables import counted, markdown_table, panels
 
 _PIXELS = 256
+_WORDS = 32  # as many tokens at most are written beside a map
 _COLUMNS = ("num_tokens", "entropy_nats", "largest_weight", "mean_distance")
 
 
@@ -57,15 +61,17 @@ class Maps(ModelStudy):
         self.results.table(table)
         maps = {numbers[one.layer]: one.call.weights()[0].cpu() for one in self.longest}
         chosen = {k: w for k, w in maps.items() if options.layers is None or k in options.layers}
-        self.results.figure(draw(chosen, options.max_heads))
+        ids = self.longest[0].tokens
+        words = [] if ids is None or len(ids) > _WORDS else token_words(self.trained.data, ids)
+        self.results.figure(draw(chosen, options.max_heads, words))
         if options.save_maps:
             np.savez_compressed(self.results.path("npz"), **saved)
         means = table.groupby("layer")[list(_COLUMNS)].mean().reset_index()
         return (
             f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the longest "
             "drawn (rows: queries, columns: keys; colour: square root of the weight, one scale per "
-            f"map; over {_PIXELS} positions each cell shows its largest weight), without dropout "
-            f"and noise. Means over heads and {table['sample'].nunique()} sample(s):\n\n"
+            f"layer; over {_PIXELS} positions each cell shows its largest weight), without dropout "
+            f"and noise. Means over heads and {counted(table['sample'].nunique(), 'sample')}:\n\n"
             f"{markdown_table(means)}"
         )
 
@@ -88,31 +94,45 @@ def _check_layers(layers: list[int] | None, count: int) -> None:
         raise AnalysisError(f"--layers must be from 1 to {count}, received {layers}")
 
 
-def draw(maps: dict[int, Tensor], max_heads: int) -> Figure:
-    """Draw maps (H, N, L) of layers, by their number: a row per layer, a column per head."""
+def draw(maps: dict[int, Tensor], max_heads: int, words: Sequence[str] = ()) -> Figure:
+    """Draw maps (H, N, L) of layers, by their number: a row per layer, a column per head.
+
+    A layer's maps share one colour scale; `words` are the tokens at its positions.
+    """
     columns = min(max_heads, max(len(weights) for weights in maps.values()))
     size = 1.9 if columns > 4 else 2.4
     figure, axes = panels(len(maps), columns, size, size)
+    images: dict[int, Any] = {}
+    last = list(maps)[-1]
     for axis, layer, head in each_head(axes, maps, lambda layer, head: head < len(maps[layer])):
-        draw_map(axis, maps[layer][head])
-    figure.supxlabel("key", fontsize=9)
-    figure.supylabel("query", fontsize=9)
+        images[layer] = draw_map(axis, maps[layer][head], float(maps[layer][:columns].max()))
+        if words and maps[layer].shape[1:] == (len(words), len(words)):
+            places = [place + 0.5 for place in range(len(words))]
+            axis.set_xticks(places, words if layer == last else [], rotation=90, fontsize=5)
+            axis.set_yticks(places, words if head == 0 else [], fontsize=5)
+    for row, image in zip(axes, images.values(), strict=True):
+        there = [axis for axis in row if axis.figure is not None]
+        bar = figure.colorbar(image, ax=there, shrink=0.9, pad=0.01)
+        bar.ax.tick_params(labelsize=6)
+    figure.suptitle("attention weights (square-root scale, one per layer)", fontsize=9)
+    figure.supxlabel("key (token attended to)", fontsize=9)
+    figure.supylabel("query (token that attends)", fontsize=9)
     return figure
 
 
-def draw_map(axis: Axes, weights: Tensor) -> None:
-    """Draw one map (N, L)."""
-    small = shrink(weights)
-    axis.imshow(
-        small.numpy(),
+def draw_map(axis: Axes, weights: Tensor, top: float) -> AxesImage:
+    """Draw one map (N, L) with colours from 0 to `top`."""
+    image = axis.imshow(
+        shrink(weights).numpy(),
         cmap="magma",
-        norm=PowerNorm(0.5, vmin=0.0, vmax=max(float(small.max()), 1e-12)),
+        norm=PowerNorm(0.5, vmin=0.0, vmax=max(top, 1e-12)),
         extent=(0, weights.shape[1], weights.shape[0], 0),
         interpolation="nearest",
         aspect="auto",
     )
     axis.tick_params(labelsize=6, length=2)
     axis.locator_params(nbins=4, integer=True)
+    return image
 
 
 def shrink(weights: Tensor) -> Tensor:

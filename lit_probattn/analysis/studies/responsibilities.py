@@ -24,6 +24,7 @@ from lit_probattn.analysis.drawing import each_head
 from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.recording import LayerCall
 from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.sampling import token_words
 from lit_probattn.analysis.study import ModelStudy
 from lit_probattn.records.tables import markdown_table, panels
 
@@ -134,12 +135,6 @@ def token_rows(shares: dict[str, Tensor], tokens: list[int] | None = None) -> pd
     if tokens is not None:
         table.insert(3, "token", [tokens[place] for place in table["position"]])
     return table
-
-
-def token_words(data: Any, tokens: list[int]) -> list[str]:
-    """Return the words of tokens, if the DataModule can decode them; else nothing."""
-    decode = getattr(data, "decode", None)
-    return [] if decode is None else [str(decode([token])).strip() for token in tokens]
 
 
 def draw(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.backends import BACKENDS
 from profiling.studies import step_ratio
 from profiling.studies.step_ratio import PlainAttention, materialise
 
@@ -66,7 +67,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_command_measures_both_forms_and_reports(tmp_path, capsys, monkeypatch):
-    words = ["--length", "64", "--batch", "2", "--repeats", "2", "--out", str(tmp_path)]
+    words = ["--length", "64", "--batch", "1", "--repeats", "2", "--out", str(tmp_path)]
     assert step_ratio.main(words) == 0
     with (tmp_path / "rows.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -75,9 +76,15 @@ def test_command_measures_both_forms_and_reports(tmp_path, capsys, monkeypatch):
         assert float(row["time_p20_s"]) <= float(row["time_median_s"]) <= float(row["time_p80_s"])
         assert row["form"] != "plain" or float(row["time_over_plain"]) == 1.0
         assert int(row["peak_memory_bytes"]) > 0
+    chosen = {(row["form"], row["attention_dropout"]): row["backend"] for row in rows}
+    assert chosen["plain", "0.1"] == chosen["plain", "0.0"] == "plain formula"
+    assert {chosen["package", rate] for rate in ("0.1", "0.0")} <= set(BACKENDS) - {"auto"}
     assert "| sMGK, 4 heads | package |" in capsys.readouterr().out
     text = (tmp_path / "report.md").read_text()
     assert "python -m profiling study step_ratio --length 64" in text
+    assert "1 sequence of 64 tokens" in text
+    assert f"sMGK, 4 heads, dropout 0: {chosen['package', '0.0']}" in text
+    assert "| attention dropout | variant | form | backend |" in text
     assert "(figures/time_over_plain.png)" in text
     assert (tmp_path / "figures/time_over_plain.png").is_file()
     assert "peak_memory_bytes" not in (tmp_path / "ratios.csv").read_text()
