@@ -39,7 +39,8 @@ def places(tmp_path):
     return ["--tables", str(tables), "--runs", str(tmp_path / "runs"), "--data_dir", str(tmp_path)]
 
 
-def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path):
+def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(prediction, "start_seconds", lambda: 5.0)
     assert main(["tiny", *places, "--dry-run", "--commands"]) == 1
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith(("| listops", "| retrieval"))]
@@ -109,11 +110,13 @@ def test_time_of_a_cell_is_of_its_own_steps(tmp_path, monkeypatch):
     assert prediction._ROUNDS >= 5
 
 
-def test_a_start_is_measured_once():
-    start_seconds = prediction.start_seconds
-    first = start_seconds()
-    assert 0.5 < first < 300
-    assert start_seconds() == first
+def test_a_start_is_measured_once(monkeypatch):
+    started = []
+    monkeypatch.setattr(prediction.subprocess, "run", lambda *_, **__: started.append(1))
+    prediction.start_seconds.cache_clear()
+    assert 0.0 < prediction.start_seconds() == prediction.start_seconds()
+    assert started == [1]
+    prediction.start_seconds.cache_clear()
 
 
 def test_list_names_every_table_with_its_state(capsys):
