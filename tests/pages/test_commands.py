@@ -68,7 +68,7 @@ TABLE = [
                  "--rdzv-id listops-1 --rdzv-endpoint head-node:29400",
                  "--standalone --nproc-per-node 2")),
     # what needs a GPU
-    Row(r"profiling/cuda\.sh", refusal=NO_GPU),
+    Row(r"profiling/cuda\.sh", refusal=r"--compile-table$"),  # says what works without a GPU
     Row(r"fit .*lra_listops\.yaml.*trainer/(one_gpu|ddp)", LISTOPS + STEPS, refusal=NO_GPU),
     Row(r"fit \$RUN --trainer\.precision", TEXT, refusal=NO_GPU),  # the small model
     Row(r"profiling (sweep|memory|kernels) .*_cuda\.yaml", refusal=NO_GPU),
@@ -76,7 +76,8 @@ TABLE = [
     Row(r"profiling report .*_cuda\.yaml", refusal=r"^error: "),  # nothing was measured
     Row(r"reproduce .*--accelerator gpu", refusal=NO_GPU),
     # what needs a release
-    Row(r"datamodules check (text|wikitext103|uea)", refusal=NO_DATA),
+    Row(r"datamodules check (text|wikitext103)", refusal=r"(DIFFERENT|published.*)$"),
+    Row(r"datamodules check uea", refusal=NO_DATA),
     Row(r"uea_benchmark .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
     Row(r"uea_benchmark --dry-run", "--archives JapaneseVowels Heartbeat", refusal=NO_DATA),
     # shortened
@@ -88,7 +89,7 @@ TABLE = [
     Row(r"(test|validate|predict) \$RUN", TEXT),
     Row(r"prepare listops", "--num_train 200 --num_val 40 --num_test 40"),
     Row(r"reproduce .*--dry-run", "--shortened"),
-    Row(r"reproduce .*--shortened", "--steps 4"),
+    Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
     Row(r"uea_benchmark .*--epochs", "--epochs 1 --seeds 0"),
     Row(r"head_size experiment", "--steps 4 --set trainer.val_check_interval=4 --only fixed_4"),
     Row(r"head_size theory", "--steps 20"),
@@ -111,7 +112,16 @@ TINY_FIT = (
 )
 BEFORE = {"docs/analysis.md": [TINY_FIT], "docs/head_size.md": [TINY_FIT]}
 # Settings of files that commands name, made small.
-SMALL_FILES = {"configs/profiling/kernels_cpu.yaml": [(r"seq_len: \d+", "seq_len: 64")]}
+SMALL_FILES = {
+    "configs/profiling/kernels_cpu.yaml": [
+        (r"seq_len: \d+", "seq_len: 64"),
+        (r"ratio: [\d.]+", "ratio: 100"),  # limits are for the full length
+    ],
+    "configs/profiling/quick.yaml": [
+        (r"embed_dim: \[.*\]", "embed_dim: [32]"),
+        (r"seq_len: \[.*\]", "seq_len: [16, 32]"),
+    ],
+}
 
 
 def write_text(folder: Path, words: int = 6500) -> None:
