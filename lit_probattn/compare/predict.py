@@ -3,14 +3,18 @@
 Each cell's own model trains on this machine for a few steps at full length, with the attention
 backends of the whole batch. Memory is a line through the peaks of one and of two samples in the
 CPU's allocator, with parameters, gradients and the optimiser's two averages. Time is either
-measured or modelled, and the result says which. `measured`: the median of steps of the whole batch,
-or, where that takes long, a line through those of one and of two samples; with the busyness of the
-moment. `flops`: three times the multiply-adds of a forward pass, by a given speed. An evaluated
-sample counts as a third of a trained one.
+measured or modelled, and the result says which. `measured`: the median of steps, of the whole batch
+or, where that takes long, of as many samples as are quick, with the busyness of the moment, and the
+start of each of the cell's commands. `flops`: three times the multiply-adds of a forward pass, by a
+given speed. An evaluated sample counts as a third of a trained one.
 """
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -39,11 +43,12 @@ from profiling.measure.counters import torch_flops
 from profiling.measure.memory import cpu_peak_bytes
 from profiling.measure.timing import summarise, time_sides
 
-_ROUNDS, _MAX_SECONDS = 2, 20.0
-# Batches whose steps a line is drawn through.
+# Steps are repeated so often; after so many seconds, no more than three times.
+_ROUNDS, _MAX_SECONDS = 7, 5.0
+# Batches that the line of the memory is drawn through.
 _FEW = (1, 2)
-# A step of the whole batch is measured if the line gives it at most so many seconds and bytes.
-_DIRECT_SECONDS, _DIRECT_BYTES = 3.0, 2 << 30
+# Samples are added to a measured step up to so many seconds and bytes.
+_STEP_SECONDS, _STEP_BYTES = 2.0, 2 << 30
 
 
 @dataclass(frozen=True)
@@ -220,15 +225,17 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
     counted = counts(cell)
     steps = _MeasuredSteps(cell)
     peak = steps.peak_bytes()  # first: it warms up
+    starts = 0.0
     if tflops is None:
-        fixed, per_sample, basis = steps.seconds(peak)
+        per_sample, basis = steps.seconds(peak)
+        starts = start_seconds() * (1 + len(cell.evaluations()))
     else:
-        fixed, per_sample = 0.0, 3 * 2 * counted["macs"] / (tflops * 1e12)
+        per_sample = 3 * 2 * counted["macs"] / (tflops * 1e12)
         basis = f"FLOP model at {tflops:g} TFLOP/s"
-    training = cell.max_steps * (fixed + steps.batch * per_sample)
+    training = cell.max_steps * steps.batch * per_sample
     evaluation = _evaluated_samples(cell, split_sizes(steps.data)) * per_sample / 3
     return Prediction(
-        hours=(training + evaluation) / 3600,
+        hours=(starts + training + evaluation) / 3600,
         basis=basis,
         peak_bytes=peak,
         num_parameters=counted["parameters"],
@@ -237,6 +244,15 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
         batch_size=steps.batch,
         seq_len=seq_len(steps.task, steps.data),
     )
+
+
+@functools.cache
+def start_seconds() -> float:
+    """Seconds that a command takes before its work, mostly imports; measured once."""
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "lit_probattn", "fit", "--help"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
 
 
 def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
@@ -260,30 +276,33 @@ class _MeasuredSteps:
         """Return a function that runs a step of so many samples."""
         return training_step(self.task, *make_inputs(self.task, self.data, batch))
 
-    def seconds(self, peak: int) -> tuple[float, float, str]:
-        """Return seconds of a step without samples and of every sample, and how they were found.
+    def seconds(self, peak: int) -> tuple[float, str]:
+        """Return seconds of every sample of a step, and how they were found.
 
-        The steps have run before.
+        Few samples only say how many are quick: what a step costs beside its samples would count
+        for each of the batch.
 
         Args:
             peak: bytes of a step of the whole batch.
         """
-        one, two = self._medians(self.steps)
-        per_sample = two - one if two > one else two / 2
-        fixed = max(one - per_sample, 0.0)
-        whole = fixed + self.batch * per_sample
-        if whole <= _DIRECT_SECONDS and peak <= _DIRECT_BYTES:
-            (whole,) = self._medians({"whole": self.step(self.batch)}, warmup=1)
-            return 0.0, whole / self.batch, f"measured: {whole:.3f} s per step"
-        basis = f"measured: {fixed:.3f} s + {per_sample:.3f} s per sample and step"
-        return fixed, per_sample, basis
+        few = _FEW[-1]
+        guess = self._median(few, repeats=1) / few  # it has run before: memory came first
+        count = min(_STEP_SECONDS / guess, self.batch * _STEP_BYTES / peak, self.batch)
+        count = max(int(count), min(few, self.batch))
+        seconds = self._median(count, repeats=_ROUNDS, warmup=1)
+        of = "step" if count == self.batch else f"{count} samples of a step"
+        return seconds / count, f"measured: {seconds:.3f} s per {of}"
 
-    def _medians(self, steps: Mapping[str, Callable[[], None]], warmup: int = 0) -> list[float]:
-        cpu = torch.device("cpu")
+    def _median(self, batch: int, repeats: int, warmup: int = 0) -> float:
+        step = self.steps.get(str(batch)) or self.step(batch)
         times = time_sides(
-            steps, device=cpu, warmup=warmup, repeats=_ROUNDS, max_seconds=_MAX_SECONDS
+            {batch: step},
+            device=torch.device("cpu"),
+            warmup=warmup,
+            repeats=repeats,
+            max_seconds=_MAX_SECONDS,
         )
-        return [summarise(times[name]).median_s for name in steps]
+        return summarise(times[batch]).median_s
 
     def peak_bytes(self) -> int:
         """Return the peak of a step of the whole batch, by a line through those of few."""

@@ -201,8 +201,9 @@ def _check_prompt(
     if needed > model.max_seq_len:
         raise ValueError(
             f"{prompt.shape[1]} prompt tokens and {max_new_tokens} new ones need {needed} "
-            f"positions, but max_seq_len is {model.max_seq_len}: ask for at most "
-            f"{max(0, model.max_seq_len - prompt.shape[1] + 1)} new tokens"
+            f"positions, but max_seq_len is {model.max_seq_len}: set max_new_tokens to at most "
+            f"{max(0, model.max_seq_len - prompt.shape[1] + 1)} "
+            "(--model.init_args.max_new_tokens of `predict`)"
         )
     if prompt_mask is None:
         return torch.ones_like(prompt, dtype=torch.bool)

@@ -59,6 +59,9 @@ def test_slurm_scripts_are_shell_and_ask_for_the_signal(script):
     assert re.search(r"^#SBATCH --signal=(B:)?USR1@\d+$", text, re.MULTILINE)
     assert re.search(r"^#SBATCH --requeue$", text, re.MULTILINE)
     assert "--ckpt_path auto" in text
+    (log,) = re.findall(r"^#SBATCH --output=(.*)/", text, re.MULTILINE)
+    assert f"mkdir -p {log}" in text, "SLURM writes no log into a folder that is not there"
+    assert f"mkdir -p {log}" in (DOCS / "distributed.md").read_text()
 
 
 def test_files_that_the_page_names_exist():

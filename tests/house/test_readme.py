@@ -1,4 +1,7 @@
-"""The README's code runs, its commands parse, and the files that it names exist."""
+"""The README's first commands run, the others parse, and the files that it names exist.
+
+`tests/pages` runs all of them.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,20 @@ def test_python_blocks_run():
     assert blocks("python")
     for code in blocks("python"):
         exec(compile(code, "README.md", "exec"), {})
+
+
+def test_first_run_and_its_evaluation_as_they_stand(monkeypatch, tmp_path):
+    """`fit`, `test` and `predict` of the first block, in a folder that holds the configurations."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
+    first = [words[3:] for words in commands() if words[2:3] == ["lit_probattn"]][:3]
+    assert [words[0] for words in first] == ["fit", "test", "predict"]
+    for arguments in first:
+        assert main(arguments) == 0, arguments
+    (version,) = (tmp_path / "runs").glob("*/0")
+    assert list(version.glob("test-*.json"))
+    assert list(version.glob("predictions-*.parquet"))
 
 
 @pytest.mark.parametrize("arguments", FITS, ids=" ".join)

@@ -123,7 +123,10 @@ def test_generation_beyond_the_longest_sequence_is_refused():
     model = tiny(max_seq_len=8)
     prompt = torch.randint(19, (B, 5))
     assert generate(model, prompt, max_new_tokens=4).tokens.shape == (B, 4)
-    message = "5 new ones need 9 positions, but max_seq_len is 8: ask for at most 4"
+    message = (
+        "5 new ones need 9 positions, but max_seq_len is 8: set max_new_tokens to at most 4 "
+        r"\(--model.init_args.max_new_tokens of `predict`\)"
+    )
     with pytest.raises(ValueError, match=message):
         generate(model, prompt, max_new_tokens=5)
 

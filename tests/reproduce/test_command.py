@@ -39,7 +39,8 @@ def places(tmp_path):
     return ["--tables", str(tables), "--runs", str(tmp_path / "runs"), "--data_dir", str(tmp_path)]
 
 
-def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path):
+def test_dry_run_predicts_and_names_what_is_missing(places, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(prediction, "start_seconds", lambda: 5.0)
     assert main(["tiny", *places, "--dry-run", "--commands"]) == 1
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith(("| listops", "| retrieval"))]
@@ -79,28 +80,43 @@ def test_memory_of_a_batch(tmp_path):
 
 
 def test_time_of_a_cell_is_of_its_own_steps(tmp_path, monkeypatch):
-    """A step of the whole batch where that is quick, else a line through those of few samples."""
+    """A step of the whole batch where that is quick, else of as many samples as are; warmed up."""
     _, cells = tiny_cells(tmp_path, ["listops"])
-    took, sizes = {"softmax_2": 0.25, "mgk_1": 0.75}, []
+    took, asked = {"softmax_2": 0.25, "mgk_1": 0.75}, []
 
-    def timed(steps, **_):
-        sizes.append(list(steps))
-        return {name: [took[row] * {"1": 0.5, "2": 0.75, "whole": 1}[name]] for name in steps}
+    def timed(steps, *, warmup, repeats, **_):
+        (batch,) = steps
+        asked.append((batch, warmup, repeats))
+        noise = [9.0, 1.0, 0.1, 1.0, 1.0, 9.0, 1.0][-repeats:]  # a median sees none of it
+        return {batch: [took[row] * (0.5 + batch / 16) * factor for factor in noise]}
 
     monkeypatch.setattr(prediction, "time_sides", timed)
+    monkeypatch.setattr(prediction, "start_seconds", lambda: 5.0)
+    evaluated = (2 * 40 + 42) / 3
     for cell in cells[:2]:
         row = cell.row.name
-        evaluated = (2 * 40 + 42) / 3 / 8
         found = predict(cell)
-        assert found.hours * 3600 == pytest.approx((16 + evaluated) * took[row])
+        seconds = 2 * 5.0 + (16 + evaluated / 8) * took[row]  # `fit` and `test` start
+        assert found.hours * 3600 == pytest.approx(seconds)
         assert found.basis == f"measured: {took[row]:.3f} s per step"
-    assert sizes == [["1", "2"], ["whole"]] * 2
-    monkeypatch.setattr(prediction, "_DIRECT_SECONDS", 0.1)
-    found = predict(cells[1])
-    assert found.basis == "measured: 0.188 s + 0.188 s per sample and step"
-    step = 0.1875 * 9
-    evaluated = (2 * 40 + 42) / 3 * 0.1875
-    assert found.hours * 3600 == pytest.approx(16 * step + evaluated)
+    assert asked == [(2, 0, 1), (8, 1, prediction._ROUNDS)] * 2
+    monkeypatch.setattr(prediction, "_STEP_SECONDS", 1.0)
+    found = predict(cells[1])  # two samples take 0.469 s, so four are quick
+    assert found.basis == "measured: 0.562 s per 4 samples of a step"
+    per_sample = 0.5625 / 4
+    assert found.hours * 3600 == pytest.approx(10.0 + (16 * 8 + evaluated) * per_sample)
+    monkeypatch.setattr(prediction, "_STEP_SECONDS", 0.01)
+    assert predict(cells[1]).basis == "measured: 0.469 s per 2 samples of a step"
+    assert prediction._ROUNDS >= 5
+
+
+def test_a_start_is_measured_once(monkeypatch):
+    started = []
+    monkeypatch.setattr(prediction.subprocess, "run", lambda *_, **__: started.append(1))
+    prediction.start_seconds.cache_clear()
+    assert 0.0 < prediction.start_seconds() == prediction.start_seconds()
+    assert started == [1]
+    prediction.start_seconds.cache_clear()
 
 
 def test_list_names_every_table_with_its_state(capsys):

@@ -93,7 +93,8 @@ def test_table_file_holds_the_published_table(monkeypatch):
     assert all(row.published == {} for row in other.rows.values())
 
 
-def test_dry_run_predicts_and_names_what_is_missing(options, capsys):
+def test_dry_run_predicts_and_names_what_is_missing(options, capsys, monkeypatch):
+    monkeypatch.setattr("lit_probattn.compare.predict.start_seconds", lambda: 5.0)
     more = ["--dry-run", "--commands", "--epochs", "2000", "--archives", "Libras", "ERing"]
     assert main([*options, *more]) == 1
     printed = capsys.readouterr().out

@@ -1,0 +1,213 @@
+"""Every command of the README and of docs runs, from first to last, in a fresh folder.
+
+    python -m pytest -s tests/pages -k README     # one page, with the list of its commands
+
+A page's commands share a folder: a copy of what git keeps, tiny data, an empty cache. Each runs as
+it stands, in a process of its own, unless the table below shortens it or says how it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.datamodules.lra.test_text import write_folder
+from tests.pages.blocks import Command, Result, Shell, commands, copy_repository, is_assignment
+from tests.support.paths import ROOT
+
+PAGES = ["README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+PAGES = [page for page in [*PAGES, "reports/README.md"] if commands(page)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is done with the commands in which a pattern is found; the first row that fits counts.
+
+    Args:
+        pattern: a regular expression.
+        flags: added at the end.
+        instead: a part of the command and what takes its place.
+        refusal: a regular expression for the last line of a command that is refused. It may also
+            succeed, as it does where the machine has what is missing here.
+        not_here: why the command is not run.
+    """
+
+    pattern: str
+    flags: str = ""
+    instead: tuple[str, str] = ("", "")
+    refusal: str = ""
+    not_here: str = ""
+
+
+LISTOPS = (
+    "--data.init_args.num_train 64 --data.init_args.num_val 16 --data.init_args.num_test 16 "
+    "--data.init_args.min_length 8 --data.init_args.max_length 32 "
+    "--data.init_args.max_length_tokens 32 --data.init_args.batch_size 8 "
+)
+STEPS = (
+    "--trainer.max_steps 4 --trainer.val_check_interval 2 --run.checkpoint_every 2 "
+    "--model.init_args.warmup_steps 1 --model.init_args.schedule_steps 4 "
+)
+SERIES_STEPS = "--trainer.max_steps 4 --trainer.val_check_interval 2 --run.checkpoint_every 2 "
+TEXT = "--data.init_args.batch_size 4 --data.init_args.eval_batch_size 32 " + STEPS
+ON_CPU = "--trainer.accelerator cpu --trainer.precision 32-true "
+NO_GPU = r"^error: .*(gpu|GPU|CUDA)"
+NO_DATA = r"^(error|missing): .*(not found|is missing|expected|published|missing)"
+
+# The only ways in which a command differs from what its page says.
+TABLE = [
+    Row(r"^make ", not_here="`make quickstart` and `make test` are run on a fresh clone"),
+    Row(r"two_nodes\.sh", not_here="needs root, for network namespaces: run by hand"),
+    Row(r"^sbatch ", refusal=r"sbatch: (command )?not found"),
+    Row(r"cluster=.slurm", refusal=r"slurm"),
+    Row(r"^torchrun ", ON_CPU + "--trainer.num_nodes 1 --trainer.devices 2 " + LISTOPS + STEPS,
+        instead=("--nnodes 2 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d "
+                 "--rdzv-id listops-1 --rdzv-endpoint head-node:29400",
+                 "--standalone --nproc-per-node 2")),
+    # what needs a GPU
+    Row(r"profiling/cuda\.sh", refusal=r"--compile-table$"),  # says what works without a GPU
+    Row(r"fit .*lra_listops\.yaml.*trainer/(one_gpu|ddp)", LISTOPS + STEPS, refusal=NO_GPU),
+    Row(r"fit \$RUN --trainer\.precision", TEXT, refusal=NO_GPU),  # the small model
+    Row(r"profiling (sweep|memory|kernels) .*_cuda\.yaml", refusal=NO_GPU),
+    Row(r"profiling kernels --tune", refusal=NO_GPU),
+    Row(r"profiling report .*_cuda\.yaml", refusal=r"^error: "),  # nothing was measured
+    Row(r"reproduce .*--accelerator gpu", refusal=NO_GPU),
+    # what needs a release
+    Row(r"datamodules check (text|wikitext103)", refusal=r"(DIFFERENT|published.*)$"),
+    Row(r"datamodules check uea", refusal=NO_DATA),
+    Row(r"uea_benchmark .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
+    Row(r"uea_benchmark --dry-run", "--archives JapaneseVowels Heartbeat", refusal=NO_DATA),
+    # shortened
+    Row(r"fit .*tasks/tiny/"),
+    Row(r"fit .*lra_listops", LISTOPS + STEPS),
+    Row(r"fit .*uea\.yaml", SERIES_STEPS),
+    Row(r"fit .*(wikitext103|masked_lm)_", TEXT),
+    Row(r"fit \$RUN", TEXT),
+    Row(r"(test|validate|predict) \$RUN", TEXT),
+    Row(r"prepare listops", "--num_train 200 --num_val 40 --num_test 40"),
+    Row(r"reproduce .*--dry-run", "--shortened"),
+    Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
+    Row(r"uea_benchmark .*--epochs", "--epochs 1 --seeds 0"),
+    Row(r"head_size experiment", "--steps 4 --set trainer.val_check_interval=4 --only fixed_4"),
+    Row(r"head_size theory", "--steps 20"),
+    Row(r"analysis approximate ", "--num_samples 2 --solver_samples 1 --local_samples 1 "
+        "--ranks 1 4 --rounds 1 --features 16 --draws 1"),
+    Row(r"kernels --parity", "--dtypes float32 --head-dims 16 --cases smgk"),
+    Row(r"kernels --compile-table", "--head-dims 16 --cases smgk --passes forward"),
+    Row(r"kernels --train-steps", "--train-steps 1"),
+    Row(r"kill_loop", "--kills 2 --kinds training"),
+    Row(r"profiling\.layouts", "--steps 5 --variants softmax"),
+    Row(r"profiling\.ddp_overhead", "--steps 5 --rounds 1 --variants softmax"),
+    Row(r"tests\.fuzzing", "--seconds 1"),
+]  # fmt: skip
+# Words that stand for something of the reader's.
+PLACEHOLDERS = {"DIR": "{data}"}
+# Commands of another page that a page's own need.
+TINY_FIT = (
+    "python -m lit_probattn fit --config configs/tasks/tiny/lra_listops.yaml "
+    "--config configs/attention/smgk.yaml"
+)
+BEFORE = {"docs/analysis.md": [TINY_FIT], "docs/head_size.md": [TINY_FIT]}
+# Settings of files that commands name, made small.
+SMALL_FILES = {
+    "configs/profiling/kernels_cpu.yaml": [
+        (r"seq_len: \d+", "seq_len: 64"),
+        (r"ratio: [\d.]+", "ratio: 100"),  # limits are for the full length
+    ],
+    "configs/profiling/quick.yaml": [
+        (r"embed_dim: \[.*\]", "embed_dim: [32]"),
+        (r"seq_len: \[.*\]", "seq_len: [16, 32]"),
+    ],
+}
+
+
+def write_text(folder: Path, words: int = 6500) -> None:
+    """Write a running text with more words than the reduced recipe's cutoffs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    every = [f"w{number}" for number in range(words)]
+    for name, chosen in (("train", every), ("valid", every[:200]), ("test", every[:150])):
+        lines = [" ".join(chosen[i : i + 20]) for i in range(0, len(chosen), 20)]
+        text = "".join(f" <unk> {line} \n" for line in ["The game", *lines])
+        (folder / f"wiki.{name}.tokens").write_text(text)
+
+
+def make_world(folder: Path) -> Shell:
+    """Return a shell in a fresh copy, with data of every kind that the pages read."""
+    copy_repository(folder)
+    for name, changes in SMALL_FILES.items():
+        text = (folder / name).read_text()
+        for pattern, small in changes:
+            assert re.search(pattern, text), (name, pattern)
+            text = re.sub(pattern, small, text)
+        (folder / name).write_text(text)
+    data = folder / "tiny_data"
+    write_text(data)
+    write_folder(data)
+    return Shell(folder, data)
+
+
+def row_of(command: Command) -> Row:
+    """Return the first row of the table that fits a command."""
+    fits = (row for row in TABLE if re.search(row.pattern, command.text))
+    return next(fits, Row(""))
+
+
+def as_run(command: Command, row: Row, data: str) -> str:
+    """Return a command with what the table changes."""
+    text = command.text
+    if row.instead[0]:
+        assert row.instead[0] in text, (row, text)
+        text = text.replace(*row.instead)
+    for word, stands_for in PLACEHOLDERS.items():
+        text = re.sub(rf"\b{word}\b", stands_for.format(data=data), text)
+    return f"{text} {row.flags}".strip() if not command.python else text
+
+
+def verdict(result: Result, row: Row) -> str:
+    """Return what is wrong with a result, nothing if it is as it should be."""
+    if result.status == 0:
+        return ""
+    if row.refusal and re.search(row.refusal, result.last_line):
+        return "" if "Traceback" not in result.output or result.command.python else "a traceback"
+    return "no refusal that the table expects" if row.refusal else "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_runs(page, tmp_path):
+    shell = make_world(tmp_path)
+    before = [Command("before", 0, text) for text in BEFORE.get(page, [])]
+    wrong = []
+    print(f"\n{page}\nline  status  seconds  command")
+    for command in [*before, *commands(page)]:
+        row = row_of(command)
+        if row.not_here:
+            print(f"{command.line:4}       -        -  {command.text}  ({row.not_here})")
+            continue
+        result = shell.run(command, as_run(command, row, "tiny_data"))
+        shown = f"{command.line:4}  {result.status:6}  {result.seconds:7.1f}  {result.shown}"
+        print(shown + (f"  | {result.last_line}" if result.status else ""), flush=True)
+        fault = verdict(result, row)
+        if fault:
+            wrong.append(f"{page}:{command.line}: {fault}: {result.shown}\n{result.output[-2000:]}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_no_row_of_the_table_is_idle():
+    found = {row_of(command) for page in PAGES for command in commands(page)}
+    assert [row.pattern for row in TABLE if row not in found] == []
+    assert set(BEFORE) <= set(PAGES)
+
+
+def test_commands_are_found():
+    assert sum(len(commands(page)) for page in PAGES) >= 60
+    assert "docs/wikitext103.md" in PAGES
+    assert is_assignment('RUN="--config a.yaml --config b.yaml"')
+    assert is_assignment("export A=1 B=2")
+    assert not is_assignment("A=1 python -m profiling kernels")
+    (line,) = [c for c in commands("README.md") if "cuda.sh" in c.text]
+    assert line.text == "bash profiling/cuda.sh"

@@ -1,0 +1,66 @@
+"""Commands of the pages that train nothing parse: every flag that a page names exists."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import pytest
+
+from datamodules.__main__ import _make as make_data
+from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.reproduce import uea
+from lit_probattn.reproduce.__main__ import make_parser as reproduce_parser
+from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_parser
+from profiling.cli import make_parser as profiling_parser
+from tests.pages.blocks import commands, is_assignment
+from tests.pages.test_commands import PAGES
+
+
+def parse_study(words: list[str]) -> None:
+    """Parse the flags of a study of trained models; none lists the studies."""
+    if words:
+        (entry,) = (study for study in STUDIES if study.name == words[0])
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        entry.load().add_arguments(parser)
+        parser.parse_args(words[1:])
+
+
+PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "datamodules": lambda words: make_data(words[0], words[1], words[2:]),
+    "lit_probattn.analysis": parse_study,
+    "lit_probattn.head_size": lambda words: head_size_parser().parse_args(words),
+    "lit_probattn.reproduce": lambda words: reproduce_parser().parse_args(words),
+    "lit_probattn.uea_benchmark": lambda words: uea.make_parser().parse_args(words),
+    "profiling": lambda words: profiling_parser().parse_args(words),
+}
+
+
+def modules(page: str) -> list[tuple[str, list[str]]]:
+    """Return module and arguments of every `python -m` of a page."""
+    found = []
+    for command in commands(page):
+        words = [] if command.python else shlex.split(re.sub(r"\$\w+", "runs", command.text))
+        if "-m" in words and not is_assignment(command.text):
+            at = words.index("-m") + 1
+            found.append((words[at], words[at + 1 :]))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_parse(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path))
+    for module, words in modules(page):
+        assert find_spec(module), f"{page}: no module {module}"
+        if module in PARSERS and "--help" not in words:
+            PARSERS[module](words)
+
+
+def test_a_wrong_flag_is_seen(capsys):
+    with pytest.raises(SystemExit):
+        PARSERS["lit_probattn.reproduce"](["mgk_table1", "--dry_run"])
+    assert "--dry_run" in capsys.readouterr().err
+    assert ("datamodules", ["prepare", "listops"]) in modules("README.md")
