@@ -64,8 +64,8 @@ class Maps(ModelStudy):
         return (
             f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the longest "
             "drawn (rows: queries, columns: keys; colour: square root of the weight, one scale per "
-            f"map; over {_PIXELS} positions each cell shows its largest weight), without dropout "
-            f"and noise. Means over heads and {table['sample'].nunique()} sample(s):\n\n"
+            f"map; over {_PIXELS} positions each cell shows its largest weight), without "
+            f"dropout. Means over heads and {table['sample'].nunique()} sample(s):\n\n"
             f"{markdown_table(means)}"
         )
 
