@@ -210,8 +210,9 @@ class MGKCore(Core):
     def scores(self, call: HeadCall) -> Tensor:
         """Return `mgk_scores`."""
         dtype = compute_dtype(call.query)
-        key = self.components(call.key).to(dtype)
-        return mgk_scores(call.query.to(dtype), key, self.arguments(call))
+        key, arguments = self.components(call.key).to(dtype), self.arguments(call)
+        arguments = replace(arguments, variance=arguments.variance.to(dtype))
+        return mgk_scores(call.query.to(dtype), key, arguments)
 
     # ------------------------------------------------------------------ what studies ask
     def gaussians(self, call: HeadCall) -> Gaussians:
