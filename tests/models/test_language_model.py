@@ -180,7 +180,9 @@ def test_the_model_decides_on_bias_and_dropout_unless_told_not_to():
 # ---- positions ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "counted", "last"), [("forward", (2, 5), 3), ("reversed", (8, 5), 4)])
+@pytest.mark.parametrize(
+    ("kind", "counted", "last"), [("forward", (2, 5), 3), ("reversed", (8, 5), 4)]
+)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-8), (torch.float64, 1e-15)])
 def test_sinusoids_are_as_exact_as_their_precision(kind, counted, last, dtype, bound):
     """`forward` is that of the value-aware model; a cast to bfloat16 and back loses nothing."""
