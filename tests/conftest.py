@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -25,6 +26,8 @@ def _import_kernels_for_the_interpreter() -> None:
     """
     if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return
+    if late_choice(sys.modules.get("triton.language")):
+        return  # `pytest_configure` ends the run
     given = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     for family, names in (
@@ -38,7 +41,24 @@ def _import_kernels_for_the_interpreter() -> None:
         del os.environ["TRITON_INTERPRET"]
 
 
+def late_choice(language: object) -> str | None:
+    """Say what is wrong if Triton was imported without its interpreter; None if all is well."""
+    if language is None or type(getattr(language, "cdiv", None)).__name__ == "InterpretedFunction":
+        return None
+    return (
+        "tests/conftest.py: Triton was imported before its interpreter was chosen, so no kernel "
+        "could run without a GPU; load no plugin that imports it, or set TRITON_INTERPRET=1"
+    )
+
+
 _import_kernels_for_the_interpreter()
+
+
+def pytest_configure(config) -> None:
+    """End the run by one line where kernels could not be tested."""
+    late = None if torch.cuda.is_available() else late_choice(sys.modules.get("triton.language"))
+    if late is not None:
+        raise pytest.UsageError(late)
 
 
 @pytest.fixture(autouse=True)

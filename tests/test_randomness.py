@@ -147,9 +147,17 @@ def test_dropout_keeps_the_promised_share():
     keep = dropout.keep(1, 3, range(256), range(257), CPU)
     share = keep.double().mean().item()
     assert abs(share - 1 / dropout.scale) < 5 * math.sqrt(0.21 / keep.numel())
-    assert abs(1 / dropout.scale - 0.7) < 2**-16
     part = dropout.keep(1, 3, range(5, 31), range(13, 99), CPU)
     assert torch.equal(part, keep[:, :, 5:31, 13:99])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.3, 1 / 3, 0.99999])
+def test_dropout_scale_is_the_inverse_of_the_share_really_kept(p):
+    """A lane has 16 bits: the share is the nearest multiple of 2⁻¹⁶, and the mean stays exact."""
+    dropout = AttentionDropout(p, RandomKey(3))
+    kept = sum(lane >= dropout.threshold for lane in range(-32768, 32768))
+    assert kept == 65536 - round(p * 65536)
+    assert kept * dropout.scale == pytest.approx(65536, rel=1e-15)
 
 
 def test_wrong_number_of_samples_is_named():

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from lit_probattn.attention import Attention, HeadCall
 from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.attention.masks import Masks, slice_block
+from lit_probattn.randomness import RandomKey
 
 _POSITIONAL = ("query", "key", "value")
 _MASKS = ("key_mask", "attn_mask", "is_causal", "bias")
+_OPTIONS = (*_MASKS, "rng")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class LayerCall:
     attn_mask: Tensor | None = None  # allowed pairs
     is_causal: bool = False
     bias: Tensor | None = None  # added to scores
+    rng: RandomKey | None = None  # names what the layer draws
 
     @classmethod
     def of(
@@ -48,7 +51,7 @@ class LayerCall:
                 f"{name}: a call with a cache does not say what it attends to: run whole sequences"
             )
         given = dict(zip(_POSITIONAL, args, strict=False)) | dict(kwargs)
-        kept: dict[str, Any] = {k: given[k] for k in (*_POSITIONAL, *_MASKS) if k in given}
+        kept: dict[str, Any] = {k: given[k] for k in (*_POSITIONAL, *_OPTIONS) if k in given}
         kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kept.items()}
         return cls(name, layer, **kept)
 
@@ -78,6 +81,9 @@ class LayerCall:
         shared = [n for n in of_pairs if n in given and (given[n].dim() < 4 or len(given[n]) == 1)]
         here = slice(index, index + 1)
         call = replace(self, **{n: x[here] for n, x in given.items() if n not in shared})
+        rng = self.rng or RandomKey(0)
+        ids = torch.arange(self.num_sequences) if rng.sample_ids is None else rng.sample_ids
+        call = replace(call, rng=replace(rng, sample_ids=ids[here]))
         if padded or call.key is not None or call.key_mask is None:
             return call
         real = call.key_mask[0].nonzero()
@@ -105,9 +111,9 @@ class LayerCall:
 
     @torch.no_grad()
     def weights(self) -> Tensor:
-        """Return the maps by the equation, (S, H, N, L), without dropout and noise."""
-        masks = {name: getattr(self, name) for name in _MASKS}
-        return self.layer.weights(self.query, self.key, **masks).to(self.query.dtype)
+        """Return the maps by the equation, (S, H, N, L), without dropout."""
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return self.layer.weights(self.query, self.key, **options).to(self.query.dtype)
 
     @torch.no_grad()
     def project(self) -> tuple[Tensor, Tensor, Masks]:
@@ -119,8 +125,8 @@ class LayerCall:
 
     def call(self) -> HeadCall:
         """Return the call of the layer's core."""
-        masks = {name: getattr(self, name) for name in _MASKS}
-        return self.layer.call(self.query, self.key, self.value, **masks)
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return self.layer.call(self.query, self.key, self.value, **options)
 
     @torch.no_grad()
     def scores(self) -> Tensor:

@@ -161,7 +161,8 @@ class ASTCore(Core):
             return torch.full(
                 (self.layout.out,), self.fixed_alpha, dtype=compute_dtype(like), device=like.device
             )
-        return (1.0 + torch.sigmoid(self.pre_alpha)).clamp(*ALPHA_RANGE)
+        raw = self.pre_alpha.to(compute_dtype(like))  # near 1, low precision has steps of 1/128
+        return (1.0 + torch.sigmoid(raw)).clamp(*ALPHA_RANGE)
 
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return α; keys as they are."""

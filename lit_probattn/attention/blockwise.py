@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.functional import grouped_values
+from lit_probattn.attention.functional import autocast_off, grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
 from lit_probattn.randomness import AttentionDropout
 from lit_probattn.torch_internals import softmax_backward
@@ -106,6 +106,11 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        with autocast_off(grad_out):  # as in forward, for callers that leave it on
+            return _Blockwise._backward(ctx, grad_out)
+
+    @staticmethod
+    def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         value, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]

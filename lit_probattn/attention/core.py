@@ -207,7 +207,7 @@ class Core(nn.Module):
 
     @abstractmethod
     def scores(self, call: HeadCall) -> Tensor:
-        """Return the scores before mask and softmax by the equation, (B, H, N, L), no noise."""
+        """Return the call's scores before mask and softmax by the equation, (B, H, N, L)."""
 
     def components(self, key: Tensor, first_position: int = 0) -> Tensor:
         """Turn stored keys, from `first_position` on, into those that scores see."""
@@ -262,7 +262,7 @@ class Core(nn.Module):
 
     # ------------------------------------------------------------------ maps, for analysis
     def weights(self, call: HeadCall) -> Tensor:
-        """Return the maps (B, H, N, L) by the equation, without dropout and noise.
+        """Return the maps (B, H, N, L) of the call by the equation, without dropout.
 
         Raises:
             ValueError: the variant has no place for the call's bias, scale or cache.

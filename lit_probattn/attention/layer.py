@@ -298,7 +298,11 @@ class Attention(RenamingModule):
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
 
     def weights(self, query: Tensor, key: Tensor | None = None, **masks: Any) -> Tensor:
-        """Return the maps (B, H, N, L) by the equation, without dropout and noise; for analysis."""
+        """Return the maps (B, H, N, L) of a call by the equation, without dropout; for analysis.
+
+        What the layer draws in its present mode (noise, random features) is that of the call with
+        the same `rng`.
+        """
         return self.core.weights(self.call(query, key, **masks))
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.torch_internals import FollowingModule
+
 Positions = Literal["reversed", "forward", "rotary"]
 _BASE = 10000.0
 _FIRST_FORWARD = 2  # where the library of the value-aware model begins to count
@@ -54,7 +56,7 @@ class TokenEmbedding(nn.Module):
         return self.dropout(self.tokens(inputs) + self.positions(positions))
 
 
-class Sinusoid(nn.Module):
+class Sinusoid(FollowingModule):
     """Sines, then cosines, of the position at C / 2 frequencies.
 
     Source: `reversed` is MGK's language model (ICML 2022, A.1.2, and its code): frequencies
@@ -77,16 +79,22 @@ class Sinusoid(nn.Module):
             raise ValueError(
                 f"sinusoidal positions need an even embed_dim of at least 4, received {embed_dim}"
             )
-        self.max_seq_len, self.kind = max_seq_len, kind
-        half = embed_dim // 2
-        reverse = kind == "reversed"
+        self.max_seq_len, self.embed_dim, self.kind = max_seq_len, embed_dim, kind
+        self.register_buffer("table", self._exact_table().float(), persistent=False)
+
+    def after_move(self) -> None:
+        """Round the table from float64 once: a model in float64 adds exact positions."""
+        self.table = self._exact_table().to(self.table)
+
+    def _exact_table(self) -> Tensor:
+        half = self.embed_dim // 2
+        reverse = self.kind == "reversed"
         index = torch.arange(half, dtype=torch.float64)
         frequency = _BASE ** -(index / half if reverse else index / (half - 1))
         first = 0 if reverse else _FIRST_FORWARD
-        position = torch.arange(first, first + max_seq_len, dtype=torch.float64)
+        position = torch.arange(first, first + self.max_seq_len, dtype=torch.float64)
         angle = position[:, None] * frequency  # (max_seq_len, C / 2)
-        table = torch.cat([angle.sin(), angle.cos()], -1).float()
-        self.register_buffer("table", table, persistent=False)
+        return torch.cat([angle.sin(), angle.cos()], -1)
 
     def forward(self, positions: Tensor, lengths: Tensor | int) -> Tensor:
         """Return what is added to tokens at `positions` (…) of segments of `lengths`; (…, C).

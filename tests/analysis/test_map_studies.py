@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,8 @@ def test_uniform_maps_have_rank_one_and_causal_uniform_maps_full_rank(tmp_path):
         assert len(table) == 10
         expected = table["num_tokens"] if full else 1
         assert (table["rank"] == expected).all()
+        shares = table["rank"] / table["num_tokens"]
+        np.testing.assert_allclose(table["relative_rank"], shares, rtol=1e-5)
 
 
 def test_padded_maps_keep_the_rows_of_padding(tmp_path):
@@ -213,6 +216,12 @@ def test_statistics_of_uniform_and_diagonal_maps():
     assert uniform["mean_distance"] == pytest.approx(np.mean(gaps))
     assert diagonal["entropy_nats"] == 0.0
     assert diagonal["mean_distance"] == 0.0
+    # Cross-attention: the last query stands at the last key.
+    layer = SoftmaxAttention(10, 2, head_dim=4)
+    cross = replace(layer_call(layer, length=3, sequences=1), key=torch.zeros(1, n, 10))
+    last, first = torch.eye(n)[2:].double(), torch.eye(n)[:3].double()
+    found = maps.map_statistics(cross, torch.stack([last, first]))
+    assert [row["mean_distance"] for row in found] == [0.0, 2.0]
 
 
 def test_maps_of_a_layer_share_a_scale_with_a_bar_and_few_tokens_are_named():

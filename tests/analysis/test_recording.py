@@ -16,7 +16,10 @@ from tests.analysis.made import checkpoint, layer_call
 VARIANTS = {
     "sequence": ("MGKAttention", {"variance": "paper_main"}),
     "pair": ("SoftmaxAttention", {}),
-    "picture": ("FiSHAttention", {"num_global_heads": 2, "mixer": "mlp", "noise": "none"}),
+    "picture": (
+        "FiSHAttention",
+        {"num_global_heads": 2, "mixer": "mlp", "noise_at_eval": True, "noise_scale": 0.5},
+    ),
     "text": ("MGKAttention", {"shifted_keys": True, "bias": False}),
 }
 
@@ -52,7 +55,10 @@ def test_model_computes_the_same_and_calls_explain_the_layers(task, tmp_path):
         layer = call.layer
         value = layer.value_proj(call.query).unflatten(-1, (layer.layout.value, -1))
         value = value.transpose(1, 2).repeat_interleave(layer.num_heads // value.shape[2], 1)
-        made = layer.out_proj((call.weights() @ value).transpose(1, 2).flatten(2))
+        maps = call.weights()
+        made = layer.out_proj((maps @ value).transpose(1, 2).flatten(2))
+        alone = call.one(1, padded=True).weights()[0]  # noise too is that of its sequence
+        torch.testing.assert_close(alone, maps[1], rtol=2e-4, atol=1e-5)
         expected = outputs[call.name]
         if call.key_mask is not None:
             made, expected = made[call.key_mask], expected[call.key_mask]

@@ -6,6 +6,7 @@ The layers are those of `variants.py`: a new variant is held to this without a l
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -13,16 +14,19 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import (
     KVCache,
+    LinearFiSHAttention,
     MGKAttention,
     SoftmaxAttention,
     variants,
 )
 from lit_probattn.attention.backends import AUTO_RULES
+from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.randomness import RandomKey
-from tests.attention.variants import EMBED, HEAD, layers, serving, shipped_variants
+from tests.attention.variants import EMBED, HEAD, examples, layers, serving, shipped_variants
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
 LAYERS = layers()
+EXAMPLES = {**LAYERS, **examples()}
 EVERY = pytest.mark.parametrize("name", LAYERS)
 KEY = RandomKey(5, step=3, sample_ids=torch.tensor([19, 4]))
 CLOSE = {"rtol": 0.0, "atol": 1e-11}
@@ -96,9 +100,10 @@ def test_masks_of_three_dimensions_are_heads(name):
     pairs = torch.rand(layer.num_heads, N, N) < 0.6
     for backend in serving(layer, x, attn_mask=pairs):
         layer.backend = backend
-        torch.testing.assert_close(
-            layer(x, attn_mask=pairs), layer(x, attn_mask=pairs[None].expand(B, -1, -1, -1))
-        )
+        found = layer.core(layer.call(x, attn_mask=pairs))
+        for head, own in enumerate(pairs):
+            alone = layer.core(layer.call(x, attn_mask=own))  # for all heads alike
+            torch.testing.assert_close(found[:, head], alone[:, head], **CLOSE)
 
 
 @EVERY
@@ -175,25 +180,52 @@ def test_weights_without_the_name_of_the_core_load(name):
 
 @EVERY
 def test_cross_attention_with_other_widths_and_lengths(name):
-    layer = LAYERS[name](key_embed_dim=17, value_head_dim=3).double()
+    """Every query by itself, over the keys of its own sample that are real."""
+    layer = LAYERS[name](key_embed_dim=17, value_head_dim=3).double().eval()
     memory, x = double(B, 19, 17), double(B, 7, C)
     mask = torch.ones(B, 19, dtype=torch.bool)
     mask[0, 11:] = False
     for backend in serving(layer, x, key=memory, key_mask=mask):
         layer.backend = backend
-        out = layer(x, memory, key_mask=mask, rng=KEY)
+        out = layer(x, memory, key_mask=mask)
         assert out.shape == (B, 7, C)
-        assert out.isfinite().all()
+        for i in (0, 3, 6):
+            alone = layer(x[:1, i : i + 1], memory[:1, :11])
+            torch.testing.assert_close(out[:1, i : i + 1], alone, **CLOSE)
+        assert (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
 
 
-@EVERY
-def test_autocast_keeps_scores_in_single_precision(name):
-    layer, x = LAYERS[name](), torch.randn(B, N, C)
-    exact = layer(x, rng=KEY)
-    with torch.autocast("cpu", torch.bfloat16):
-        low = layer(x, rng=KEY)
-    assert low.dtype == torch.bfloat16
-    assert (low.float() - exact).abs().max() < 0.05
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_weights_are_the_maps_of_the_forward_pass(name):
+    """In training, and at evaluation with the noise that is asked for; in both precisions."""
+    layer, masks = EXAMPLES[name](), {}
+    core = layer.core
+    assert layer.dropout == 0
+    if getattr(core, "noise_scale", None) is not None:
+        core.noise_at_eval = True
+        torch.nn.init.constant_(core.noise_scale.theta, 0.7)
+    x, memory = torch.randn(B, N, C), torch.randn(B, 19, C)
+    if isinstance(layer, LinearFiSHAttention):
+        with pytest.raises(NotImplementedError, match="no attention maps"):
+            layer.weights(x)
+        return
+    masks["key_mask"] = torch.rand(B, 19) < 0.8
+    if core.has_scores:
+        masks["bias"] = torch.randn(layer.num_heads, N, 19)
+    for training, dtype in itertools.product((True, False), (torch.float32, torch.float64)):
+        layer.train(training).to(dtype)
+        query, key = x.to(dtype), memory.to(dtype)
+        for inputs in ({"query": query, "is_causal": True}, {"query": query, "key": key, **masks}):
+            call = layer.call(**inputs, rng=KEY)
+            maps = layer.weights(**inputs, rng=KEY)
+            sums = maps.sum(-1)  # 0 where features without a sign leave nothing
+            torch.testing.assert_close(sums, (sums > 0.5).to(sums))
+            assert sums.mean() > 0.7
+            found = maps @ repeat_heads(call.value, maps.shape[1])
+            bound = 1e-10 if dtype == torch.float64 else 2e-6
+            torch.testing.assert_close(found, core(call).to(dtype), rtol=0, atol=bound)
+    low = layer.bfloat16().weights(x.bfloat16(), rng=KEY)
+    assert low.dtype == torch.float32
 
 
 @EVERY
@@ -278,15 +310,27 @@ def test_softmax_equals_torch_multihead_attention():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"key_mask": torch.ones(B, N + 1, dtype=torch.bool)}, r"key_mask has shape \(2, 14\)"),
+        (
+            {"key_mask": torch.ones(B, N + 1, dtype=torch.bool)},
+            r"key_mask has shape \(2, 14\), expected \(batch, keys\) = \(2, 13\)$",
+        ),
         ({"key_mask": torch.ones(B, N)}, "key_mask has dtype torch.float32"),
-        ({"attn_mask": torch.ones(N, N + 1, dtype=torch.bool)}, "attn_mask has shape"),
+        (
+            {"attn_mask": torch.ones(N, N + 1, dtype=torch.bool)},
+            r"attn_mask has shape \(13, 14\), expected \(queries, keys\) = \(13, 13\)",
+        ),
         ({"attn_mask": torch.ones(B, N, N, dtype=torch.bool)}, "attn_mask has shape"),
         ({"attn_mask": torch.zeros(N, N)}, "additive masks go to bias"),
         ({"bias": torch.zeros(N, N, dtype=torch.bool)}, "boolean masks go to attn_mask"),
-        ({"bias": torch.zeros(5, N, N)}, "bias has shape"),
+        (
+            {"bias": torch.zeros(5, N, N)},
+            r"bias has shape \(5, 13, 13\).*\(batch, heads, queries, keys\) = \(2, 3, 13, 13\)$",
+        ),
         ({"value": torch.zeros(B, N, C)}, "value is given without key"),
-        ({"key": torch.zeros(B, N, C), "value": torch.zeros(B, 7, C)}, "key has 13 positions"),
+        (
+            {"key": torch.zeros(B, N, C), "value": torch.zeros(B, 7, C)},
+            "key has 13 positions and value 7: expected the same",
+        ),
         ({"key": torch.zeros(1, N, C)}, "batch size 2 and key 1"),
         ({"key": torch.zeros(B, N, C + 1)}, r"expected \(batch, positions, 11\)"),
     ],

@@ -83,7 +83,7 @@ def test_a_temperature_cancels_and_high_degrees_pick_the_largest_product():
 
 
 def test_cache_equals_the_full_pass():
-    layer = PolynomialAttention(C, H, head_dim=E, num_kv_heads=1).double().eval()
+    layer = PolynomialAttention(C, H, head_dim=E, num_kv_heads=1, degree=6).double().eval()
     x, cache, parts = torch.randn(B, N, C, dtype=torch.float64), KVCache(), []
     with torch.no_grad():
         for start in range(0, N, 3):

@@ -51,6 +51,23 @@ def test_far_positions_keep_their_angles_in_single_precision():
     assert difference.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(5, N), (N, 5)])
+def test_queries_of_cross_attention_stand_at_the_last_keys(num_queries, num_keys):
+    layer = SoftmaxAttention(C, H, head_dim=E, rotary_dim=4, value_head_dim=7).double()
+    x, memory = draw(B, num_queries, C), draw(B, num_keys, C)
+    q, k, v = (
+        proj(given).unflatten(-1, (H, -1)).transpose(1, 2)
+        for proj, given in (
+            (layer.query_proj, x),
+            (layer.key_proj, memory),
+            (layer.value_proj, memory),
+        )
+    )
+    scores = rotate(q, num_keys - num_queries, 4) @ rotate(k, 0, 4).mT / E**0.5
+    expected = layer.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, memory), expected, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_layer_equals_densities_of_rotated_vectors(backend, shifted):

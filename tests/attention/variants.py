@@ -36,6 +36,18 @@ def layers() -> dict[str, Callable[..., Attention]]:
     return made
 
 
+def examples() -> dict[str, Callable[..., Attention]]:
+    """Return what makes each option that variants name for checks, on small sizes."""
+    return {
+        f"{name}: {example.name}": partial(
+            cls, EMBED, **{"num_heads": 2, "head_dim": HEAD, **example.options}
+        )
+        for name, cls in variants().items()
+        for example in cls.kernel_examples
+        if not name.startswith("Released")
+    }
+
+
 def serving(layer: Attention, x: Tensor, **call: Any) -> list[str]:
     """Return the implementations on a CPU that serve a call of self-attention."""
     described = layer.core.describe(layer.call(x, **call))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lit_probattn.attention.backends import Call
 from lit_probattn.kernels import selftest
 from lit_probattn.kernels.runtime import launch
 from lit_probattn.randomness import RandomKey
+from tests.conftest import late_choice
 from tests.support.paths import ROOT
 
 B, N, C, E = 2, 13, 11, 7
@@ -27,6 +29,9 @@ LAYERS = {
     "mgk-hard": lambda **options: MGKAttention(C, 2, head_dim=E, e_step="hard", **options),
     "mgk-soft": lambda **options: MGKAttention(C, 2, head_dim=E, e_step="soft", **options),
     "smgk": lambda **options: MGKAttention(C, 2, head_dim=E, shifted_keys=True, **options),
+    "smgk-grouped": lambda **options: MGKAttention(
+        C, 4, head_dim=E, shifted_keys=True, num_kv_heads=2, mixture_heads="query", **options
+    ),
     "smgk-rotary": lambda **options: MGKAttention(
         C, 2, head_dim=E, shifted_keys=True, rotary_dim=4, **options
     ),
@@ -126,6 +131,17 @@ print(tuple(layer(torch.zeros(1, 3, 8)).shape))
     assert "TRITON_INTERPRET=1" in message
     assert "use one of: auto, reference, sdpa, blockwise" in message
     assert shape == "(1, 3, 8)"
+
+
+def test_triton_without_its_interpreter_ends_the_run_by_one_line():
+    compiled = SimpleNamespace(cdiv=len)
+    message = late_choice(compiled)
+    assert message.startswith("tests/conftest.py: Triton was imported before its interpreter")
+    assert "set TRITON_INTERPRET=1" in message
+    assert "\n" not in message
+    assert late_choice(None) is None
+    if not torch.cuda.is_available():
+        assert late_choice(sys.modules["triton.language"]) is None
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lit_probattn.kernels.dense.attention import point_terms
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.selftest import FORMS, compare, plain_attention
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
@@ -165,6 +166,32 @@ def test_gradients_of_inputs_with_strided_columns(transposed):
         grads.append(torch.autograd.grad(attend(query, key[:, :, None], value), leaves, cotangent))
     for found, expected in zip(grads[1], grads[0], strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("shift_heads", [1, 2, 4])
+def test_terms_of_points_have_the_gradients_of_their_equations(shift_heads):
+    """Heads that share a shift: neighbours, h // (heads per shift)."""
+    leaves = [draw(B, 4, N, E).requires_grad_(), draw(shift_heads, 3, E).requires_grad_()]
+    found = point_terms(*leaves)
+    points, shift = (x.detach().double().requires_grad_() for x in leaves)
+    own = torch.arange(4) // (4 // shift_heads)
+    exact = points.square().sum(-1), torch.einsum("bhne,hke->bhkn", points, shift[own])
+    cotangents = [torch.randn_like(x) for x in found]
+    grads = torch.autograd.grad(found, leaves, cotangents)
+    expected = torch.autograd.grad(exact, (points, shift), [x.double() for x in cotangents])
+    for a, b in zip((*found, *grads), (*exact, *expected), strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-5)
+
+
+def test_what_rounding_leaves_over_is_taken_out_of_the_gradients_of_row_terms():
+    """All components of a row sum to zero, though δ comes from an output of 11 bits."""
+    query, key, value = (draw(1, 1, n, E, dtype=torch.float16) for n in (5, 7, 7))
+    row = draw(1, 1, 2, 5).requires_grad_()
+    terms = {"scales": draw(1, 2).abs(), "row_bias": row, "key_bias": draw(1, 1, 2, 7)}
+    out = attend(query, key[:, :, None], value, equal=False, **terms)
+    (found,) = torch.autograd.grad(out, row, draw(1, 1, 5, E, dtype=torch.float16))
+    assert found.abs().mean() > 0.01
+    assert found.sum(2).abs().max() < 1e-5
 
 
 @pytest.mark.usefixtures("nan_filled_empties")

@@ -180,13 +180,20 @@ def test_the_model_decides_on_bias_and_dropout_unless_told_not_to():
 # ---- positions ---------------------------------------------------------------------------------
 
 
-def test_forward_sinusoid_of_the_value_aware_model():
-    found = Sinusoid(9, 8, "forward")(torch.tensor([0, 3]), 9)
-    for row, position in enumerate((2, 5)):
+@pytest.mark.parametrize(
+    ("kind", "counted", "last"), [("forward", (2, 5), 3), ("reversed", (8, 5), 4)]
+)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 3e-8), (torch.float64, 1e-15)])
+def test_sinusoids_are_as_exact_as_their_precision(kind, counted, last, dtype, bound):
+    """`forward` is that of the value-aware model; a cast to bfloat16 and back loses nothing."""
+    table = Sinusoid(9, 8, kind).bfloat16().to(dtype)
+    found = table(torch.tensor([0, 3]), 9)
+    assert found.dtype == dtype
+    for row, position in enumerate(counted):
         for m in range(4):
-            angle = position * math.exp(-m * math.log(10000) / 3)
-            assert float(found[row, m]) == pytest.approx(math.sin(angle), abs=1e-6)
-            assert float(found[row, 4 + m]) == pytest.approx(math.cos(angle), abs=1e-6)
+            angle = position * math.exp(-m * math.log(10000) / last)
+            assert float(found[row, m]) == pytest.approx(math.sin(angle), abs=bound)
+            assert float(found[row, 4 + m]) == pytest.approx(math.cos(angle), abs=bound)
 
 
 def test_padding_after_a_segment_changes_nothing():

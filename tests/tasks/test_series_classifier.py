@@ -17,7 +17,6 @@ from lit_probattn.models.series.encoder import (
     FlattenedClassifier,
     SeriesEmbedding,
     SeriesTransformer,
-    sine_positions,
 )
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import SeriesClassifier
@@ -103,12 +102,13 @@ def test_layers_in_the_order_of_the_source():
 def test_positions():
     learned = SeriesEmbedding(FEATURES, LENGTH, 14)
     assert learned.positions.abs().max() <= 0.02
-    fixed = sine_positions(LENGTH, 14)
-    for step, channel in ((0, 0), (5, 4), (12, 7)):
-        angle = step / 10000 ** (2 * (channel // 2) / 14)
-        value = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
-        assert float(fixed[step, channel]) == pytest.approx(value, abs=1e-6)
     net = model(positions="fixed")
+    for dtype, bound in ((torch.float32, 3e-8), (torch.float64, 1e-14)):
+        fixed = net.bfloat16().to(dtype).embedding.positions  # a cast between loses nothing
+        for step, channel in ((0, 0), (5, 4), (12, 7)):
+            angle = step / 10000 ** (2 * (channel // 2) / 14)
+            value = math.sin(angle) if channel % 2 == 0 else math.cos(angle)
+            assert float(fixed[step, channel]) == pytest.approx(value, abs=bound)
     assert "embedding.positions" not in net.state_dict()
     with pytest.raises(ValueError, match="even embed_dim, received 15"):
         model(positions="fixed", embed_dim=15)

@@ -148,9 +148,11 @@ class FiSHCore(Core):
         return self.noise_kind != "none" and (self.training or self.noise_at_eval)
 
     def scores(self, call: HeadCall) -> Tensor:
-        """Return `fish_scores`, without noise."""
+        """Return `fish_scores`, with the noise that the call draws."""
         dtype = compute_dtype(call.query)
-        return fish_scores(call.query.to(dtype), call.key.to(dtype), self.arguments(call))
+        arguments = self.choose(call, "reference").arguments
+        arguments = replace(arguments, mixing=arguments.mixing.to(dtype))
+        return fish_scores(call.query.to(dtype), call.key.to(dtype), arguments)
 
     def refusal(self, backend: str, call: Call) -> str | None:
         """PyTorch's softmax sees one head at a time: only the linear mixing, and no noise."""

@@ -62,7 +62,7 @@ class StateNormalizer(nn.Module):
     def forward(self, first_weight: Tensor) -> Tensor:
         """Return r, (H, G), given the first weight of the mixing."""
         if self.weight is not None:
-            return nn.functional.softplus(self.weight)
+            return nn.functional.softplus(self.weight.to(first_weight.dtype))
         if self.kind == "tied_abs":
             return first_weight.abs()
         # Divides nothing, but tells rows that see nothing from the others.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.core import Learned
-from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.functional import check_choice, compute_dtype
 
 Mixer = Literal["linear", "shared", "mlp", "relu_sum"]
 MixingConstraint = Literal["relaxed", "simplex"]
@@ -220,8 +220,11 @@ class HeadMixing(nn.Module):
         return self.num_heads if self.mixer == "shared" else self.widths[1]
 
     def values(self, noise_scale: NoiseScale | None) -> MixingValues:
-        """Return the numbers as the backend functions take them; the last bias is left out."""
-        weights: list[Tensor] = list(self.weights)
+        """Return the numbers as the backend functions take them; the last bias is left out.
+
+        Weights and noise scales are at least float32: scores are.
+        """
+        weights = [weight.to(compute_dtype(weight)) for weight in self.weights]
         if self.constraint == "simplex":
             weights[0] = weights[0].softmax(-1)
         if self.last_bias is not None and not self.last_bias_matters:
@@ -291,10 +294,9 @@ class NoiseScale(nn.Module):
 
     def forward(self) -> Tensor:
         """Return s, (G,)."""
+        scale = self.theta.to(compute_dtype(self.theta))
         if self.param == "squared":
-            scale = self.theta.square()
+            scale = scale.square()
         elif self.param == "softplus":
-            scale = nn.functional.softplus(self.theta)
-        else:
-            scale = self.theta
+            scale = nn.functional.softplus(scale)
         return scale.expand(self.num_global_heads)

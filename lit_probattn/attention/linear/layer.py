@@ -101,7 +101,8 @@ class LinearCore(Core):
         if self.projection is None or not self.training or not self.redraw_features:
             return self.projection
         normals = feature_normals(key_or_fresh(rng), self.projection.shape[0], self.layout.head_dim)
-        return orthogonal_projection(normals).to(self.projection)
+        kind = self.projection.device, compute_dtype(self.projection)
+        return orthogonal_projection(normals).to(*kind)
 
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L). None means no mixture."""
@@ -110,7 +111,9 @@ class LinearCore(Core):
     def scores(self, call: HeadCall) -> Tensor:
         """Return `linear_kernel`: not scores before a softmax, but the maps before division."""
         dtype = compute_dtype(call.query)
-        arguments = LinearArguments(self.form, self.projection, prior=self.shares(call))
+        features = self.features(call.rng)
+        features = None if features is None else features.to(dtype)
+        arguments = LinearArguments(self.form, features, prior=self.shares(call))
         key = self.components(call.key).to(dtype)
         return linear_kernel(call.query.to(dtype), key, arguments)
 

@@ -56,9 +56,10 @@ class MLKCore(LinearCore):
             self.key_shift = nn.Parameter(shift)
 
     def components(self, key: Tensor, first_position: int = 0) -> Tensor:
-        """Return every component's keys, (B, H_kv, K, L, E)."""
+        """Return every component's keys, (B, H_kv, K, L, E); shifted ones in at least float32."""
         if self.key_shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
+        key = key.to(compute_dtype(key))
         return key[:, :, None] + self.key_shift[None, :, :, None].to(key.dtype)
 
     def shares(self, call: HeadCall) -> Tensor | None:
@@ -77,13 +78,13 @@ class MLKCore(LinearCore):
         """Return weights and γ_ijr = π_r φ(q_i)·φ(k_jr) / Σ_r' (the same)."""
         dtype = compute_dtype(call.query)
         query, key = call.query.to(dtype), self.components(call.key).to(dtype)
-        prior = self.shares(call)
+        prior, features = self.shares(call), self.features(call.rng)
         assert prior is not None  # a mixture has one
         parts = []
         for component in range(self.num_components):
             alone = torch.zeros_like(prior)
             alone[:, component] = prior[:, component]
-            arguments = LinearArguments(self.form, self.projection, alone)
+            arguments = LinearArguments(self.form, features, alone)
             parts.append(linear_kernel(query, key, arguments))
         kernel = torch.stack(parts, 2)
         total = kernel.sum(2)

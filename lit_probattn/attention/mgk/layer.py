@@ -154,7 +154,8 @@ class MGKCore(Core):
         arguments = self.arguments(call)
         if backend == "triton" and self.shares_product:
             return Choice(backend, call.key, replace(arguments, key_shift=self.shifts()))
-        return Choice(backend, self.components(call.key), arguments)
+        key = self.components(call.key)
+        return Choice(backend, key.to(call.key) if backend == "triton" else key, arguments)
 
     def arguments(self, call: HeadCall) -> MGKArguments:
         """Return priors, variances and switches; another scale divides the variances."""
@@ -169,10 +170,11 @@ class MGKCore(Core):
         )
 
     def components(self, key: Tensor, first_position: int = 0) -> Tensor:
-        """Return every component's keys, (B, H_key, K, L, E)."""
+        """Return every component's keys, (B, H_key, K, L, E); shifted ones in at least float32."""
         shift = self.shifts()
         if shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
+        key = key.to(compute_dtype(key))
         table = shift[:, :, None].to(key.dtype)
         if self.rotary is not None and self.rotary_shift == "before":
             table = self.rotary(table.expand(-1, -1, key.shape[-2], -1), first_position)
@@ -208,8 +210,9 @@ class MGKCore(Core):
     def scores(self, call: HeadCall) -> Tensor:
         """Return `mgk_scores`."""
         dtype = compute_dtype(call.query)
-        key = self.components(call.key).to(dtype)
-        return mgk_scores(call.query.to(dtype), key, self.arguments(call))
+        key, arguments = self.components(call.key).to(dtype), self.arguments(call)
+        arguments = replace(arguments, variance=arguments.variance.to(dtype))
+        return mgk_scores(call.query.to(dtype), key, arguments)
 
     # ------------------------------------------------------------------ what studies ask
     def gaussians(self, call: HeadCall) -> Gaussians:

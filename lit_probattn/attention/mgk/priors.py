@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.core import Learned
+from lit_probattn.attention.functional import compute_dtype
 from lit_probattn.torch_internals import FollowingModule
 
 EStep = Literal["learned", "soft", "hard"]
@@ -97,10 +98,10 @@ class MixtureVariance(FollowingModule):
         return {} if self.is_equal else {"variance": Learned(self(), "variance σ²", "component")}
 
     def forward(self) -> Tensor:
-        """Return σ², (num_heads, K): float64 when fixed, the parameter's dtype when learned."""
+        """Return σ², (num_heads, K): float64 when fixed, at least float32 when learned."""
         if self.log_variance is None:
             return self.fixed
-        return self.log_variance.exp().clamp(*self.bound)
+        return self.log_variance.to(compute_dtype(self.log_variance)).exp().clamp(*self.bound)
 
 
 class MixturePrior(nn.Module):
@@ -187,7 +188,7 @@ class MixturePrior(nn.Module):
         return {"prior": Learned(values, "prior π", "component", is_share=True)}
 
     def _per_key(self, num_keys: int) -> Tensor:
-        value: Tensor = self.value
+        value = self.value.to(compute_dtype(self.value))
         if self.share != "head_position":
             return value.expand(self.num_heads, -1)[..., None]
         if num_keys > value.shape[-1]:

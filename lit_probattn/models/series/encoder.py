@@ -17,12 +17,13 @@ from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
 from lit_probattn.models.transformer import MLP, Activation
 from lit_probattn.randomness import RandomKey
+from lit_probattn.torch_internals import FollowingModule
 
 Positions = Literal["learnable", "fixed"]
 AttentionInit = Literal["xavier", "default"]
 
 
-class SeriesEmbedding(nn.Module):
+class SeriesEmbedding(FollowingModule):
     """Linear map of every step times √C, plus positions, then dropout.
 
     Positions are `learnable`, uniform in ±0.02 at the start, or `fixed` sines and cosines.
@@ -46,10 +47,14 @@ class SeriesEmbedding(nn.Module):
         if positions == "learnable":
             self.positions = nn.Parameter(torch.empty(max_seq_len, embed_dim).uniform_(-0.02, 0.02))
         else:
-            self.register_buffer(
-                "positions", sine_positions(max_seq_len, embed_dim), persistent=False
-            )
+            table = sine_positions(max_seq_len, embed_dim).float()
+            self.register_buffer("positions", table, persistent=False)
         self.dropout = nn.Dropout(dropout)
+
+    def after_move(self) -> None:
+        """Round fixed positions from float64 once: a model in float64 adds exact ones."""
+        if not isinstance(self.positions, nn.Parameter):
+            self.positions = sine_positions(*self.positions.shape).to(self.positions)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed (B, N, F) to (B, N, C).
@@ -67,7 +72,7 @@ class SeriesEmbedding(nn.Module):
 
 
 def sine_positions(length: int, width: int) -> Tensor:
-    """Return sines (even channels) and cosines of step · 10000^(−2i / C), (length, width).
+    """Return sines (even channels) and cosines of step · 10000^(−2i / C), (length, width) float64.
 
     Raises:
         ValueError: odd width.
@@ -76,7 +81,7 @@ def sine_positions(length: int, width: int) -> Tensor:
         raise ValueError(f"fixed positions need an even embed_dim, received {width}")
     steps = torch.arange(length, dtype=torch.float64)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(1e4) / width))
-    return torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=-1).flatten(1).float()
+    return torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=-1).flatten(1)
 
 
 class SeriesBlock(nn.Module):

@@ -52,7 +52,7 @@ def counted(query, key, value, num_kept, num_rounds, duplicates, wrap, allowed=N
 
 @pytest.mark.parametrize("duplicates", ["count", "union"])
 @pytest.mark.parametrize("wrap", [True, False])
-@pytest.mark.parametrize(("num_kept", "num_rounds"), [(12, 1), (12, 3), (8, 4), (72, 2)])
+@pytest.mark.parametrize(("num_kept", "num_rounds"), [(12, 1), (12, 3), (8, 4), (36, 2), (72, 2)])
 def test_lsh_by_its_definition(duplicates, wrap, num_kept, num_rounds):
     query, key, value = tensors(36)
     if num_kept == 8:

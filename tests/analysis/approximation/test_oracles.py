@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement as _repeats
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from lit_probattn.analysis.approximation.greedy import (
     Problem,
     first_support,
+    grow,
     heaviest_support,
     value_aware,
 )
@@ -235,6 +238,18 @@ def test_reweighting_the_heaviest_keys_helps():
     )
 
 
+@pytest.mark.parametrize(("select", "second"), [("linesearch", 1), ("lmo", 2)])
+def test_the_two_searches_choose_by_gain_and_by_direction(select, second):
+    """From 0 towards (1, 0): (2.2, 0) reaches it, (10, 9) is furthest along the residual."""
+    value = torch.tensor([[[0.0, 0.0], [2.2, 0.0], [10.0, 9.0]]], dtype=torch.float64)
+    allowed = torch.ones(1, 1, 3, dtype=torch.bool)
+    output = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
+    problem = Problem(value, allowed.double() / 3, allowed, output)
+    support = first_support(problem, 2)
+    grow(problem, support, 2, select)
+    assert support.dense(3)[0, 0].nonzero()[:, 0].tolist() == [0, second]
+
+
 def test_ranks_are_checked():
     value, weights = draw(1, 2, 3, 2)
     with pytest.raises(ValueError, match="ranks must be at least 1"):
@@ -247,14 +262,18 @@ def test_ranks_are_checked():
 
 
 def test_bounds_enclose_the_optimum():
+    """Herding is above too: it is the mean of r values, some maybe twice."""
     for seed in range(12):
         value, weights = draw(seed, 1, 9, 5)
         v, a = value[0], weights[0, 0]
         for rank in (1, 2, 3):
             exact = float(enumerate_optimum(v, a, rank))
             upper = float((variance(v, a) / rank).sqrt())
+            herded = herding(v, a, rank)
+            means = torch.stack([v[list(c)].mean(0) for c in _repeats(range(9), rank)])
             assert float(lower_bound(v, a, rank)) <= exact + 1e-9
-            assert float((herding(v, a, rank) - a @ v).norm()) <= upper + 1e-12
+            assert exact - 1e-9 <= float((herded - a @ v).norm()) <= upper + 1e-12
+            assert float((means - herded).norm(dim=-1).min()) < 1e-12
             assert exact <= upper + 1e-12
 
 
@@ -303,3 +322,6 @@ def test_window_weights_and_empty_windows():
     hidden[..., 0] = 1.0  # all weight on a key outside of most windows
     alone = sliding_window(hidden, 1, is_causal=False)
     torch.testing.assert_close(alone[0], torch.eye(9, dtype=torch.float64))
+    # Fewer queries than keys stand at the last keys.
+    alone = sliding_window(hidden[:, :3], 1, is_causal=True)
+    torch.testing.assert_close(alone[0], torch.eye(9, dtype=torch.float64)[6:])

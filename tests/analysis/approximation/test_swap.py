@@ -169,9 +169,11 @@ def test_cores_are_restored_even_after_an_error():
 # ---- errors of layers --------------------------------------------------------------------------
 
 
-def test_local_errors_by_hand():
-    task = language_model()
-    layers, data = layers_of(task), batches(1)
+@pytest.mark.parametrize("padded", [False, True])
+def test_local_errors_by_hand(padded):
+    """Of a causal model, and of one whose batch has padding, which counts nowhere."""
+    task = masked_model() if padded else language_model()
+    layers, data = layers_of(task), batches(1, padded)
     methods = [Oblivious(3), Aware(3), Aware(E + 1), SlidingWindow(3)]
     errors = local_errors(task, data, layers, methods)
     rows = pd.DataFrame(errors.rows())
@@ -186,7 +188,8 @@ def test_local_errors_by_hand():
     opened = seen[1]  # the second layer
     total, projected = [], []
     for b in range(3):
-        for i in range(2, LENGTH):  # queries that see three keys or more
+        # Real queries that see three keys or more.
+        for i in range(0 if padded else 2, int(data[0]["key_mask"][b].sum())):
             parts = []
             for h in range(3):
                 a, v = opened.weights[b, h, i].double(), opened.value[b, h].double()
@@ -255,8 +258,14 @@ def test_classifiers_are_scored_by_their_errors():
     torch.manual_seed(0)
     sizes = {"embed_dim": C, "head_dim": E, "num_layers": 1, "mlp_dim": 9}
     task = SequenceClassifier(VARIANTS["softmax"], VOCAB, 3, LENGTH, dropout=0.0, **sizes).eval()
-    data = [{**b, "target": torch.tensor([0, 1, 2])} for b in batches()]
-    assert score(task, data).metric == "error"
+    data = [{**b, "target": torch.tensor([0, 1, 2])} for b in batches(3)]
+    with torch.no_grad():
+        logits = torch.cat([task(b) for b in data])
+    wrong = int((logits.argmax(-1) != torch.arange(3).repeat(3)).sum())
+    assert 0 < wrong < 9
+    by_hand = score(task, data)
+    assert (by_hand.metric, by_hand.wrong, by_hand.count) == ("error", wrong, 9)
+    assert by_hand.value == pytest.approx(100 * wrong / 9)
     exact, found = (
         score(task, data),
         score_approximated(task, data, layers_of(task), Oblivious(LENGTH)),

@@ -24,6 +24,7 @@ from lit_probattn.analysis.head_size.ranks import (
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.reproduce.head_size.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, GridError, perplexity_of
+from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
@@ -188,7 +189,23 @@ def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
         *("results.png", "heads.png", "parameters.png")
     }
     fixed, matched = table.iloc[2], table.iloc[3]
-    assert matched["num_parameters"] == pytest.approx(fixed["num_parameters"], rel=0.15)
+    tokens = table["num_parameters"] - table["num_other_parameters"]
+    (vocab_size,) = set(tokens // table["embed_dim"])
+
+    def sizes(row, width):
+        heads = row["num_heads"]
+        size = row["head_dim"] if width == row["embed_dim"] else width // heads
+        return Sizes(width, heads, size, row["mlp_dim"], 2, vocab_size)
+
+    for _, row in table.iterrows():
+        assert row["num_parameters"] == model_parameters(sizes(row, row["embed_dim"]))
+    # Rule M2: no other multiple of the heads is nearer to the parameters of the fixed model.
+    plain, width = {"biases": False, "norms": False}, matched["embed_dim"]
+    goal = model_parameters(sizes(fixed, 16), **plain)
+    gaps = [
+        abs(model_parameters(sizes(matched, width + step), **plain) - goal) for step in (-4, 0, 4)
+    ]
+    assert min(gaps) == gaps[1]
     assert fixed["num_parameters"] > table["num_parameters"][0]
     capsys.readouterr()
     assert main(command) == 0

@@ -208,26 +208,3 @@ def test_single_precision_error_is_within_twice_eager(options, noise, backend):
         if backend == "sdpa" or size < 1e-10:
             allowed = max(allowed, 2e-5 * max(size**0.5, 1.0))
         assert error**0.5 <= allowed, key
-
-
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])
-@pytest.mark.parametrize("options", [{}, {"mixer": "shared"}, {"mixer": "mlp"}])
-def test_low_precision_stays_near_single(options, backend):
-    if backend == "sdpa" and options.get("mixer") == "mlp":
-        pytest.skip("no fused form")
-    layer = make_layer({**options, "noise": "none"}, backend=backend).float()
-    x = torch.randn(BATCH, 29, EMBED)
-    expected = layer(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = layer(x)
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - expected).norm() < 2e-2 * expected.norm()
-
-
-def test_weights_are_the_maps_without_noise():
-    layer = make_layer(VARIANTS["gfish"], noise="global").eval()
-    x = torch.randn(BATCH, 7, EMBED, dtype=torch.float64)
-    maps = layer.weights(x, is_causal=True)
-    value = layer.value_proj(x).unflatten(-1, (7, HEAD)).transpose(1, 2)
-    out = layer.out_proj((maps @ value).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(out, layer(x, is_causal=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_probattn.attention import FiSHAttention, KVCache, SoftmaxAttention
+from lit_probattn.attention import FiSHAttention, SoftmaxAttention
 from lit_probattn.attention.fish.functions import concatenate_heads
 from lit_probattn.randomness import RandomKey
 
@@ -265,12 +265,3 @@ def test_10_cached_decoding_equals_the_full_pass(options):
     torch.testing.assert_close(torch.cat(parts, 1), expected, **CLOSE)
     numbers = (cache.num_bytes - mask.numel()) // 8 // (BATCH * LENGTH)
     assert numbers == G * HEAD + H * HEAD
-
-
-def test_cross_attention_takes_other_widths_and_lengths():
-    layer = layer_of(key_embed_dim=17, value_head_dim=3)
-    memory = inputs(BATCH, 19, 17)
-    out = layer(inputs(), memory, key_mask=torch.rand(BATCH, 19) < 0.5)
-    assert out.shape == (BATCH, LENGTH, EMBED)
-    assert layer.out_proj.in_features == H * 3
-    assert isinstance(layer.new_cache(), KVCache)

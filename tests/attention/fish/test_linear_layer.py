@@ -43,6 +43,13 @@ def test_cost_and_parameters_of_the_specification():
     assert plain.cost(n).paper_flops == flops
 
 
+@pytest.mark.parametrize("kind", ["nonneg", "none"])
+def test_normaliser_starts_as_the_mean_of_the_global_heads(kind):
+    layer = LinearFiSHAttention(EMBED, 7, head_dim=HEAD, num_global_heads=3, normalizer=kind)
+    found = layer.core.normalizer(layer.core.mixing.weights[0])
+    torch.testing.assert_close(found, torch.full((7, 3), 1 / 3))
+
+
 @pytest.mark.parametrize("name", ["lfish", "hard_lfish", "glfish", "hard_glfish"])
 def test_configs_name_working_presets(name):
     node = yaml.safe_load((ATTENTION / f"{name}.yaml").read_text())

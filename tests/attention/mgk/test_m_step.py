@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -34,10 +35,11 @@ def mixture():
 
 @pytest.mark.parametrize("weighting", ["uniform", "posterior"])
 def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
-    q, k, prior, sigma2 = mixture.values()
-    q = draw(B, H, L, E)
+    """Two query heads share each mixture; a bias moves the weight of a pair, not its shares."""
+    _, k, prior, sigma2 = mixture.values()
+    q, bias = draw(B, 2 * H, L, E), draw(1, 2 * H, L, L)
     key_mask = torch.rand(B, L) < 0.7
-    masks = Masks(L, L, key_mask=key_mask, is_causal=True)
+    masks = Masks(L, L, key_mask=key_mask, is_causal=True, bias=bias)
     numerator, denominator = responsibility_sums(
         q,
         k,
@@ -47,24 +49,24 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
         weighting=weighting,
         block_scores=200,
     )
-    expected, count = torch.zeros(H, K, L, dtype=torch.float64), torch.zeros(H, L)
-    for b in range(B):
-        for h in range(H):
-            for i in range(L):
-                seen = [j for j in range(i + 1) if key_mask[b, j] and key_mask[b, i]]
-                terms = {
-                    j: prior[h, :, 0]
-                    * torch.exp(-(q[b, h, i] - k[b, h, :, j]).square().sum(-1) / (2 * sigma2[h]))
-                    for j in seen
-                }
-                total = sum(t.sum() for t in terms.values())
-                for j, term in terms.items():
-                    weight = term.sum() / total if weighting == "posterior" else 1.0
-                    expected[h, :, j] += weight * term / term.sum()
-                    count[h, j] += weight
+    expected, count = torch.zeros(H, K, L, dtype=torch.float64), torch.zeros(H, L).double()
+    for b, h, i in itertools.product(range(B), range(2 * H), range(L)):
+        own = h // 2
+        seen = [j for j in range(i + 1) if key_mask[b, j] and key_mask[b, i]]
+        terms = {
+            j: prior[own, :, 0]
+            * torch.exp(-(q[b, h, i] - k[b, own, :, j]).square().sum(-1) / (2 * sigma2[own]))
+            for j in seen
+        }
+        total = sum(t.sum() * bias[0, h, i, j].exp() for j, t in terms.items())
+        for j, term in terms.items():
+            weight = 1.0
+            if weighting == "posterior":
+                weight = term.sum() * bias[0, h, i, j].exp() / total
+            expected[own, :, j] += weight * term / term.sum()
+            count[own, j] += weight
     torch.testing.assert_close(numerator, expected, atol=EXACT, rtol=0)
-    # the count is held in float32 by the loop above
-    torch.testing.assert_close(denominator[:, 0], count.double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(denominator, count[:, None].expand_as(numerator), atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("share", ["layer", "head", "head_position"])
@@ -79,7 +81,10 @@ def test_m_step_over_micro_batches_equals_one_batch(share):
     for piece in ((0, 1), (1, 4)):
         parts(x[slice(*piece)], key_mask=key_mask[slice(*piece)])
     assert torch.equal(before, whole.core.prior.value), "the prior changes only when it is applied"
+    numerator, denominator = whole.core.prior_statistics()
     whole.core.apply_prior_update(whole.core.prior_statistics())
+    seen, mean = denominator > 0, numerator / denominator
+    torch.testing.assert_close(whole.core.prior.value[seen], mean[seen], atol=EXACT, rtol=0)
     parts.core.apply_prior_update(parts.core.prior_statistics())
     torch.testing.assert_close(whole.core.prior.value, parts.core.prior.value, atol=EXACT, rtol=0)
     assert (whole.core.prior.value - before).abs().max() > 1e-3

@@ -138,8 +138,13 @@ def test_without_aeon_the_error_says_what_to_install(tmp_path: Path, monkeypatch
         read_ts(write(tmp_path, GOOD))
 
 
-def test_aeon_takes_what_we_refuse(tmp_path: Path) -> None:
+def test_the_reader_refuses_what_aeon_takes(tmp_path: Path) -> None:
     """The reason for the validator; where aeon learns to refuse, this test says so."""
     datasets = pytest.importorskip("aeon.datasets")
     for case in ("unknown label", "header without data", "question mark undeclared"):
-        datasets.load_from_ts_file(str(write(tmp_path, BAD[case][0])))
+        text, _, message = BAD[case]
+        path = write(tmp_path, text)
+        series, labels = datasets.load_from_ts_file(str(path))
+        assert len(series) == len(labels)
+        with pytest.raises(DataError, match=message):
+            read_ts(path)

@@ -10,6 +10,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.images import ImageModel, replace_attention
+from lit_probattn.models.images.layers import KeySlot
 from lit_probattn.randomness import RandomKey
 from tests.models.images.made import SWIN, hard_fish, hard_gfish, pictures, spread, swin, vit
 
@@ -128,6 +129,19 @@ def test_any_variant_runs_and_draws_by_sample():
     torch.testing.assert_close(turned, out, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(model(x, rng=RandomKey(1, 3, ids)), out, atol=1e-2)
     assert not torch.allclose(model(x, rng=RandomKey(1, 2, ids + 100)), out, atol=1e-2)
+    # Pictures that differ in nothing but their ids, neighbours too, draw for themselves.
+    alike = model(x[:1].expand(4, -1, -1, -1), rng=RandomKey(1, 2, ids))
+    assert (alike[1:] - alike[:-1]).abs().amax(-1).min() > 1e-2
+
+
+def test_every_window_of_every_picture_has_its_own_draw():
+    slot = KeySlot()
+    slot.key = RandomKey(1, 2, torch.tensor([11, 12, 13]))
+    ids = slot.of_layer(3, windows=4).sample_ids
+    assert ids.shape == (12,)
+    assert len(set(ids.tolist())) == 12
+    slot.key = RandomKey(1, 2, torch.tensor([12]))
+    assert torch.equal(slot.of_layer(3, windows=4).sample_ids, ids[4:8])  # whatever the batch
 
 
 def test_recomputation_in_backward_sees_the_same_draw():

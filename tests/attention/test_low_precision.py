@@ -1,0 +1,99 @@
+"""What bfloat16 may cost: every layer and backend beside float32 scores that are rounded once."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lit_probattn.attention.functional import split_precision
+from lit_probattn.attention.mgk.functions import _product_parts
+from lit_probattn.randomness import RandomKey
+from tests.attention.variants import EMBED, layers, serving
+
+LAYERS = layers()
+B, N = 2, 31
+KEY = RandomKey(5, step=3, sample_ids=torch.tensor([19, 4]))
+LOW = torch.bfloat16
+HEADS = ("query", "key", "value")
+# Error of a tensor over that of float32 scores: the output, gradients of heads, of parameters. Our
+# own code rounds once. PyTorch's kernel also rounds weights and the gradients of scores, of which a
+# prior's is a sum that nearly cancels.
+OURS, FUSED = (2.0, 2.0, 2.0), (3.0, 8.0, 100.0)
+# Root mean square of one rounding, relative: the least that is asked of a tensor of few numbers.
+ROUNDING = torch.finfo(LOW).eps / 5
+
+
+def heads_of(layer, x):
+    """Return heads of a layer in bfloat16, with scores of several units."""
+    call = layer.call(x, rng=KEY, is_causal=True)
+    query, key, value = (t.detach() for t in (call.query, call.key, call.value))
+    return replace(call, query=(3 * query).to(LOW), key=(3 * key).to(LOW), value=value.to(LOW))
+
+
+def run(core, call, dtype, cotangent, autocast=False):
+    """Return the output of heads in `dtype`, and all gradients, by name."""
+    leaves = [getattr(call, name).to(dtype).requires_grad_() for name in HEADS]
+    parameters = {n: p for n, p in core.named_parameters() if p.requires_grad}
+    with torch.autocast("cpu", LOW, enabled=autocast):
+        out = core(replace(call, **dict(zip(HEADS, leaves, strict=True))))
+    grads = torch.autograd.grad(out, [*leaves, *parameters.values()], cotangent.to(out.dtype))
+    return dict(zip(("out", *HEADS, *parameters), (out.detach(), *grads), strict=True))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_error_is_that_of_single_precision_scores(name):
+    """In bfloat16 and under autocast, output and every gradient, against float64."""
+    layer, x = LAYERS[name](), torch.randn(B, N, EMBED)
+    with torch.no_grad():
+        for parameter in layer.core.parameters():
+            parameter.copy_(parameter.to(LOW))  # all precisions compute from the same numbers
+    single, call = layer.core, heads_of(layer, x)
+    low, exact = copy.deepcopy(single).to(LOW), copy.deepcopy(single).double()
+    cotangent = torch.randn(B, layer.layout.out, N, layer.value_head_dim).to(LOW)
+    single.backend = exact.backend = "reference"
+    true = run(exact, call, torch.float64, cotangent)
+    eager = run(single, call, torch.float32, cotangent)
+
+    def error(found, part):
+        return (found[part].to(LOW).double() - true[part]).square().mean().sqrt()
+
+    for backend in serving(layer, x, is_causal=True):
+        low.backend = single.backend = backend
+        budget = FUSED if backend == "sdpa" else OURS
+        for found in (run(low, call, LOW, cotangent), run(single, call, LOW, cotangent, True)):
+            assert found["out"].dtype == LOW
+            for part, value in true.items():
+                factor = budget[0 if part == "out" else 1 if part in HEADS else 2]
+                least = ROUNDING * value.square().mean().sqrt()
+                allowed = factor * torch.maximum(error(eager, part), least)
+                assert error(found, part) <= allowed, (backend, part)
+
+
+def test_three_parts_hold_a_single_precision_number():
+    """8 bits each, 24 in all; and of a product all but what is below its last bit."""
+    torch.manual_seed(1)
+    a, b = (torch.randn(997) * 2.0 ** torch.randint(-9, 9, (997,)) for _ in range(2))
+    parts = split_precision(a, LOW)
+    assert all(part.dtype == LOW for part in parts)
+    assert torch.equal(sum(part.float() for part in parts), a)
+    exact = a.double() * b.double()
+    product = sum(x.double() * y.double() for x, y in _product_parts(a, b, LOW))
+    assert ((product - exact) / exact).abs().max() < 2.0**-21
+
+
+def test_backward_inside_autocast_is_that_outside():
+    """PyTorch advises against it, but the blocks that backward computes again must not change."""
+    layer, x = LAYERS["mish"](backend="blockwise"), torch.randn(B, N, EMBED)
+    grads = []
+    for inside in (False, True):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", LOW):
+            heads = heads_of(layer, leaf)
+            query = heads.query.requires_grad_()
+            out = layer.core(replace(heads, query=query)).float().square().sum()
+        with torch.autocast("cpu", LOW, enabled=inside):
+            grads.append(torch.autograd.grad(out, query)[0])
+    assert torch.equal(*grads)
