@@ -7,18 +7,17 @@ best validation so far). The number is the optimiser step.
 import hashlib
 import os
 import re
-import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
+
+from lit_probattn.records.provenance import replacing
 
 Kind = Literal["step", "best"]
 _NAME = re.compile(r"(step|best)-(\d{8})\.ckpt")
@@ -57,6 +56,11 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
     found = [(int(m[2]), path) for m, path in named if m is not None and m[1] == kind]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def named_by_a_run(path: Path) -> bool:
+    """Whether a checkpoint has the name of one that a training writes."""
+    return _NAME.fullmatch(path.name) is not None
 
 
 def step_of(path: Path) -> int:
@@ -198,50 +202,12 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         ) from error
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write atomically: a temporary file, flushed to the disk and renamed once the block ends well.
-
-    What stood under the name is untouched otherwise.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
 def _cause(error: BaseException) -> BaseException:
     """The refusal of the disk behind an error of PyTorch's writer, which does not repeat it."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
     return found or error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class CheckedCheckpointIO(CheckpointIO):

@@ -35,15 +35,15 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     provenance.replace_text(path, "old\n")
 
     def interrupted():
-        with provenance.replacing(path) as temporary:
-            temporary.write_text("ha")
+        with provenance.replacing(path) as file:
+            file.write(b"ha")
             raise KeyError("interrupted")
 
     with pytest.raises(KeyError):
         interrupted()
     assert path.read_text() == "old\n"
-    with provenance.replacing(path) as temporary:
-        temporary.write_text("new\n")
+    with provenance.replacing(path) as file:
+        file.write(b"new\n")
     assert path.read_text() == "new\n"
 
 
