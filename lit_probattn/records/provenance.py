@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -200,15 +200,14 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         durable: whether file and name are on the disk, not only in its cache, before this returns.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    file = temporary.open("x+b")  # fails where anything has this name, a link too
     try:
-        with os.fdopen(handle, "w+b") as file:
+        with file:
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
         if durable:
             _sync_folder(path.parent)
@@ -220,12 +219,6 @@ def replace_text(path: Path, text: str) -> None:
     """Write a text atomically: a temporary file, then a rename."""
     with replacing(path, durable=False) as file:
         file.write(text.encode("utf-8"))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sync_folder(folder: Path) -> None:

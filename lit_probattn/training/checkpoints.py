@@ -54,7 +54,11 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    found = [(int(m[2]), path) for m, path in named if m is not None and m[1] == kind]
+    found = [
+        (int(m[2]), path)
+        for m, path in named
+        if m is not None and m[1] == kind and not path.is_dir()
+    ]
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -76,7 +80,7 @@ def check_checkpoint(path: Path) -> None:
         CheckpointError: the file is missing, cut off, or has a byte that changed.
     """
     if not path.is_file():
-        raise CheckpointError(f"checkpoint not found: {path}")
+        raise CheckpointError(f"checkpoint not found: {path}{_those_there(path)}")
     if path.stat().st_size == 0:
         raise CheckpointError(f"checkpoint {path} is empty")
     try:
@@ -89,6 +93,37 @@ def check_checkpoint(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is damaged: checksum of {member!r} is wrong")
     if not sealed:
         raise CheckpointError(f"checkpoint {path} is damaged: checksum of the file is wrong")
+
+
+def find_file(path: Path) -> Path:
+    """Return the checkpoint that a path means: itself, or one of a run folder.
+
+    `RUN` and `RUN/best` mean the best one, or without a validation the newest; `RUN/last` the
+    newest. `RUN/checkpoints` serves like `RUN`.
+
+    Raises:
+        CheckpointError: there is none, or all of a run are damaged.
+    """
+    if path.is_file():
+        return path
+    asked = path.name if path.name in ("best", "last") and not path.exists() else ""
+    folder = path.parent if asked else path
+    kinds: tuple[Kind, ...] = ("step",) if asked == "last" else ("best", "step")
+    for place in (folder / "checkpoints", folder):
+        for kind in kinds:
+            found = newest_good_checkpoint(place, kind)
+            if found is not None:
+                return found
+    raise CheckpointError(f"checkpoint not found: {path}{_those_there(path)}")
+
+
+def _those_there(path: Path) -> str:
+    """Name the checkpoints near a path that is none."""
+    for place in (path / "checkpoints", path, path.parent, path.parent / "checkpoints"):
+        names = sorted(p.name for p in place.glob("*.ckpt") if p.is_file() and p != path)
+        if names:
+            return f"; in {place} there are {', '.join(names[:8])}"
+    return ""
 
 
 def _seal(file: BinaryIO) -> None:
@@ -196,9 +231,12 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             torch.save(checkpoint, file)
             _seal(file)
     except (OSError, RuntimeError) as error:
+        remedy = "free some space, or put runs elsewhere with --run.root"
+        if path.is_dir():
+            remedy = "move away the folder that has its name"
         raise CheckpointError(
             f"cannot write checkpoint {path}: {_cause(error)}. Earlier checkpoints are untouched; "
-            "free some space, or put runs elsewhere with --run.root"
+            f"{remedy}"
         ) from error
 
 
@@ -247,7 +285,7 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     """
     if output.exists() or output.is_symlink():
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
-    state = load_checkpoint(checkpoint).get("state_dict", {})
+    state = load_checkpoint(find_file(checkpoint)).get("state_dict", {})
     prefix = "model."
     named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
     weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}

@@ -30,6 +30,7 @@ from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import (
     CheckpointError,
     check_checkpoint,
+    find_file,
     newest_good_checkpoint,
     step_of,
 )
@@ -362,8 +363,10 @@ def find_checkpoint(
                 f"no {request} checkpoint in {place}: train first, or give --run.name or a path"
             )
         return checkpoint
-    path = Path(request)
+    if not request:
+        raise RunFolderError("--ckpt_path is empty: give best, last, a path, or for fit auto")
     try:
+        path = find_file(Path(request))
         check_checkpoint(path)
     except CheckpointError as error:
         raise RunFolderError(f"--ckpt_path: {error}") from error
