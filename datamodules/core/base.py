@@ -123,6 +123,11 @@ class DataModule(pl.LightningDataModule):
     else:
         vocab_size = num_features = None
 
+    @property
+    def source_hashes(self) -> dict[str, str]:
+        """SHA-256 of what the data were made from, by name; empty for what is generated."""
+        return {}
+
     def load_splits(self) -> dict[str, Split]:
         """Return the splits `train`, `val` and `test`."""
         raise NotImplementedError
@@ -269,7 +274,7 @@ class CachedDataModule(DataModule):
 
     def prepare_data(self) -> None:
         """Build the cache unless a good one is there. Lightning calls it once per node."""
-        ensure_cache(self.cache_dir, self.cache_spec, self.build)
+        self._opened = ensure_cache(self.cache_dir, self.cache_spec, self.build)
 
     def open(self) -> Cache:
         """Open the cache anew and verify it.
@@ -297,6 +302,12 @@ class CachedDataModule(DataModule):
         if self.trainer is None:
             self.prepare_data()
         return self.open()
+
+    @property
+    def source_hashes(self) -> dict[str, str]:
+        """SHA-256 of the files and folders that the cache was made from, by name."""
+        sources = self.cache.meta["sources"]
+        return {name: str(facts["sha256"]) for name, facts in sources.items()}
 
     def load_splits(self) -> dict[str, Split]:
         """Open the splits in the cache."""

@@ -13,9 +13,11 @@ import json
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -192,13 +194,15 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
         return open_cache(root, spec)
     except DataError:
         pass
+    builder = root / f".{spec.name}.builder"
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / f".{spec.name}.lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            _log.info("another process is building %s; waiting for it", root / spec.name)
+            who = builder.read_text() if builder.is_file() else "another process"
+            _log.warning("%s is being built by %s; waiting for it", root / spec.name, who)
             lock.acquire()
     except OSError as error:
         raise DataError(
@@ -206,8 +210,11 @@ def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], Non
             f"or the environment variable LIT_PROBATTN_CACHE to a folder that can"
         ) from error
     try:
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        write_whole(builder, f"process {os.getpid()} on {socket.gethostname()} since {since}")
         return _open_or_build(root, spec, build)
     finally:
+        builder.unlink(missing_ok=True)
         lock.release()
 
 

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import os
+import secrets
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -85,8 +86,8 @@ def sync(file: Any) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write atomically: a temporary file beside the place, then a rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with temporary.open("x", encoding="utf-8") as file:
         file.write(text)
         sync(file)
     temporary.replace(path)

@@ -119,12 +119,11 @@ class UEA(CachedDataModule):
     @property
     def provenance(self) -> dict[str, Any]:
         """Release and protocol behind a result; plain JSON values."""
-        hashes = {name: facts["sha256"] for name, facts in self.cache.meta["sources"].items()}
         return {
             "archive": self.archive,
             "archive_source": self.source,
             "archive_version": self._facts["version"],
-            "archive_sha256": hashes,
+            "archive_sha256": self.source_hashes,
             "select_on": self.select_on,
             "val_fraction": None if self.select_on_test else self.val_fraction,
             "split_seed": None if self.select_on_test else self.split_seed,

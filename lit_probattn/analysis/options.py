@@ -49,7 +49,12 @@ OUT = Flag("out", "folder of the results", type=Path, required=True)
 SPLITS = ("val", "test")
 
 MODEL = (
-    Flag("checkpoint", "a file in runs/NAME/VERSION/checkpoints", type=Path, required=True),
+    Flag(
+        "checkpoint",
+        "a file in runs/NAME/VERSION/checkpoints, or runs/NAME/VERSION",
+        type=Path,
+        required=True,
+    ),
     Flag(
         "config",
         "configuration; default: config.yaml of the run folder. Later files add to earlier ones",

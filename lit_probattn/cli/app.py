@@ -41,6 +41,7 @@ from lit_probattn.training.callbacks import (
     make_progress_bar,
 )
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
+from lit_probattn.training.evaluation import SampleCount, Scope, differences, limit_of
 from lit_probattn.training.lightning_internals import BareCLI
 from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
 from lit_probattn.training.memory import MemoryAdvice
@@ -52,6 +53,7 @@ from lit_probattn.training.run_folder import (
     find_checkpoint,
     folder_of_checkpoint,
     plan_fit,
+    remove_left_overs,
     share_plan,
 )
 from lit_probattn.training.run_record import write_record
@@ -168,9 +170,18 @@ class RunCLI(BareCLI):
             self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
             return
         config = self._config_dict()
-        plan = share_plan(
-            self.trainer, lambda: plan_fit(self.settings, self.run_name, config, ckpt_path)
-        )
+
+        def make() -> RunPlan:
+            name, sources = self.run_name, self._sources
+            return plan_fit(self.settings, name, config, ckpt_path, sources)
+
+        plan = share_plan(self.trainer, config, make)
+        try:
+            self._train(plan, config, kwargs)
+        finally:
+            plan.let_go()
+
+    def _train(self, plan: RunPlan, config: dict[str, Any], kwargs: dict[str, Any]) -> None:
         if 0 < self.trainer.max_steps <= plan.steps_done:
             self._report_finished(plan)
             return
@@ -178,11 +189,12 @@ class RunCLI(BareCLI):
         if hasattr(self, "checkpoints"):
             self.checkpoints.folder = plan.folder / "checkpoints"
         if self._own_loggers:
-            self.trainer.loggers = [
-                RunCSVLogger(plan.folder, plan.steps_done),
-                RunTensorBoardLogger(plan.folder, plan.steps_done),
-            ]
+            csv = RunCSVLogger(plan.folder, plan.steps_done)
+            self.trainer.loggers = [csv, RunTensorBoardLogger(plan.folder, plan.steps_done)]
         if self.trainer.is_global_zero:
+            remove_left_overs(plan.folder)
+            if self._own_loggers:
+                csv.load()
             write_record(
                 plan.folder,
                 config_text=yaml.safe_dump(config, sort_keys=False),
@@ -222,9 +234,9 @@ class RunCLI(BareCLI):
 
     def predict(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Write predictions."""
-        plan = self._plan_evaluation("predict", ckpt_path)
+        plan, scope = self._plan_evaluation("predict", ckpt_path)
         assert plan.checkpoint is not None
-        path = plan.folder / f"predictions-{plan.checkpoint.stem}.parquet"
+        path = scope.path(plan.folder, f"predictions-{plan.checkpoint.stem}", ".parquet")
         self._add_callback(PredictionWriter(path))
         kwargs["return_predictions"] = False
         self.trainer.predict(**kwargs, ckpt_path=plan.checkpoint)
@@ -232,8 +244,10 @@ class RunCLI(BareCLI):
             print(f"predictions: {path}")
 
     def _evaluate(self, command: str, request: str | None, kwargs: dict[str, Any]) -> None:
-        plan = self._plan_evaluation(command, request)
+        plan, scope = self._plan_evaluation(command, request)
         assert plan.checkpoint is not None
+        samples = SampleCount()
+        self._add_callback(samples)
         results = getattr(self.trainer, command)(**kwargs, ckpt_path=plan.checkpoint)
         if not self.trainer.is_global_zero:
             return
@@ -242,28 +256,42 @@ class RunCLI(BareCLI):
             **values,
             "checkpoint": str(plan.checkpoint),
             "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
+            "num_samples": samples.count,
+            "limit_batches": scope.limit,
+            "attention": _attention_of(self._config_dict()),
+            "differs_from_run": scope.differences,
             **getattr(self.datamodule, "provenance", {}),
         }
-        path = plan.folder / f"{command}-{plan.checkpoint.stem}.json"
+        path = scope.path(plan.folder, f"{command}-{plan.checkpoint.stem}", ".json")
         replace_text(path, json.dumps(report, indent=2) + "\n")
         print(f"results: {path}")
 
-    def _plan_evaluation(self, command: str, request: str | None) -> RunPlan:
+    def _plan_evaluation(self, command: str, request: str | None) -> tuple[RunPlan, Scope]:
         if request is None:
             raise CommandError(
                 f"{command} needs trained weights: add --ckpt_path best, last or a path"
             )
+        config = self._config_dict()
+        scope = Scope(limit=limit_of(self.trainer, command))
 
         def plan() -> RunPlan:
             checkpoint = find_checkpoint(
-                self.settings, self.run_name, request, run_folder_of(self.files)
+                self.settings, self.run_name, request, run_folder_of(self.files), config
             )
-            return RunPlan(folder_of_checkpoint(checkpoint), checkpoint)
+            scope.differences = differences(checkpoint, config, self._sources)
+            folder = folder_of_checkpoint(checkpoint)
+            return RunPlan(folder, checkpoint, notes=list(filter(None, [scope.note(folder)])))
 
-        shared = share_plan(self.trainer, plan)
+        shared = share_plan(self.trainer, config, plan)
         if self.trainer.is_global_zero:
-            print(f"checkpoint: {shared.checkpoint}", flush=True)
-        return shared
+            print("\n".join([*shared.notes, f"checkpoint: {shared.checkpoint}"]), flush=True)
+        return shared, scope
+
+    def _sources(self) -> dict[str, str]:
+        """Prepare the data; return what they were made from."""
+        self.datamodule.prepare_data()
+        found: dict[str, str] = getattr(self.datamodule, "source_hashes", {})
+        return found
 
     def _config_dict(self) -> dict[str, Any]:
         """The resolved configuration as it is stored: with the run's name, without a checkpoint."""
@@ -273,6 +301,11 @@ class RunCLI(BareCLI):
         loaded: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
         loaded.pop("ckpt_path")
         return loaded
+
+
+def _attention_of(config: dict[str, Any]) -> str | None:
+    entry = config["model"].get("init_args", {}).get("attention")
+    return entry.get("class_path") if isinstance(entry, dict) else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

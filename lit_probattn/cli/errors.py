@@ -44,6 +44,8 @@ _STORAGE = {
 
 _NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
 
+_WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed|exited unexpectedly)")
+
 OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
 DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 
@@ -89,6 +91,18 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.errno in _STORAGE:
         place = "" if error.filename is None else f": {error.filename}"
         return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2
+    if found := _WORKER.search(text):
+        return (
+            f"a loader process ({found[1]}) was killed, most likely because memory ran out: lower "
+            "--data.init_args.num_workers or --data.init_args.batch_size; the same command with "
+            "--ckpt_path last goes on from the last checkpoint"
+        ), 2
+    if text.startswith("You set `--ntasks="):
+        return (
+            f"SLURM_NTASKS is {os.environ.get('SLURM_NTASKS')} and SLURM_NTASKS_PER_NODE is not "
+            "set: request tasks with --ntasks-per-node and start them with srun, or set "
+            "SLURM_JOB_NAME=interactive to run one process in this allocation"
+        ), 2
     if text.startswith("Error(s) in loading state_dict"):
         return f"the checkpoint does not fit this configuration: {_differences(text)}", 2
     if isinstance(error, ValueError | NotImplementedError | FileNotFoundError):

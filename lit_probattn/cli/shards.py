@@ -1,21 +1,17 @@
-"""Sharing a list of points among processes: flags, shards, claims, progress."""
+"""Sharing a list of points among processes: flags, shards, progress."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import fcntl
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 from lit_probattn.configs import ConfigError
 
-_POLL_SECONDS = 0.1
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
 
 
@@ -62,36 +58,6 @@ def parse_shard(text: str) -> tuple[int, int]:
 def torchrun_shard() -> tuple[int, int]:
     """Return (rank, world size) under torchrun, else (0, 1)."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-@contextmanager
-def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
-    """Lock a file; yields its handle, or None if another process keeps it.
-
-    The system frees the lock when the last process that has the file open ends, however it ends;
-    commands that inherit the handle keep it.
-
-    Args:
-        path: the file; created if missing.
-        patience: seconds to wait: commands of a process that was just killed need a moment to end.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        yield handle if _locked(handle, time.monotonic() + patience) else None
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int, end: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(_POLL_SECONDS)
 
 
 def end_with_parent() -> None:

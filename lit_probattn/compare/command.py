@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from datamodules.core.errors import DataError
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
@@ -347,7 +348,16 @@ def _run_cells(
     out: Path | None,
     skipped: Mapping[str, str],
 ) -> int:
-    """Run cells and write the report after each; in one shard of several it is not written."""
+    """Run cells and write the report after each; in one shard of several it is not written.
+
+    Raises:
+        ConfigError: the flags name a GPU and this machine has none.
+    """
+    if options.accelerator in ("gpu", "cuda") and not torch.accelerator.is_available():
+        raise ConfigError(
+            f"--accelerator {options.accelerator}, but there is no GPU here: use --accelerator "
+            "cpu, or look at `python -m lit_probattn.doctor`"
+        )
     counted = Counted()
     failed = counted.prepare([cell for cell in mine if cell.result() is None])
     without = {**skipped, **failed}

@@ -39,7 +39,7 @@ from lit_probattn.convert.files import (
     write,
 )
 from lit_probattn.convert.layer import LayerErrors, LayerInputs, convert_layer
-from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint
+from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 from lit_probattn.training.trained import Trained, open_trained
 
 Batches = Sequence[dict[str, Tensor]]
@@ -160,6 +160,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
         CheckpointError: a file cannot be read or written.
     """
     check_output(options.output)
+    options.checkpoint = find_file(options.checkpoint)
     checkpoint = load_checkpoint(options.checkpoint)
     state = checkpoint.get("state_dict", {})
     run = None if options.weights_only else _open_run(options)
@@ -224,7 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a checkpoint with softmax attention")
+    add("checkpoint", type=Path, help="a checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="the checkpoint to write, NAME.ckpt")
     add("--num_components", type=int, default=2, help="old heads per new head")
     add(

@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lit_probattn.export", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("checkpoint", type=Path, help="a file from runs/NAME/VERSION/checkpoints")
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a run folder")
     parser.add_argument("output", type=Path, help="the .safetensors file to write")
     options = parser.parse_args(arguments)
     try:

@@ -22,7 +22,7 @@ from lit_probattn.convert.files import (
     restore_layer,
     write,
 )
-from lit_probattn.training.checkpoints import load_checkpoint
+from lit_probattn.training.checkpoints import find_file, load_checkpoint
 
 
 def pad_heads(weight: Tensor, num_heads: int, head_size: int, *, axis: int = 0) -> Tensor:
@@ -106,7 +106,7 @@ def embed_into_head_size(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python -m lit_probattn.head_size embed`."""
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a checkpoint with softmax attention")
+    add("checkpoint", type=Path, help="a checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="the checkpoint to write, NAME.ckpt")
     add("--head_dim", type=int, required=True, help="new head size")
     add("--from_head_dim", type=int, help="head size, where no hyper-parameter says")
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> None:
         ConversionError: the checkpoint or the sizes do not fit.
     """
     check_output(options.output)
-    checkpoint = load_checkpoint(options.checkpoint)
+    checkpoint = load_checkpoint(find_file(options.checkpoint))
     parameters = dict(checkpoint.get("hyper_parameters", {}))
     head_dim = options.from_head_dim or parameters.get("head_dim")
     if head_dim is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -196,14 +197,41 @@ def is_first_rank() -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write atomically: yield a temporary path beside `path`, then rename it to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    yield temporary
-    temporary.replace(path)
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Write atomically: a temporary file, renamed to `path` once the block ends well.
+
+    What stood under the name is untouched otherwise; the temporary file's name is random and new.
+
+    Args:
+        path: its folder is made if needed.
+        durable: whether file and name are on the disk, not only in its cache, before this returns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    file = temporary.open("x+b")  # fails where anything has this name, a link too
+    try:
+        with file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+        if durable:
+            _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text atomically: a temporary file, then a rename."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with replacing(path, durable=False) as file:
+        file.write(text.encode("utf-8"))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -304,6 +304,19 @@ class Task(pl.LightningModule):
         self._window.append((batch_idx, batch, loss.detach()))
         return loss
 
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients.
+
+        Raises:
+            NonFiniteError: PyTorch looks for anomalies and has found NaN.
+        """
+        try:
+            super().backward(loss, *args, **kwargs)
+        except RuntimeError as error:
+            if "returned nan values" not in str(error):
+                raise
+            raise NonFiniteError(self._describe_anomaly(str(error))) from error
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Check that everything is finite, set learning rate and beta1, log the loss.
 
@@ -389,6 +402,17 @@ class Task(pl.LightningModule):
         return (
             f"a gradient is not finite at step {step}{scaled}: first bad parameter "
             f"{name}, samples {describe_samples(i for r in ids for i in r)}. "
+            f"{_UNCHANGED}"
+        )
+
+    def _describe_anomaly(self, found: str) -> str:
+        """One line for this rank, which does not wait for the others: they are in backward."""
+        step, mine = self.trainer.global_step, self._describe_my_window()
+        if mine is not None:
+            return f"the loss is not finite at step {step}: {mine}. {_UNCHANGED}"
+        samples = describe_samples(self._window[-1][1]["sample_ids"].tolist())
+        return (
+            f"a gradient is not finite at step {step}: {found.rstrip('.')}, samples {samples}. "
             f"{_UNCHANGED}"
         )
 

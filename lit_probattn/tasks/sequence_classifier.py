@@ -32,7 +32,7 @@ class LabelTask(Task):
         super().__init__(**training_options)
         self.keep_arguments()  # the subclass's too
         self.num_classes = num_classes
-        self.eval_loss = MeanMetric()
+        self.eval_loss = MeanMetric(nan_strategy="disable")
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, batch: Batch) -> Tensor:

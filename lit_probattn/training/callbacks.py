@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 
 from lit_probattn.attention import recorded_choices
+from lit_probattn.records.provenance import replacing
 from lit_probattn.tasks.distributed import gather_objects
-from lit_probattn.training.checkpoints import replacing
 from lit_probattn.training.lightning_internals import TrainingBar, set_logged_step
 from lit_probattn.training.run_record import add_to_last_start
 
@@ -48,11 +48,17 @@ class StepNumbers(Callback):
 
 
 class RunRecord(Callback):
-    """Adds to `versions.json` what is known once the first step is done."""
+    """Adds to `versions.json` what the data were made from, and after the first step the rest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._done = False
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Record the hashes of the data's sources."""
+        sources = getattr(getattr(trainer, "datamodule", None), "source_hashes", None)
+        if sources is not None and trainer.is_global_zero:
+            add_to_last_start(self.folder, sources=sources)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any

@@ -7,18 +7,17 @@ best validation so far). The number is the optimiser step.
 import hashlib
 import os
 import re
-import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
+
+from lit_probattn.records.provenance import replacing
 
 Kind = Literal["step", "best"]
 _NAME = re.compile(r"(step|best)-(\d{8})\.ckpt")
@@ -55,8 +54,17 @@ def list_checkpoints(folder: Path, kind: Kind) -> list[Path]:
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    found = [(int(m[2]), path) for m, path in named if m is not None and m[1] == kind]
+    found = [
+        (int(m[2]), path)
+        for m, path in named
+        if m is not None and m[1] == kind and not path.is_dir()
+    ]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def named_by_a_run(path: Path) -> bool:
+    """Whether a checkpoint has the name of one that a training writes."""
+    return _NAME.fullmatch(path.name) is not None
 
 
 def step_of(path: Path) -> int:
@@ -72,7 +80,7 @@ def check_checkpoint(path: Path) -> None:
         CheckpointError: the file is missing, cut off, or has a byte that changed.
     """
     if not path.is_file():
-        raise CheckpointError(f"checkpoint not found: {path}")
+        raise CheckpointError(f"checkpoint not found: {path}{_those_there(path)}")
     if path.stat().st_size == 0:
         raise CheckpointError(f"checkpoint {path} is empty")
     try:
@@ -85,6 +93,37 @@ def check_checkpoint(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is damaged: checksum of {member!r} is wrong")
     if not sealed:
         raise CheckpointError(f"checkpoint {path} is damaged: checksum of the file is wrong")
+
+
+def find_file(path: Path) -> Path:
+    """Return the checkpoint that a path means: itself, or one of a run folder.
+
+    `RUN` and `RUN/best` mean the best one, or without a validation the newest; `RUN/last` the
+    newest. `RUN/checkpoints` serves like `RUN`.
+
+    Raises:
+        CheckpointError: there is none, or all of a run are damaged.
+    """
+    if path.is_file():
+        return path
+    asked = path.name if path.name in ("best", "last") and not path.exists() else ""
+    folder = path.parent if asked else path
+    kinds: tuple[Kind, ...] = ("step",) if asked == "last" else ("best", "step")
+    for place in (folder / "checkpoints", folder):
+        for kind in kinds:
+            found = newest_good_checkpoint(place, kind)
+            if found is not None:
+                return found
+    raise CheckpointError(f"checkpoint not found: {path}{_those_there(path)}")
+
+
+def _those_there(path: Path) -> str:
+    """Name the checkpoints near a path that is none."""
+    for place in (path / "checkpoints", path, path.parent, path.parent / "checkpoints"):
+        names = sorted(p.name for p in place.glob("*.ckpt") if p.is_file() and p != path)
+        if names:
+            return f"; in {place} there are {', '.join(names[:8])}"
+    return ""
 
 
 def _seal(file: BinaryIO) -> None:
@@ -192,33 +231,13 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             torch.save(checkpoint, file)
             _seal(file)
     except (OSError, RuntimeError) as error:
+        remedy = "free some space, or put runs elsewhere with --run.root"
+        if path.is_dir():
+            remedy = "move away the folder that has its name"
         raise CheckpointError(
             f"cannot write checkpoint {path}: {_cause(error)}. Earlier checkpoints are untouched; "
-            "free some space, or put runs elsewhere with --run.root"
+            f"{remedy}"
         ) from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write atomically: a temporary file, flushed to the disk and renamed once the block ends well.
-
-    What stood under the name is untouched otherwise.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -227,21 +246,6 @@ def _cause(error: BaseException) -> BaseException:
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
     return found or error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class CheckedCheckpointIO(CheckpointIO):
@@ -281,7 +285,7 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     """
     if output.exists() or output.is_symlink():
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
-    state = load_checkpoint(checkpoint).get("state_dict", {})
+    state = load_checkpoint(find_file(checkpoint)).get("state_dict", {})
     prefix = "model."
     named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
     weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}

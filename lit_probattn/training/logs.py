@@ -2,6 +2,7 @@
 
 import csv
 import io
+import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_probattn.records.provenance import replace_text
+from lit_probattn.training.run_record import set_aside
 
 FILE_NAME = "metrics.csv"
 
@@ -64,7 +66,7 @@ class RunCSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add values to the row of a step. `step` counts from 0, as Lightning gives it."""
         if not self._loaded:
-            self._load()
+            self.load()
         values = {key: str(np.float32(v)) for key, v in metrics.items() if key != "epoch"}
         if not values:
             return
@@ -82,17 +84,26 @@ class RunCSVLogger(Logger):
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns, restval="").writerow(self._rows[-1])
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Read what an earlier process has logged, and keep the rows that are not repeated.
+
+        Half a last row, as a killed process or a power cut leaves it, is dropped. Where another row
+        cannot be read, the file is set aside and the other rows are kept.
+        """
         self._loaded = True
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
             return
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            self._columns = list(reader.fieldnames or ["step"])
-            # A killed process may have left half a last line.
-            complete = [row for row in reader if None not in row.values()]
-        self._rows = [row for row in complete if int(row["step"]) <= self._steps_done]
+        self._columns, rows, problems = _read_rows(self.path)
+        if problems:
+            aside = set_aside(self.path)
+            warnings.warn(
+                f"{self.path}: {problems[0]}"
+                + (f", and {len(problems) - 1} other rows" if len(problems) > 1 else "")
+                + f" cannot be read; it is kept as {aside.name}, and what can be read goes on",
+                stacklevel=2,
+            )
+        self._rows = [row for row in rows if int(row["step"]) <= self._steps_done]
         self._rewrite()
 
     def _rewrite(self) -> None:
@@ -101,6 +112,28 @@ class RunCSVLogger(Logger):
         writer.writeheader()
         writer.writerows(self._rows)
         replace_text(self.path, text.getvalue())
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
+    """Return the columns and rows of a `metrics.csv`, and what of it cannot be read."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line end is half a row
+    except OSError as error:
+        return ["step"], [], [str(error.strerror)]
+    text = [line.decode("utf-8-sig", "replace").rstrip("\r") for line in lines]
+    cells = [next(csv.reader([line]), []) for line in text]
+    columns = cells[0] if cells else ["step"]
+    if columns[:1] != ["step"] or len(set(columns)) < len(columns) or "\ufffd" in "".join(text[:1]):
+        return ["step"], [], ["row 1, the names of the columns,"]
+    rows, problems = [], []
+    for number, values in enumerate(cells[1:], 2):
+        try:
+            [float(value) for value in values if value]
+            row = dict(zip(columns, values, strict=True))
+            rows.append(row | {"step": str(int(float(row["step"])))})
+        except (ValueError, OverflowError):
+            problems.append(f"row {number}")
+    return columns, rows, problems
 
 
 def steps_taken(lightning_step: int | None) -> int:

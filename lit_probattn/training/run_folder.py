@@ -3,8 +3,9 @@
 All processes of a run follow one plan: the first one decides on folder and checkpoint.
 
 A folder holds `config.yaml` (resolved), `versions.json` (a record per start), `metrics.csv`,
-TensorBoard events and `checkpoints/`. It belongs to one configuration: a command whose
-configuration differs in more than `FREE_KEYS` gets a folder of its own.
+TensorBoard events and `checkpoints/`. It belongs to one configuration and the same data: a command
+that differs in more than `FREE_KEYS`, or whose data were made from other files, gets a folder of
+its own. One training at a time writes to it: its first process holds a lock on `.lock`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 
-from lit_probattn.configs import read_yaml
+from lit_probattn.configs import ConfigError, read_yaml
+from lit_probattn.records.locks import hold, release
+from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import (
     CheckpointError,
     check_checkpoint,
-    list_checkpoints,
+    find_file,
     newest_good_checkpoint,
     step_of,
 )
 from lit_probattn.training.preemption import agree_on_restart, is_restart, job_name
+from lit_probattn.training.run_record import FILE_NAME as RECORD
 from lit_probattn.training.run_record import read_starts
 
 PLAN_VARIABLE = "LIT_PROBATTN_PLAN"
+LOCK = ".lock"
+CONFIG = "config.yaml"
 # How far to train, on which hardware, and where files lie: these may differ between the starts of
 # one run. Everything else makes it another run.
 FREE_KEYS = (
@@ -60,6 +68,20 @@ FREE_KEYS = (
     "data.init_args.data_dir",
     "data.init_args.cache_dir",
 )
+# What the processes of one run may differ in.
+_OF_A_RANK = (
+    *("data.init_args.num_workers", "data.init_args.pin_memory"),
+    *("data.init_args.data_dir", "data.init_args.cache_dir"),
+    *("trainer.enable_progress_bar", "trainer.profiler", "run.root"),
+)
+# Temporary files of `replacing`: those that the lock protects, and those of evaluations.
+_TEMPORARY = re.compile(
+    r"\.((?P<own>(step|best)-\d{8}\.ckpt|metrics\.csv|config\.yaml|versions\.json)"
+    r"|(test|validate|predictions)-[\w-]+\.(json|parquet))\.\w+"
+)
+_ABANDONED_SECONDS = 3600.0
+# Names, and SHA-256, of the files that data were made from.
+Sources = Callable[[], Mapping[str, str]]
 
 
 class RunFolderError(ValueError):
@@ -105,22 +127,24 @@ class RunPlan:
 
     def discard_if_unused(self) -> None:
         """Remove a folder that was made for a training that did not complete one step."""
-        starts = read_starts(self.folder)
-        trained = bool(starts) and "backends" in starts[-1]
-        saved = list_checkpoints(self.folder / "checkpoints", "step")
-        if self.created and not trained and not saved:
+        if self.created and is_unused(self.folder):
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def let_go(self) -> None:
+        """Let other processes write to the folder."""
+        release(self.folder / LOCK)
 
-def share_plan(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
+
+def share_plan(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], RunPlan]) -> RunPlan:
     """Make a plan on the first process and give it to all.
 
     Processes that Lightning starts from the first one read it from their environment. Processes
     that torchrun or SLURM started agree over the process group, which is set up here already.
 
     Raises:
-        RunFolderError: on every process, if making the plan failed for a reason the user can mend;
-            or there are several nodes and nothing that started processes on all of them.
+        RunFolderError: on every process, if making the plan failed for a reason the user can mend,
+            or the processes were given different configurations; or there are several nodes and
+            nothing that started processes on all of them.
     """
     if trainer.world_size == 1:
         return make()
@@ -129,7 +153,7 @@ def share_plan(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
         inherited = os.environ.get(PLAN_VARIABLE)
         if inherited is not None:
             return _decode(inherited)
-        return _agree(trainer, make)
+        return _agree(trainer, config, make)
     if trainer.num_nodes > 1:
         raise RunFolderError(
             f"trainer.num_nodes is {trainer.num_nodes}, but this process was started alone: start "
@@ -140,8 +164,9 @@ def share_plan(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
     return plan
 
 
-def _agree(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
+def _agree(trainer: pl.Trainer, config: dict[str, Any], make: Callable[[], RunPlan]) -> RunPlan:
     trainer.strategy.setup_environment()
+    _compare_ranks(gather_objects(config))
     agree_on_restart()
     answer = ("", "")
     if trainer.is_global_zero:
@@ -153,6 +178,17 @@ def _agree(trainer: pl.Trainer, make: Callable[[], RunPlan]) -> RunPlan:
     if kind == "error":
         raise RunFolderError(text)
     return _decode(text)
+
+
+def _compare_ranks(configs: list[dict[str, Any]]) -> None:
+    """Refuse configurations that differ between ranks, on every rank alike."""
+    first, *others = [_without(flatten(config), _OF_A_RANK) for config in configs]
+    for rank, other in enumerate(others, 1):
+        if keys := _differing(first, other):
+            raise RunFolderError(
+                f"rank {rank} was given another configuration than rank 0 (different: "
+                f"{', '.join(keys)}): start every process with the same arguments"
+            )
 
 
 def _encode(plan: RunPlan) -> str:
@@ -173,80 +209,135 @@ def versions_of(root: Path, name: str) -> list[Path]:
 
 
 def plan_fit(
-    settings: RunSettings, name: str, config: dict[str, Any], request: str | None
+    settings: RunSettings,
+    name: str,
+    config: dict[str, Any],
+    request: str | None,
+    sources: Sources = dict,
 ) -> RunPlan:
     """Choose folder and checkpoint of a training command, and create the folder.
 
     Args:
-        request: `--ckpt_path`: None starts afresh; `last` continues the newest version that has a
-            checkpoint; `auto` continues the newest version of this configuration that has one, and
-            starts afresh without; `best` or a path starts a new version from that checkpoint.
+        request: `--ckpt_path`: None starts afresh; `last` continues the newest version of this
+            configuration that has a checkpoint, or else starts a new version from the newest
+            checkpoint with this seed; `auto` continues the newest version of this configuration,
+            and starts afresh without; `best` or a path starts a new version from that checkpoint.
             When torchrun or SLURM has started the command again, it goes on in its own folder,
             whatever the request.
+        sources: returns what the data are made from; called where a version has noted that.
 
     Raises:
-        RunFolderError: there is nothing to continue, or the version exists already.
+        RunFolderError: there is nothing to continue, the version exists already, or another process
+            writes to it.
         CheckpointError: all checkpoints are damaged.
     """
-    begun = _plan_again(settings, name, config) if is_restart() or request == "auto" else None
+    wanted = _Wanted(config, sources)
+    begun = _plan_again(settings, name, wanted) if is_restart() or request == "auto" else None
     if begun is not None:
         return begun
     if request in (None, "auto"):
-        return _new_folder(settings, name)
+        plan = _new_folder(settings, name)
+        plan.notes += wanted.notes
+        return plan
     if request != "last":
         checkpoint = find_checkpoint(settings, name, request)
         plan = _new_folder(settings, name)
         plan.checkpoint = checkpoint
         plan.notes.append(f"starting {plan.folder} from {checkpoint}")
         return plan
-    source, checkpoint_or_none = _newest(_candidates(settings, name), "step")
-    if source is None or checkpoint_or_none is None:
-        raise RunFolderError(
-            f"nothing to continue: no checkpoint in {Path(settings.root, name)}; leave out "
-            "--ckpt_path for a first start, or use --ckpt_path auto, which does either"
-        )
-    differences = config_differences(read_yaml(source / "config.yaml"), config)
-    if not differences:
-        return _continue(source, checkpoint_or_none)
-    if settings.version is not None:
-        raise RunFolderError(
-            f"{source} belongs to another configuration (different: {', '.join(differences)}): "
-            "leave out --run.version for a new version"
-        )
-    plan = _new_folder(settings, name)
-    plan.checkpoint = checkpoint_or_none
-    plan.notes.append(
-        f"the configuration differs from {source} in {', '.join(differences)}: "
-        f"starting {plan.folder} from {checkpoint_or_none}"
-    )
-    return plan
+    return _plan_last(settings, name, wanted)
 
 
-def _plan_again(settings: RunSettings, name: str, config: dict[str, Any]) -> RunPlan | None:
+@dataclass
+class _Wanted:
+    """What a command asks for, to be compared with the versions that there are."""
+
+    config: dict[str, Any]
+    sources: Sources
+    notes: list[str] = field(default_factory=list)
+
+    def differences(self, folder: Path) -> list[str]:
+        """Return what a version differs in: keys of the configuration, or else files of data."""
+        found = config_differences(read_own_config(folder), self.config)
+        if not found and (found := source_differences(folder, self.sources)):
+            self.notes.append(f"{folder} was trained on other data (different: {', '.join(found)})")
+        return found
+
+
+def _plan_again(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan | None:
     """Continue what this job has begun; without a job's name, this configuration's newest run.
 
     A job goes on even before its first checkpoint; then it begins again in the same folder.
     """
     job = job_name() if is_restart() else None
     for folder in _candidates(settings, name):
-        own = folder / "config.yaml"
-        if not own.is_file() or config_differences(read_yaml(own), config):
+        if not (folder / CONFIG).is_file() or wanted.differences(folder):
             continue
         if job is not None and not any(start.get("job") == job for start in read_starts(folder)):
             continue
         checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
         if checkpoint is not None or job is not None:
-            return _continue(folder, checkpoint)
+            return _continue(folder)
     return None
 
 
-def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
+def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
+    """Continue this configuration's newest run; or start a new one from the newest of its seed."""
+    nearest: tuple[Path, Path, list[str]] | None = None
+    others: list[str] = []
+    for folder in _candidates(settings, name):
+        if not (folder / CONFIG).is_file():
+            continue
+        differences = wanted.differences(folder)
+        is_other_seed = settings.version is None and "seed_everything" in differences
+        if is_other_seed or (differences and nearest is not None):
+            others += [folder.name] * is_other_seed
+            continue
+        checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
+        if checkpoint is not None and not differences:
+            return _continue(folder)
+        if checkpoint is not None:
+            nearest = folder, checkpoint, differences
+    if nearest is None:
+        seeds = f" with this seed_everything ({', '.join(others)} have others)" if others else ""
+        raise RunFolderError(
+            f"nothing to continue: no checkpoint in {Path(settings.root, name)}{seeds}; leave out "
+            "--ckpt_path for a first start, or use --ckpt_path auto, which does either"
+        )
+    source, checkpoint, differences = nearest
+    if settings.version is not None:
+        raise RunFolderError(
+            f"{source} belongs to another configuration (different: {', '.join(differences)}): "
+            "leave out --run.version for a new version"
+        )
+    plan = _new_folder(settings, name)
+    plan.checkpoint = checkpoint
+    plan.notes.append(
+        f"the configuration differs from {source} in {', '.join(differences)}: "
+        f"starting {plan.folder} from {checkpoint}"
+    )
+    return plan
+
+
+def _continue(folder: Path) -> RunPlan:
+    """Take a folder that is there and go on from its newest checkpoint, if it has one."""
+    holder = hold(folder / LOCK)
+    if holder is not None:
+        raise RunFolderError(
+            f"{folder} is being written to by {holder}: wait until that has ended, or choose "
+            "another --run.name"
+        )
+    checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
     place = "its beginning" if checkpoint is None else checkpoint.name
     return RunPlan(folder, checkpoint, notes=[f"continuing {folder} from {place}"])
 
 
 def find_checkpoint(
-    settings: RunSettings, name: str, request: str, folder: Path | None = None
+    settings: RunSettings,
+    name: str,
+    request: str,
+    folder: Path | None = None,
+    config: dict[str, Any] | None = None,
 ) -> Path:
     """Return the checkpoint that a request means.
 
@@ -254,6 +345,7 @@ def find_checkpoint(
         request: `best`, `last` or a path.
         folder: the run folder, where it is known; otherwise the newest version of the name that
             has such a checkpoint.
+        config: the version that differs least from it comes first.
 
     Raises:
         RunFolderError: there is none.
@@ -261,6 +353,9 @@ def find_checkpoint(
     """
     if request in ("best", "last"):
         folders = _candidates(settings, name) if folder is None else [folder]
+        if config is not None and len(folders) > 1:
+            own = read_own_config
+            folders.sort(key=lambda path: len(config_differences(own(path), config)))
         _, checkpoint = _newest(folders, "best" if request == "best" else "step")
         if checkpoint is None:
             place = folder or Path(settings.root) / name
@@ -268,8 +363,10 @@ def find_checkpoint(
                 f"no {request} checkpoint in {place}: train first, or give --run.name or a path"
             )
         return checkpoint
-    path = Path(request)
+    if not request:
+        raise RunFolderError("--ckpt_path is empty: give best, last, a path, or for fit auto")
     try:
+        path = find_file(Path(request))
         check_checkpoint(path)
     except CheckpointError as error:
         raise RunFolderError(f"--ckpt_path: {error}") from error
@@ -283,10 +380,35 @@ def folder_of_checkpoint(checkpoint: Path) -> Path:
     return parent.parent if is_run else parent
 
 
+def read_own_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a run folder.
+
+    Raises:
+        RunFolderError: it is missing or damaged.
+    """
+    try:
+        return read_yaml(folder / CONFIG)
+    except ConfigError as error:
+        raise RunFolderError(f"{error}; restore it, or move {folder} away") from error
+
+
 def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the keys in which two configurations differ, apart from `FREE_KEYS`."""
-    old, new = _comparable(before), _comparable(now)
-    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return _differing(_comparable(before), _comparable(now))
+
+
+def source_differences(folder: Path, sources: Sources) -> list[str]:
+    """Return the files, of those that the data are made from, which are not those of a run.
+
+    Empty where the run has not noted its own, or was made from none.
+    """
+    noted = [start["sources"] for start in read_starts(folder) if "sources" in start]
+    found = _differing(noted[-1], sources()) if noted and noted[-1] else []
+    return [f"data file {name}" for name in found]
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
@@ -294,10 +416,15 @@ def _comparable(config: dict[str, Any]) -> dict[str, Any]:
     steps = "model.init_args.schedule_steps"
     if flat.get(steps) is None and flat.get("model.init_args.schedule") != "constant":
         flat[steps] = flat.get("trainer.max_steps")  # a schedule as long as the run
+    return _without(flat, FREE_KEYS)
+
+
+def _without(flat: dict[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
+    """Leave out keys and all that is below them; no value is the same as null."""
     return {
         key: value
         for key, value in flat.items()
-        if value is not None and not any(key == k or key.startswith(f"{k}.") for k in FREE_KEYS)
+        if value is not None and not any(key == k or key.startswith(f"{k}.") for k in free)
     }
 
 
@@ -330,20 +457,50 @@ def _new_folder(settings: RunSettings, name: str) -> RunPlan:
     base.mkdir(parents=True, exist_ok=True)
     if settings.version is not None:
         folder = base / settings.version
-        try:
-            folder.mkdir()
-        except FileExistsError as error:
+        if not _take_new(folder):
             raise RunFolderError(
                 f"{folder} exists: continue it with --ckpt_path last, or choose another "
                 "--run.version"
-            ) from error
+            )
         return RunPlan(folder, created=True)
-    newest = max((int(p.name) for p in base.iterdir() if p.name.isdecimal()), default=-1)
-    for number in itertools.count(newest + 1):
-        with contextlib.suppress(FileExistsError):
-            (base / str(number)).mkdir()
+    newest = max((int(p.name) for p in base.iterdir() if p.name.isdecimal()), default=0)
+    for number in itertools.count(newest):
+        if _take_new(base / str(number)):
             return RunPlan(base / str(number), created=True)
     raise AssertionError
+
+
+def _take_new(folder: Path) -> bool:
+    """Make and lock a folder, or take one whose training was killed before its first step."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    if not folder.is_dir() or not is_unused(folder) or hold(folder / LOCK) is not None:
+        return False
+    if not is_unused(folder):  # another command has come and gone
+        release(folder / LOCK)
+        return False
+    (folder / RECORD).unlink(missing_ok=True)
+    return True
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether nothing but what a start writes before its first step is in a run folder."""
+    names = {path.name for path in folder.iterdir()}
+    names -= {name for name in names if name.startswith((".", "events.out.tfevents."))}
+    return names <= {CONFIG, RECORD} and all("backends" not in s for s in read_starts(folder))
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Remove temporary files that killed processes left in a run folder, which must be held.
+
+    Evaluations do not hold it: what looks like theirs is removed when it is an hour old.
+    """
+    for path in [*folder.glob(".*"), *(folder / "checkpoints").glob(".*")]:
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is None or path.is_dir():
+            continue
+        if found["own"] or time.time() - path.lstat().st_mtime > _ABANDONED_SECONDS:
+            path.unlink(missing_ok=True)
 
 
 def _start_time(folder: Path) -> tuple[str, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import shlex
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def write_record(
     checkpoint: Path | None,
     job: str | None = None,
 ) -> None:
-    """Write `config.yaml`, and add one start to `versions.json`.
+    """Write `config.yaml`, and add one start to `versions.json`, which is set aside if damaged.
 
     Args:
         config_text: the resolved configuration.
@@ -48,7 +50,10 @@ def write_record(
         "git": git_state(),
         "hardware": hardware(),
     }
-    _write_starts(folder, [*read_starts(folder), start])
+    before = read_starts(folder)
+    if not before and (folder / FILE_NAME).exists():
+        set_aside(folder / FILE_NAME)
+    _write_starts(folder, [*before, start])
     replace_text(folder / "config.yaml", config_text)
 
 
@@ -65,8 +70,24 @@ def _write_starts(folder: Path, starts: list[dict[str, Any]]) -> None:
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """Return the recorded starts of a run, oldest first."""
+    """Return the recorded starts of a run, oldest first; none, with a warning, if damaged."""
     path = folder / FILE_NAME
-    if not path.is_file():
+    if not path.exists():
         return []
-    return json.loads(path.read_text())["starts"]
+    problem = ""
+    try:
+        starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
+        if isinstance(starts, list) and all(isinstance(start, dict) for start in starts):
+            return starts
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f" ({error})"
+    warnings.warn(f"{path} is damaged{problem}; going on without what it says", stacklevel=2)
+    return []
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder to `<name>.damaged`, numbered if there is one already."""
+    names = (path.with_name(f"{path.name}.damaged{n or ''}") for n in itertools.count())
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    return aside

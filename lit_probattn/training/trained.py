@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lit_probattn.attention import Attention
 from lit_probattn.configs import instantiate, link_sizes, read_config
-from lit_probattn.training.checkpoints import load_checkpoint
+from lit_probattn.training.checkpoints import find_file, load_checkpoint
 
 
 class OpenError(ValueError):
@@ -110,8 +110,9 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
         OpenError: configuration, data and checkpoint do not go together.
         CheckpointError: the checkpoint is missing or damaged.
     """
-    loaded = load_checkpoint(options.checkpoint)
-    config = read_config(options.checkpoint, options.config)
+    checkpoint = find_file(options.checkpoint)
+    loaded = load_checkpoint(checkpoint)
+    config = read_config(checkpoint, options.config)
     seed = config.get("seed_everything", 0)
     data = None
     if with_data:
@@ -124,12 +125,12 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     link_sizes(config["model"], loaded.get("hyper_parameters", {}), data)
     config["model"]["init_args"].setdefault("seed", seed)
     task = instantiate(pl.LightningModule, config["model"])
-    _load_weights(task, loaded.get("state_dict", {}), options.checkpoint)
+    _load_weights(task, loaded.get("state_dict", {}), checkpoint)
     if getattr(task, "ema", None) is not None:
         task.model = task.ema.module
     device = choose_device(options.device)
     step = int(loaded.get("global_step", 0))
-    return Trained(task.eval().to(device), data, config, options.checkpoint, step, device)
+    return Trained(task.eval().to(device), data, config, checkpoint, step, device)
 
 
 def identity(trained: Trained) -> dict[str, Any]:

@@ -160,5 +160,5 @@ def write_tables(rows: Sequence[ProfileRow], folder: Path) -> None:
     frame = to_frame(rows)
     folder.mkdir(parents=True, exist_ok=True)
     for name, write in (("rows.csv", frame.to_csv), ("rows.parquet", frame.to_parquet)):
-        with replacing(folder / name) as temporary:
-            write(temporary, index=False)
+        with replacing(folder / name) as file:
+            write(file, index=False)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from lit_probattn.cli.shards import Progress, claim
+from lit_probattn.cli.shards import Progress
 from lit_probattn.configs import ConfigError
+from lit_probattn.records.locks import claim
 from lit_probattn.records.provenance import (
     command_line,
     device_name,

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import lit_probattn.__main__
 from lit_probattn.cli.app import DEBUG_VARIABLE, main
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, error_of, write_attention
@@ -53,6 +54,7 @@ WRONG = [
     # checkpoints
     (["--ckpt_path", "last"], "nothing to continue: .*auto"),
     (["--ckpt_path", "nowhere.ckpt"], "checkpoint not found: nowhere.ckpt"),
+    (["--ckpt_path", ""], "--ckpt_path is empty: give best, last, a path"),
 ]
 
 
@@ -100,6 +102,23 @@ def test_missing_file_names_the_nearest(capsys):
 @pytest.mark.parametrize(("command", "expected"), [(["fitt"], "'fitt'"), ([], "subcommand")])
 def test_wrong_command(command, expected, capsys):
     assert expected in error_of(command, capsys)
+
+
+def test_tasks_of_slurm_that_nothing_starts_are_one_line(tmp_path, monkeypatch, capsys):
+    for name, value in {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "x", "SLURM_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    line = error_of(arguments("fit", tmp_path), capsys)
+    assert "SLURM_NTASKS is 2 and SLURM_NTASKS_PER_NODE is not set" in line
+    assert "SLURM_JOB_NAME=interactive to run one process" in line
+
+
+@pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
+def test_a_rank_that_is_no_number_is_one_line(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "x")
+    assert lit_probattn.__main__.main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: environment variable {name}: expected a number, received 'x'")
+    assert told.count("\n") == 1
 
 
 def test_a_fault_keeps_its_traceback(tmp_path, monkeypatch):

@@ -156,6 +156,27 @@ def test_series_are_converted(tmp_path, capsys):
     assert all(0 <= errors["output_error"] < 2 for errors in layers.values())
 
 
+def test_pairs_of_texts_are_converted_from_their_run_folder(tmp_path, capsys):
+    checkpoint = made.checkpoint(tmp_path, "pair", "SoftmaxAttention")
+    out = tmp_path / "mgk.ckpt"
+    status = main([str(checkpoint.parent.parent), str(out), "--num_batches", "1"])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    assert "same prediction in" in told.out
+
+
+def test_a_language_model_is_converted_from_its_weights(tmp_path, capsys):
+    """With data it is not, and one line says what to do instead."""
+    checkpoint = made.checkpoint(tmp_path, "text", "SoftmaxAttention")
+    command = [str(checkpoint), str(tmp_path / "mgk.ckpt")]
+    assert main([*command, "--num_batches", "1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: LanguageModeling does not map a batch to one prediction per row")
+    assert line.endswith("give --weights_only with --head_dim")
+    assert main([*command, "--weights_only", "--head_dim", "8"]) == 0
+    assert "not measured (no inputs)" in capsys.readouterr().out
+
+
 def test_heads_with_a_bias_each_are_refused(tmp_path, capsys):
     """A Swin Transformer is opened, but its relative positions are a bias per head."""
     checkpoint = made.checkpoint(tmp_path, "picture", "SoftmaxAttention")

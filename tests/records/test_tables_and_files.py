@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -76,16 +78,33 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     provenance.replace_text(path, "old\n")
 
     def interrupted():
-        with provenance.replacing(path) as temporary:
-            temporary.write_text("ha")
+        with provenance.replacing(path) as file:
+            file.write(b"ha")
             raise KeyError("interrupted")
 
     with pytest.raises(KeyError):
         interrupted()
     assert path.read_text() == "old\n"
-    with provenance.replacing(path) as temporary:
-        temporary.write_text("new\n")
+    with provenance.replacing(path) as file:
+        file.write(b"new\n")
     assert path.read_text() == "new\n"
+
+
+def test_temporary_names_cannot_be_guessed_and_links_are_not_followed(tmp_path, monkeypatch):
+    """Who may write to the folder cannot have a file elsewhere overwritten."""
+    target = tmp_path / "mine"
+    target.write_text("mine")
+    names = []
+    for number in range(2):
+        with provenance.replacing(tmp_path / "rows.csv") as file:
+            names.append(Path(file.name).name)
+            file.write(b"%d" % number)
+    assert len(set(names)) == 2
+    monkeypatch.setattr(provenance.secrets, "token_hex", lambda count: "guessed")
+    (tmp_path / ".rows.csv.guessed").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        provenance.replace_text(tmp_path / "rows.csv", "other")
+    assert target.read_text() == "mine"
 
 
 def test_the_revision_is_that_of_the_checkout(monkeypatch):

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from lit_probattn.compare import predict as prediction
 from lit_probattn.compare.cells import parse_settings
@@ -189,6 +190,13 @@ def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):
     assert settings["data.init_args.select_on"] == "test"
     assert settings["run.monitor"] == "val/accuracy"
     assert given["protocol"].as_published
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is there")
+def test_a_gpu_that_is_not_there_is_told_before_any_cell(places, tmp_path, capsys):
+    assert main(["tiny", *places, "--only", "listops", "--accelerator", "gpu"]) == 2
+    assert "there is no GPU here: use --accelerator cpu" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.log"))
 
 
 def test_settings():

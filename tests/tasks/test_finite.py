@@ -77,6 +77,41 @@ def test_infinite_gradient_names_the_parameter():
     assert parameter.isfinite().all()
 
 
+def test_a_score_that_is_not_a_number_is_not_hidden(recwarn):
+    """Samples without a finite loss are not left out of the mean."""
+    module = task(lambda embed_dim, head_dim: Poisoned(embed_dim, head_dim))
+    for block in module.model.encoder.blocks:
+        torch.nn.init.constant_(block.attention.value_proj.weight, float("nan"))
+    run = trainer()
+    (scores,) = run.validate(module, data(), verbose=False)
+    assert scores["val/loss"] != scores["val/loss"]
+    assert not [w for w in recwarn if "Will be removed" in str(w.message)]
+
+
+def test_anomaly_detection_says_the_same_of_a_loss():
+    lines = []
+    for detect in (False, True):
+        module = task(lambda embed_dim, head_dim: Poisoned(embed_dim, head_dim))
+        with pytest.raises(NonFiniteError) as caught:
+            trainer(10, detect_anomaly=detect).fit(module, data())
+        lines.append(str(caught.value))
+    assert lines[0] == lines[1]
+    assert "the loss is not finite at step 1" in lines[0]
+
+
+def test_anomaly_detection_names_the_function_of_a_bad_gradient(monkeypatch):
+    module = task()
+    loss = type(module).batch_loss
+
+    def poisoned(self, batch):
+        value = loss(self, batch)
+        return value + (value.detach() - value).abs().sqrt()  # its gradient is 0 · inf
+
+    monkeypatch.setattr(type(module), "batch_loss", poisoned)
+    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 0: Function '\w+'"):
+        trainer(detect_anomaly=True).fit(module, data())
+
+
 def test_first_micro_batch_of_a_window_is_checked_too(monkeypatch):
     module = task()
     original = module.batch_loss

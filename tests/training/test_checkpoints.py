@@ -21,6 +21,7 @@ from lit_probattn.training.checkpoints import (
     check_checkpoint,
     checkpoint_path,
     export_safetensors,
+    find_file,
     list_checkpoints,
     load_checkpoint,
     newest_good_checkpoint,
@@ -206,6 +207,41 @@ def test_export_replaces_nothing(trained, tmp_path, capsys):
     assert export([str(path), str(note / "w.safetensors")]) == 2
     assert f"error: cannot write {note / 'w.safetensors'}: " in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["note.txt", "taken"]
+
+
+def test_a_run_folder_stands_for_its_checkpoints(tmp_path):
+    folder = tmp_path / "0/checkpoints"
+    for kind, step in (("best", 40), ("step", 60), ("step", 80)):
+        save_checkpoint(content(step), checkpoint_path(folder, kind, step))
+    best, last = folder / "best-00000040.ckpt", folder / "step-00000080.ckpt"
+    run_folder = tmp_path / "0"
+    for asked in (run_folder, folder, run_folder / "best", folder / "best", best):
+        assert find_file(asked) == best
+    for asked in (run_folder / "last", folder / "last", last):
+        assert find_file(asked) == last
+    assert export([str(run_folder), str(tmp_path / "w.safetensors")]) == 0
+    best.unlink()
+    assert find_file(run_folder) == last
+
+
+def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path):
+    folder = tmp_path / "0/checkpoints"
+    save_checkpoint(content(40), checkpoint_path(folder, "best", 40))
+    for check in (find_file, check_checkpoint, load_checkpoint):
+        with pytest.raises(CheckpointError, match=rf"in {folder} there are best-00000040.ckpt$"):
+            check(folder / "best-00000600.ckpt")
+    with pytest.raises(CheckpointError, match=r"not found: \S+nowhere/best$"):
+        find_file(tmp_path / "nowhere/best")
+
+
+def test_a_folder_in_the_place_of_a_checkpoint(tmp_path):
+    """It is not taken for one, and not said to be a full disk."""
+    save_checkpoint(content(7), checkpoint_path(tmp_path, "step", 7))
+    taken = checkpoint_path(tmp_path, "step", 8)
+    taken.mkdir()
+    assert [step_of(path) for path in list_checkpoints(tmp_path, "step")] == [7]
+    with pytest.raises(CheckpointError, match=r"move away the folder that has its name$"):
+        save_checkpoint(content(8), taken)
 
 
 def test_resume_falls_back_to_the_previous_checkpoint(trained, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import re
 import resource
@@ -117,6 +118,25 @@ def test_what_the_disk_refuses_is_one_line(code, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lit_probattn.cli.app.write_record", refuse)
     line = error_of(arguments("fit", tmp_path), capsys)
     assert line.lower().startswith(f"error: {os.strerror(code).lower()}: runs/a/0/metrics.csv; ")
+
+
+def test_a_killed_loader_process_is_one_line(tmp_path, monkeypatch, capfd):
+    train = SequenceClassifier.training_step
+
+    def step(self, batch, batch_idx):
+        if batch_idx == 1:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+        return train(self, batch, batch_idx)
+
+    monkeypatch.setattr(SequenceClassifier, "training_step", step)
+    command = arguments("fit", tmp_path, "--data.init_args.num_workers", "1")
+    assert in_child(lambda: main(command)) == 2
+    line = the_error(capfd.readouterr().err)
+    assert re.search(
+        r"a loader process \(\d+\) was killed, most likely because memory ran out", line
+    )
+    assert "lower --data.init_args.num_workers or --data.init_args.batch_size" in line
 
 
 def test_a_file_where_the_folder_of_runs_should_be(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import textwrap
 from itertools import chain
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -191,6 +193,7 @@ def run(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", head + textwrap.dedent(code), *arguments],
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -231,6 +234,28 @@ def test_two_processes_build_once(tmp_path: Path) -> None:
     outputs = [process.communicate(timeout=60)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(chain(*outputs)) == ["21", "21", "21", "built"]
+
+
+def test_a_process_that_waits_says_for_whom(tmp_path: Path, caplog) -> None:
+    """At once, and in a form that is shown without any set-up of logging."""
+    code = """
+    root = __import__("pathlib").Path(sys.argv[1])
+    def build(writer):
+        writer.add("a", np.arange(7))
+        print("building", flush=True)
+        sys.stdin.readline()
+    ensure_cache(root, CacheSpec("numbers", {"count": 7}), build)
+    """
+    builder = run(code, str(tmp_path))
+    assert builder.stdout is not None
+    assert builder.stdout.readline() == "building\n"
+    Timer(0.3, builder.stdin.close).start()
+    ensure_cache(tmp_path, SPEC, no_build)
+    assert builder.wait(60) == 0
+    (record,) = [record for record in caplog.records if "is being built" in record.message]
+    assert record.levelno >= logging.WARNING
+    assert f"is being built by process {builder.pid} on " in record.message
+    assert visible(tmp_path) == [SPEC.name]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import time
 import pytest
 import yaml
 
-from lit_probattn.cli.shards import claim, parse_shard
+from lit_probattn.cli.shards import parse_shard
 from lit_probattn.configs import ConfigError
+from lit_probattn.records.locks import claim
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
 from profiling.sweep.plan import make_plan

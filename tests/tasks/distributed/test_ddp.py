@@ -110,6 +110,7 @@ def test_evaluation_is_exact_for_two_processes(one_process, split):
         path = only_version(one_process) / f"{split}-step-00000016.json"
         values.append(json.loads(path.read_text()))
         path.unlink()
+    assert [value["num_samples"] for value in values] == [21, 21]
     short = "val" if split == "validate" else "test"
     assert values[1][f"{short}/accuracy"] == values[0][f"{short}/accuracy"]
     assert values[1][f"{short}/loss"] == pytest.approx(values[0][f"{short}/loss"], rel=1e-6)

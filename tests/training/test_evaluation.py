@@ -1,0 +1,108 @@
+"""A number is kept under what it is about: configuration, data, part of the split."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from lit_probattn.configs import read_yaml
+from lit_probattn.training.evaluation import differences
+from tests.support.runs import arguments, error_of, only_version, run, write_attention
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(arguments("fit", folder))
+    run(arguments("test", folder, "--ckpt_path", "last"))
+    return folder
+
+
+def results(trained) -> dict[str, dict]:
+    """Content of every result file, the run's own first."""
+    paths = sorted(only_version(trained).glob("test-*.json"), key=lambda path: len(path.name))
+    return {path.name: json.loads(path.read_text()) for path in paths}
+
+
+def test_a_result_says_what_it_is_about(trained):
+    own = results(trained)["test-step-00000016.json"]
+    assert own["num_samples"] == 21
+    assert own["limit_batches"] is None
+    assert own["attention"] == "lit_probattn.attention.SoftmaxAttention"
+    assert own["differs_from_run"] == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "differs", "limit", "count"),
+    [
+        (("--data.init_args.min_length", "40"), {"data.init_args.min_length": 40}, None, 21),
+        (("--trainer.limit_test_batches", "1"), {}, 1, 8),
+        (("--trainer.fast_dev_run", "true"), {}, 1, 8),
+    ],
+    ids=["other-data", "limit", "fast-dev-run"],
+)
+def test_other_numbers_do_not_replace_the_runs_own(trained, capsys, more, differs, limit, count):
+    before = results(trained)
+    run(arguments("test", trained, "--ckpt_path", "last", *more))
+    told = capsys.readouterr().out
+    after = results(trained)
+    path = next(line for line in told.splitlines() if line.startswith("results: ")).split("/")[-1]
+    assert path != "test-step-00000016.json"
+    assert after["test-step-00000016.json"] == before["test-step-00000016.json"]
+    assert (after[path]["differs_from_run"], after[path]["limit_batches"]) == (differs, limit)
+    assert after[path]["num_samples"] == count
+    for key in differs:
+        assert f"the configuration differs from {only_version(trained)} in {key}: results" in told
+
+
+def test_what_decides_no_score_gives_the_runs_own_file(trained, capsys):
+    quiet = ("--model.init_args.lr", "0.5", "--data.init_args.eval_batch_size", "3")
+    backend = ("--model.init_args.attention.init_args.backend", "reference")
+    run(arguments("test", trained, "--ckpt_path", "last", *quiet, *backend))
+    assert "test-step-00000016.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict"])
+def test_another_attention_is_refused(trained, tmp_path, capsys, command):
+    attention = write_attention(tmp_path, score="gaussian")
+    more = ("--ckpt_path", "best")
+    line = error_of(arguments(command, trained, *more, attention=attention), capsys)
+    assert "different: model.init_args.attention.init_args.score): give --config" in line
+    assert line.endswith(str(only_version(trained) / "config.yaml"))
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict"])
+def test_a_limit_that_leaves_nothing_is_refused(trained, capsys, command):
+    key = {"test": "test", "validate": "val", "predict": "predict"}[command]
+    more = ("--ckpt_path", "best", f"--trainer.limit_{key}_batches", "0")
+    line = error_of(arguments(command, trained, *more), capsys)
+    assert f"trainer.limit_{key}_batches must be positive, received 0" in line
+
+
+def test_predictions_of_a_part_have_a_name_of_their_own(trained):
+    for more in ((), ("--trainer.limit_predict_batches", "1")):
+        run(arguments("predict", trained, "--ckpt_path", "last", *more))
+    paths = sorted(only_version(trained).glob("predictions-*"), key=lambda path: len(path.name))
+    assert [len(pd.read_parquet(path)) for path in paths] == [21, 8]
+
+
+def test_an_option_that_the_runs_version_did_not_have_is_no_difference(trained):
+    folder = only_version(trained)
+    now = read_yaml(folder / "config.yaml")
+    now["model"]["init_args"]["attention"]["init_args"]["brand_new"] = 3
+    checkpoint = folder / "checkpoints/step-00000016.ckpt"
+    assert differences(checkpoint, now, dict) == {}
+    now["seed_everything"] = 7
+    assert differences(checkpoint, now, dict) == {"seed_everything": 7}
+    assert differences(folder / "checkpoints/converted.ckpt", now, dict) == {}
+
+
+def test_the_version_with_this_configuration_is_scored(tmp_path, capsys):
+    """Seeds share a name: a test of one does not take the weights of another."""
+    for seed in ("0", "1"):
+        run(arguments("fit", tmp_path, "--trainer.max_steps", "1", "--seed_everything", seed))
+    quick = ("--trainer.max_steps", "1", "--ckpt_path", "last", "--seed_everything", "0")
+    run(arguments("test", tmp_path, *quick))
+    assert "lra_text_tiny-variant/0/test-step-00000001.json" in capsys.readouterr().out

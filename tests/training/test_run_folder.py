@@ -1,0 +1,278 @@
+"""Which folder a training takes: of its own configuration, seed and data; one start at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_probattn.cli.app import main
+from lit_probattn.records.locks import claim, hold, release
+from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.run_folder import (
+    LOCK,
+    RunFolderError,
+    RunPlan,
+    RunSettings,
+    plan_fit,
+    remove_left_overs,
+)
+from lit_probattn.training.run_record import read_starts, write_record
+from tests.datamodules.lra.files import write_pairs
+from tests.support.paths import ROOT
+from tests.support.runs import (
+    arguments,
+    in_child,
+    in_ranks,
+    kill_me,
+    only_version,
+    run,
+    write_attention,
+)
+
+QUICK = ("--trainer.max_steps", "2")
+
+
+def config(lr: float = 0.1, seed: int = 0) -> dict:
+    return {
+        "seed_everything": seed,
+        "model": {"init_args": {"lr": lr, "schedule": "constant"}},
+        "trainer": {"max_steps": 8},
+    }
+
+
+def version(root: Path, number: int, own: dict, *, step: int | None = 4, **start) -> Path:
+    """A run folder as a training leaves it, the younger the larger its number."""
+    folder = root / "name" / str(number)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(own))
+    starts = [{"started": f"2026-01-{number + 1:02d}", "backends": {}, **start}]
+    (folder / "versions.json").write_text(json.dumps({"starts": starts}))
+    if step is not None:
+        with zipfile.ZipFile(folder / "checkpoints" / f"step-{step:08d}.ckpt", "w") as file:
+            file.writestr("data", "x")
+    return folder
+
+
+def plan(root: Path, own: dict, request: str | None, sources=dict, **settings) -> RunPlan:
+    found = plan_fit(RunSettings(root=str(root), **settings), "name", own, request, sources)
+    found.let_go()
+    return found
+
+
+# ---- whose run it is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", ["last", "auto"])
+def test_the_newest_version_of_this_configuration_goes_on(tmp_path, request_):
+    """Whatever else has been trained under the name since; max_steps is free."""
+    wanted = version(tmp_path, 0, config())
+    version(tmp_path, 1, config(seed=1), step=6)
+    version(tmp_path, 2, config(lr=0.2), step=6)
+    found = plan(tmp_path, config() | {"trainer": {"max_steps": 99}}, request_)
+    assert (found.folder, found.steps_done, found.created) == (wanted, 4, False)
+
+
+def test_last_starts_from_the_newest_of_this_seed_and_never_from_another_seed(tmp_path):
+    version(tmp_path, 0, config(lr=0.2))
+    version(tmp_path, 1, config(lr=0.2, seed=1), step=6)
+    found = plan(tmp_path, config(lr=0.3), "last")
+    assert found.checkpoint == tmp_path / "name/0/checkpoints/step-00000004.ckpt"
+    assert "differs from" in found.notes[0]
+    with pytest.raises(
+        RunFolderError, match=r"no checkpoint in .*name with this seed.*\(1, 0 have"
+    ):
+        plan(tmp_path, config(seed=2), "last")
+
+
+@pytest.mark.parametrize("request_", ["last", "auto"])
+def test_other_data_are_another_configuration(tmp_path, request_):
+    folder = version(tmp_path, 0, config(), sources={"train.tsv": "aa", "test.tsv": "cc"})
+    same = plan(tmp_path, config(), request_, lambda: {"train.tsv": "aa", "test.tsv": "cc"})
+    assert same.folder == folder
+    other = plan(tmp_path, config(), request_, lambda: {"train.tsv": "bb", "test.tsv": "cc"})
+    assert other.folder == tmp_path / "name/1"
+    assert (other.checkpoint is None) == (request_ == "auto")
+    assert "data file train.tsv" in other.notes[0]
+    assert "test.tsv" not in other.notes[0]
+
+
+def test_data_are_not_prepared_for_a_run_that_noted_none(tmp_path):
+    def fail():
+        raise AssertionError("prepared")
+
+    version(tmp_path, 0, config(), sources={})
+    version(tmp_path, 1, config(lr=0.2), sources={"train.tsv": "aa"})
+    assert plan(tmp_path, config(), "auto", fail).folder.name == "0"
+
+
+def retrieval(folder: Path, data: str, *more: str) -> list[str]:
+    task = str(ROOT / "configs/tasks/tiny/lra_retrieval.yaml")
+    files = ["--config", task, "--config", write_attention(folder)]
+    place = ["--run.root", str(folder / "runs"), "--data.init_args.data_dir", str(folder / data)]
+    cpu = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    return ["fit", *files, *place, *cpu, "--trainer.enable_progress_bar", "false", *more]
+
+
+def test_a_run_does_not_go_on_with_other_files(tmp_path, capsys):
+    for name in ("a", "b"):
+        write_pairs(tmp_path / name)
+    lines = (tmp_path / "b/new_aan_pairs.train.tsv").read_bytes().splitlines(keepends=True)
+    (tmp_path / "b/new_aan_pairs.train.tsv").write_bytes(b"".join(lines[::-1]))
+    run(retrieval(tmp_path, "a", *QUICK))
+    first = only_version(tmp_path)
+    assert set(read_starts(first)[0]["sources"]) == {p.name for p in (tmp_path / "a").glob("*.tsv")}
+    run(retrieval(tmp_path, "b", *QUICK, "--ckpt_path", "auto"))
+    assert "trained on other data (different: data file new_aan_pairs.train.tsv)" in (
+        capsys.readouterr().out
+    )
+    assert read_starts(first.parent / "1")[0]["checkpoint"] is None
+
+
+# ---- one at a time -------------------------------------------------------------------------------
+
+
+def test_a_second_training_is_told_who_holds_the_folder(tmp_path, monkeypatch, capfd):
+    """Commands that only read are not kept out."""
+    run(arguments("fit", tmp_path, *QUICK))
+    left = only_version(tmp_path) / "checkpoints/.step-00000004.ckpt.x1y2z3w4"
+    left.touch()
+    train, codes = SequenceClassifier.training_step, {}
+    more = ("--ckpt_path", "auto", "--trainer.max_steps", "3")
+
+    def step(self, batch, batch_idx):
+        for name in () if codes else ("fit", "validate"):
+            codes[name] = in_child(
+                lambda name=name: main(arguments(name, tmp_path, *more[-2:], "--ckpt_path", "last"))
+            )
+        return train(self, batch, batch_idx)
+
+    monkeypatch.setattr(SequenceClassifier, "training_step", step)
+    run(arguments("fit", tmp_path, *more))
+    assert codes == {"fit": 2, "validate": 0}
+    assert f"is being written to by process {os.getpid()} on " in capfd.readouterr().err
+    assert len(read_starts(only_version(tmp_path))) == 2
+    assert not left.exists()  # of a start that was killed while it saved
+    with claim(only_version(tmp_path) / LOCK) as handle:
+        assert handle is not None
+
+
+def test_a_named_version_that_another_process_holds_is_refused(tmp_path):
+    (tmp_path / "name/mine").mkdir(parents=True)
+    with claim(tmp_path / "name/mine" / LOCK) as handle:
+        assert handle is not None
+        with pytest.raises(RunFolderError, match="exists"):
+            plan(tmp_path, config(), None, version="mine")
+    assert plan(tmp_path, config(), None, version="mine").created
+
+
+def test_the_lock_ends_with_its_process_and_is_not_inherited(tmp_path):
+    def killed() -> int:
+        assert hold(tmp_path / LOCK) is None
+        kill_me()
+        return 0
+
+    assert in_child(killed) == -signal.SIGKILL
+    assert hold(tmp_path / LOCK) is None
+    ready, told = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(told, b"x")
+        signal.pause()
+    try:
+        os.read(ready, 1)
+        with claim(tmp_path / LOCK) as handle:
+            assert handle is None
+        release(tmp_path / LOCK)
+        with claim(tmp_path / LOCK) as handle:
+            assert handle is not None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+# ---- what a killed start leaves ------------------------------------------------------------------
+
+
+def test_a_folder_that_no_step_was_trained_in_is_taken_again(tmp_path):
+    """Killed before its first step, a run does not leave its number behind for ever."""
+    version(tmp_path, 0, config())
+    folder = tmp_path / "name/1"
+    folder.mkdir()
+    write_record(folder, config_text="{}", seed=0, arguments=["fit"], checkpoint=None)
+    with claim(folder / LOCK):
+        assert plan(tmp_path, config(), None).folder.name == "2"
+    (tmp_path / "name/2" / LOCK).unlink()
+    (tmp_path / "name/2").rmdir()
+    found = plan(tmp_path, config(), None)
+    assert (found.folder, found.created, read_starts(folder)) == (folder, True, [])
+    (folder / "notes.txt").touch()
+    assert plan(tmp_path, config(), None).folder.name == "2"
+
+
+def test_temporary_files_of_killed_runs_are_removed(tmp_path, monkeypatch):
+    folder = version(tmp_path, 0, config())
+    mine = [
+        *(".metrics.csv.1234", ".config.yaml.abcd_123", ".versions.json.99"),
+        *("checkpoints/.step-00000008.ckpt.x1y2z3w4", "checkpoints/.best-00000008.ckpt.x1y2z3w4"),
+        ".test-best-00000008-0a1b2c3d.json.old12345",
+    ]
+    others = [".notes", ".metrics.csv", ".test-best-00000008.json.new12345", "metrics.csv.1234"]
+    for name in (*mine, *others):
+        (folder / name).touch()
+    os.utime(folder / mine[-1], (0, 0))
+    (folder / ".metrics.csv.5").symlink_to(folder / "config.yaml")
+    remove_left_overs(folder)
+    assert not [name for name in (*mine, ".metrics.csv.5") if (folder / name).is_symlink()]
+    assert [name for name in (*mine, *others) if (folder / name).exists()] == others
+    assert (folder / "config.yaml").is_file()
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ['{"starts": [{"sta', "", "[]", '{"starts": [1]}', "folder"])
+def test_a_damaged_record_is_set_aside(tmp_path, content):
+    folder = version(tmp_path, 0, config())
+    path = folder / "versions.json"
+    path.unlink()
+    path.mkdir() if content == "folder" else path.write_text(content)
+    with pytest.warns(UserWarning, match=r"0/versions.json is damaged"):
+        assert plan(tmp_path, config(), "auto").folder == folder
+    with pytest.warns(UserWarning, match="is damaged"):
+        write_record(folder, config_text="{}", seed=0, arguments=["fit"], checkpoint=None)
+    assert (folder / "versions.json.damaged").exists()
+    assert len(read_starts(folder)) == 1
+
+
+@pytest.mark.parametrize("request_", ["last", "auto"])
+@pytest.mark.parametrize("damage", [b"\n: ][", b"\n# \xe9"])
+def test_a_damaged_configuration_is_one_line(tmp_path, damage, request_):
+    folder = version(tmp_path, 0, config())
+    with (folder / "config.yaml").open("ab") as file:
+        file.write(damage)
+    with pytest.raises(RunFolderError, match=r"0/config.yaml.*restore it, or move .*name/0 away"):
+        plan(tmp_path, config(), request_)
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+def test_ranks_with_other_arguments_stop_before_training(tmp_path, capfd):
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+    own = ("--model.init_args.lr", "0.5", "--data.init_args.num_workers", "1")
+
+    def work() -> int:
+        return main(arguments("fit", tmp_path, *two, *(own if os.environ["RANK"] == "1" else ())))
+
+    assert in_ranks(work, timeout=60) == [2, 2]
+    told = capfd.readouterr().err
+    for prefix in ("error", "error on rank 1"):
+        assert f"{prefix}: rank 1 was given another configuration than rank 0 (different: " in told
+    assert "(different: model.init_args.lr): start every process" in told
+    assert not (tmp_path / "runs").exists()
