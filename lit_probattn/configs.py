@@ -107,7 +107,9 @@ class _CheckedLoader(yaml.SafeLoader):
         """Return the whole document, checked before anything is made of it."""
         node = super().get_single_node()
         if _count_values(node, {}) > _MOST_VALUES:
-            raise _RefusedYAMLError(problem=f"its aliases stand for more than {_MOST_VALUES} values")
+            raise _RefusedYAMLError(
+                problem=f"its aliases stand for more than {_MOST_VALUES} values"
+            )
         if isinstance(node, yaml.MappingNode):
             for part in (node, *(value for _, value in node.value)):
                 _check_words(part)
@@ -165,7 +167,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file: {error}") from error
     try:
-        content = yaml.load(text, _CheckedLoader)  # noqa: S506 - it is a SafeLoader
+        content = yaml.load(text, _CheckedLoader)
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply") from error
     except _RefusedYAMLError as error:

@@ -113,7 +113,7 @@ def fit_words(config: Path, out: Path) -> list[str]:
     words = ["lit_probattn", "fit", "--config", "configs/tasks/tiny/lra_listops.yaml"]
     words += ["--config", str(config), "--config", "configs/trainer/cpu_debug.yaml"]
     words += ["--trainer.max_steps", "3", "--trainer.enable_progress_bar", "false"]
-    words += ["--data.init_args.data_dir", str(out / "data"), "--data.init_args.num_train", "16"]
+    words += ["--data.init_args.cache_dir", str(out / "data"), "--data.init_args.num_train", "16"]
     words += ["--data.init_args.num_val", "8", "--data.init_args.num_test", "8"]
     return [*words, "--run.root", str(out / "runs")]
 
