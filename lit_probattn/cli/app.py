@@ -41,7 +41,7 @@ from lit_probattn.training.callbacks import (
     make_progress_bar,
 )
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
-from lit_probattn.training.lightning_internals import BareCLI
+from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
 from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
 from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import SignsOfLife
@@ -156,7 +156,9 @@ class RunCLI(BareCLI):
                 mode=settings.monitor_mode,
             )
             added.append(self.checkpoints)
-        return super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
+        trainer: pl.Trainer = super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
+        self._meeting_place = meet_on_loopback(trainer)
+        return trainer
 
     def _add_callback(self, callback: Callback) -> None:
         """Add what needs the run folder, before the checkpoints."""
