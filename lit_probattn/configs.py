@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from lit_probattn import allowed_code
 from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.records.provenance import is_first_rank
 
@@ -390,15 +391,30 @@ def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]
 SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 
 
+@contextlib.contextmanager
+def only_allowed_code() -> Iterator[None]:
+    """Import only code that a configuration may name.
+
+    Raises:
+        ConfigError: other code was to be imported; it was not.
+    """
+    try:
+        with allowed_code.guarded():
+            yield
+    except allowed_code.RefusedCodeError as error:
+        raise ConfigError(str(error)) from None
+
+
 def class_of(path: str) -> Any:
     """Import a class by its full name.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: there is no such class, or its code may not be named (`allowed_code`).
     """
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        with only_allowed_code():
+            return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"unknown class {path!r}: {error}") from error
 
@@ -464,6 +480,8 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
     parser.add_subclass_arguments(base, "it")
     try:
         return _instantiate(parser, {"it": config}).it
+    except ConfigError:
+        raise
     except Exception as error:
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
         name = config.get("class_path", f"a {base.__name__} without class_path")
@@ -481,6 +499,8 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention
+    except ConfigError:
+        raise
     except (ArgumentError, ValueError, ImportError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ConfigError(f"attention {class_path}: {' '.join(lines)[:600]}") from error
@@ -505,4 +525,6 @@ def build_attention(
 def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:
     # Renamed in jsonargparse 4.49; older releases have the old name only.
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    return make(parser.parse_object(content))
+    with only_allowed_code():
+        parsed = parser.parse_object(content)
+    return make(parsed)

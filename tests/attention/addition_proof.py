@@ -128,9 +128,10 @@ def outside(folder: Path, copy: Path) -> None:
     (mine / "test_my_cosine.py").write_text(OUTSIDE_TEST)
     (mine / "sweep.yaml").write_text(SWEEP)
     print("outside:", *sorted(p.name for p in mine.iterdir()))
-    run(mine, copy, *fit_words(config, folder / "outside"))
-    counted = str(mine / "counted")
-    run(mine, copy, "profiling", "sweep", "--config", str(mine / "sweep.yaml"), "--out", counted)
+    allowed = ("--allow_code", "my_cosine")
+    run(mine, copy, *fit_words(config, folder / "outside"), *allowed)
+    sweep = ("profiling", "sweep", "--config", str(mine / "sweep.yaml"), *allowed)
+    run(mine, copy, *sweep, "--out", str(mine / "counted"))
     run(mine, copy, "pytest", "-q", "-p", "no:cacheprovider", str(mine / "test_my_cosine.py"))
 
 
