@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 from markdown_it import MarkdownIt
 
+from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines
 from profiling.cost.exact import layer_of_row
@@ -69,7 +70,7 @@ def write_report(
     same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
     lines += ["", f"Same in every row: {same}."] if same else []
     dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
-    parts = [f"# {config.report.title if config.report else config.name}", ""]
+    parts = [f"# {escaped(config.report.title if config.report else config.name)}", ""]
     parts += [*dearer, ""] if dearer else []
     parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
@@ -201,7 +202,7 @@ def provenance(frame: pd.DataFrame, config: SweepConfig) -> tuple[list[str], str
     one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
     command = f"python -m profiling sweep --config configs/profiling/{config.name}.yaml"
     lines = [
-        f"- Command: `{command}`, then `{command.replace('sweep', 'report', 1)}`",
+        f"- Command: {code_span(command)}, then {code_span(command.replace('sweep', 'report', 1))}",
         "- Data: random tokens or features; cost does not depend on them",
         f"- Convention: {CONVENTION}",
         f"- Hardware: {one['device_name']}",
@@ -227,7 +228,7 @@ def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
 def write_page(folder: Path) -> Path:
     """Turn report.md and its figures into report.html in the same folder."""
     text = (folder / "report.md").read_text(encoding="utf-8")
-    body = MarkdownIt().enable("table").render(text)
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     for name in re.findall(r'<img src="([^"]*)"', body):
         data = base64.b64encode((folder / name).read_bytes()).decode()
         body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
