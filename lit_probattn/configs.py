@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from lit_probattn import allowed_code
 from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.records.provenance import is_first_rank
 
@@ -93,6 +94,61 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 # ---- reading -----------------------------------------------------------------------------------
 
 
+_MOST_VALUES = 100_000
+
+
+class _RefusedYAMLError(yaml.MarkedYAMLError):
+    """Valid YAML that is no configuration."""
+
+
+class _CheckedLoader(yaml.SafeLoader):
+    """Refuses what PyYAML takes: a key twice, where the first is lost, and endless aliases."""
+
+    def get_single_node(self) -> Any:
+        """Return the whole document, checked before anything is made of it."""
+        node = super().get_single_node()
+        if _count_values(node, {}) > _MOST_VALUES:
+            raise _RefusedYAMLError(
+                problem=f"its aliases stand for more than {_MOST_VALUES} values"
+            )
+        if isinstance(node, yaml.MappingNode):
+            for part in (node, *(value for _, value in node.value)):
+                _check_words(part)
+        return node
+
+
+def _count_values(node: Any, known: dict[int, int]) -> int:
+    """Count the values of a node, again for every alias; refuse a key that stands there twice."""
+    if id(node) in known:
+        if not known[id(node)]:
+            raise _RefusedYAMLError(
+                problem="an alias contains itself", problem_mark=node.start_mark
+            )
+        return known[id(node)]
+    known[id(node)] = 0
+    parts = [] if node is None or isinstance(node, yaml.ScalarNode) else node.value
+    if isinstance(node, yaml.MappingNode):
+        names = set()
+        for key in (key for key, _ in parts if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in names:
+                problem = f"the key {key.value!r} stands here twice in one mapping; keep one"
+                raise _RefusedYAMLError(problem=problem, problem_mark=key.start_mark)
+            names.add((key.tag, key.value))
+        parts = [item for pair in parts for item in pair]
+    known[id(node)] = 1 + sum(_count_values(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _check_words(node: Any) -> None:
+    """Refuse keys that are numbers, dates or truth values, which no part of ours has."""
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.tag.rpartition(":")[2] not in ("str", "merge"):
+            raise _RefusedYAMLError(
+                problem=f"keys must be words, received {getattr(key, 'value', key.tag)}",
+                problem_mark=key.start_mark,
+            )
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, in today's terms (see `find` and `upgrade`).
 
@@ -106,15 +162,22 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         names = [str(p) for p in folder.glob("*.yaml")] if folder.is_dir() else []
         raise ConfigError(f"configuration file not found: {path}{nearest(str(path), names)}")
     try:
-        content = yaml.safe_load(place.read_text(encoding="utf-8"))
+        text = place.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file: {error}") from error
+    try:
+        content = yaml.load(text, _CheckedLoader)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply") from error
+    except _RefusedYAMLError as error:
+        where = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise ConfigError(f"{path}{where}: {error.problem}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        problem = getattr(error, "problem", None) or "cannot be read"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", "cannot be read")
         raise ConfigError(f"{where}: not valid YAML: {problem}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
@@ -137,7 +200,7 @@ def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[s
             f"no configuration {own}: give the run's, --config runs/NAME/0/config.yaml"
         )
     found = files or [own]
-    config = merge(*map(read_yaml, found))
+    config = compose(found, {})
     for part in ("model", "data"):
         if "class_path" not in (config.get(part) or {}):
             names = ", ".join(Path(path).name for path in found)
@@ -161,6 +224,28 @@ def attention_entry(path: str | Path) -> dict[str, Any]:
     return {"class_path": content["class_path"], "init_args": dict(content.get("init_args") or {})}
 
 
+def refuse_two_tasks(contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse two files that each choose a model and data: the second would keep keys of the first.
+
+    Raises:
+        ConfigError: it names both.
+    """
+
+    def chooses(part: Any) -> bool:
+        return isinstance(part, str) or (isinstance(part, Mapping) and "class_path" in part)
+
+    tasks = [
+        name
+        for name, content in contents.items()
+        if chooses(content.get("model")) and chooses(content.get("data"))
+    ]
+    if len(tasks) > 1:
+        raise ConfigError(
+            f"two task files, {tasks[0]} and {tasks[1]}: each chooses a model and data; keep one, "
+            "and set what should differ in a file without class_path or by flags"
+        )
+
+
 # ---- merging -----------------------------------------------------------------------------------
 
 
@@ -178,9 +263,11 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
     """Merge configuration files and dotted settings, as the command line does.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or two of them are task files.
     """
-    merged = merge(*map(read_yaml, files))
+    contents = {str(path): read_yaml(path) for path in files}
+    refuse_two_tasks(contents)
+    merged = merge(*(contents[str(path)] for path in files))
     for key, value in settings.items():
         *parents, last = key.split(".")
         place = merged
@@ -304,15 +391,30 @@ def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]
 SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
 
 
+@contextlib.contextmanager
+def only_allowed_code() -> Iterator[None]:
+    """Import only code that a configuration may name.
+
+    Raises:
+        ConfigError: other code was to be imported; it was not.
+    """
+    try:
+        with allowed_code.guarded():
+            yield
+    except allowed_code.RefusedCodeError as error:
+        raise ConfigError(str(error)) from None
+
+
 def class_of(path: str) -> Any:
     """Import a class by its full name.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: there is no such class, or its code may not be named (`allowed_code`).
     """
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        with only_allowed_code():
+            return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"unknown class {path!r}: {error}") from error
 
@@ -378,6 +480,8 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
     parser.add_subclass_arguments(base, "it")
     try:
         return _instantiate(parser, {"it": config}).it
+    except ConfigError:
+        raise
     except Exception as error:
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
         name = config.get("class_path", f"a {base.__name__} without class_path")
@@ -395,6 +499,8 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention
+    except ConfigError:
+        raise
     except (ArgumentError, ValueError, ImportError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ConfigError(f"attention {class_path}: {' '.join(lines)[:600]}") from error
@@ -419,4 +525,6 @@ def build_attention(
 def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:
     # Renamed in jsonargparse 4.49; older releases have the old name only.
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    return make(parser.parse_object(content))
+    with only_allowed_code():
+        parsed = parser.parse_object(content)
+    return make(parsed)

@@ -7,6 +7,7 @@ test of the package refuses such names anywhere else.
 from __future__ import annotations
 
 import copy
+import socket
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "default_store",
     "in_backward",
     "is_decomposed",
+    "loopback_store",
     "outside_modes",
     "packet_of",
     "peak_bytes",
@@ -34,6 +36,23 @@ __all__ = [
 ]
 
 CDIST_OPERATORS = (torch.ops.aten._cdist_forward, torch.ops.aten._euclidean_dist)
+
+
+def loopback_store(port: int) -> dist.TCPStore:
+    """Open the store where processes meet on a port of 127.0.0.1 only, in the process of rank 0.
+
+    By itself PyTorch's store listens on every interface, and answers whoever asks. As long as this
+    one is kept, a process group that is formed on the same port uses it.
+    """
+    listening = socket.create_server(("127.0.0.1", port))
+    return dist.TCPStore(
+        "127.0.0.1",
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening.detach(),
+    )
 
 
 def in_backward() -> bool:

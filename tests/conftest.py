@@ -12,10 +12,12 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import pytest
 import torch
 
+from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.helpers import PARITY_ROWS, parity_table
 from tests.support.patching import CheckedMonkeyPatch
 
 torch.set_num_threads(1)
+keep_out_of_the_users_cache()
 
 
 def _import_kernels_for_the_interpreter() -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from lit_probattn import torch_internals
+from tests.support.helpers import LOOPBACK, listening_on
 from tests.support.paths import ROOT
 from tests.support.private_members import members_of, own_names, private_uses
 
@@ -184,5 +185,20 @@ def test_the_store_of_the_process_group():
     try:
         torch_internals.default_store().set("key", "value")
         assert torch_internals.default_store().get("key") == b"value"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_store_on_loopback_serves_a_process_group_of_the_same_port(monkeypatch):
+    store = torch_internals.loopback_store(0)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    try:
+        torch_internals.default_store().set("key", "value")
+        assert any(
+            b"value" in store.get(key) for key in ("key", "default_pg/0//key") if store.check([key])
+        )
+        assert listening_on(store.port) == [LOOPBACK]
     finally:
         torch.distributed.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +15,23 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.core.cache import Cache, CacheSpec, CacheWriter, ensure_cache, open_cache
+from datamodules.core.cache import (
+    Cache,
+    CacheSpec,
+    CacheWriter,
+    default_root,
+    ensure_cache,
+    open_cache,
+)
 from datamodules.core.errors import DataError, MissingDataError, require_at_least
+from datamodules.core.files import expand
 from datamodules.core.loaders import Batch, EvaluationLoader, TrainingLoader
 from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.sequences import PadCollate
 
 __all__ = ["CachedDataModule", "DataModule", "Published", "Split"]
+
+_log = logging.getLogger("datamodules")
 
 SplitName = Literal["train", "val", "test"]
 
@@ -56,7 +67,8 @@ class DataModule(pl.LightningDataModule):
         data_dir: Folder of the raw releases, may be read-only. None means the environment variable
             LIT_PROBATTN_DATA, and `data` without it.
         cache_dir: Folder of the caches. None means the environment variable LIT_PROBATTN_CACHE, and
-            `<data_dir>/.cache` without it.
+            without it, a folder for `data_dir` in the user's cache folder (`~/.cache/lit_probattn`,
+            or in XDG_CACHE_HOME). Caches of earlier versions in `<data_dir>/.cache` are read too.
         batch_size: Samples of one optimiser step, over all ranks and accumulation steps.
         eval_batch_size: Rows of one evaluation batch of one rank. None means as many as a training
             micro-batch has. Results do not depend on it.
@@ -86,9 +98,11 @@ class DataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         data = data_dir or os.environ.get("LIT_PROBATTN_DATA") or "data"
-        self.data_dir = Path(data).expanduser()
+        self.data_dir = expand(data)
         cache = cache_dir or os.environ.get("LIT_PROBATTN_CACHE")
-        self.cache_dir = Path(cache).expanduser() if cache else self.data_dir / ".cache"
+        self.cache_dir = expand(cache) if cache else default_root(self.data_dir)
+        # Where caches are looked for, in this order; new ones are made in the first.
+        self.cache_places = [self.cache_dir, *([] if cache else [self.data_dir / ".cache"])]
         require_at_least(
             1, batch_size=batch_size, eval_batch_size=eval_batch_size, pad_multiple=pad_multiple
         )
@@ -272,9 +286,22 @@ class CachedDataModule(DataModule):
         except DataError:
             return []
 
+    def _earlier_cache(self) -> Cache | None:
+        """A good cache that an earlier version made beside the data, if there is no newer one."""
+        spec, (first, *earlier) = self.cache_spec, self.cache_places
+        for place in [] if (first / spec.name).is_dir() else earlier:
+            try:
+                return open_cache(place, spec)
+            except MissingDataError:
+                pass
+            except DataError as error:
+                _log.warning("%s; a new one is made in %s", error, first)
+        return None
+
     def prepare_data(self) -> None:
         """Build the cache unless a good one is there. Lightning calls it once per node."""
-        self._opened = ensure_cache(self.cache_dir, self.cache_spec, self.build)
+        earlier = self._earlier_cache()
+        self._opened = earlier or ensure_cache(self.cache_dir, self.cache_spec, self.build)
 
     def open(self) -> Cache:
         """Open the cache anew and verify it.
@@ -283,13 +310,14 @@ class CachedDataModule(DataModule):
             DataError: There is no good cache; the message gives the command that makes one.
         """
         try:
-            self._opened = open_cache(self.cache_dir, self.cache_spec)
-            return self._opened
+            found = self._earlier_cache() or open_cache(self.cache_dir, self.cache_spec)
+            self._opened = found
+            return found
         except DataError as error:
             command = f"python -m datamodules prepare {self.task}"
             command += "".join(f" --{name} {value}" for name, value in self.must_name().items())
             command += f" --data_dir {self.data_dir}"
-            if self.cache_dir != self.data_dir / ".cache":
+            if len(self.cache_places) == 1:  # it was given
                 command += f" --cache_dir {self.cache_dir}"
             kind = MissingDataError if isinstance(error, MissingDataError) else DataError
             raise kind(f"{error}; run `{command}` with the same settings") from None

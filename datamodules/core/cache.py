@@ -26,13 +26,32 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from datamodules.core.errors import DataError, MissingDataError
-from datamodules.core.files import sync, write_whole
+from datamodules.core.files import expand, sync, write_whole
 
-__all__ = ["Cache", "CacheSpec", "CacheWriter", "Mapped", "ensure_cache", "open_cache"]
+__all__ = [
+    "Cache",
+    "CacheSpec",
+    "CacheWriter",
+    "Mapped",
+    "default_root",
+    "ensure_cache",
+    "open_cache",
+]
 
 FORMAT_VERSION = 1
 _META = "meta.json"
 _log = logging.getLogger("datamodules")
+
+
+def default_root(data_dir: Path) -> Path:
+    """Return where the caches of a data folder go by default: to the user's cache folder.
+
+    Each data folder has a folder of its own there, since two releases can have one cache name.
+    """
+    place = data_dir.resolve()
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
+    caches = expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return caches / "lit_probattn" / f"{place.name}-{digest}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from datamodules.core.errors import DataError, MissingDataError
 
-__all__ = ["find_set", "not_found", "read_tar", "sync", "write_whole"]
+__all__ = ["expand", "find_set", "not_found", "read_tar", "sync", "write_whole"]
 
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
@@ -23,6 +23,16 @@ _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".xz": lzma.open,
     ".bz2": bz2.open,
 }
+
+
+def expand(path: str | Path) -> Path:
+    """Return a path with `~` replaced by the home folder; a DataError where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(
+            f"{path}: there is no home folder of that user; give the whole path"
+        ) from None
 
 
 def find_set(

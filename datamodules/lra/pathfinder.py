@@ -12,6 +12,7 @@ import numpy as np
 from datamodules.core.base import CachedDataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.files import expand
 from datamodules.core.order import permutation
 from datamodules.core.processes import num_useful
 from datamodules.core.progress import progress
@@ -88,9 +89,7 @@ class Pathfinder(CachedDataModule):
         self.num_images = num_images
         self.generator = GeneratorSettings.published(resolution, difficulty, generator_seed)
         default = f"pathfinder-generated-seed{generator_seed}-n{num_images}"
-        self.generated_dir = (
-            Path(generated_dir).expanduser() if generated_dir else self.cache_dir / default
-        )
+        self.generated_dir = expand(generated_dir) if generated_dir else self.cache_dir / default
         self._num_processes = num_processes
         self.protocol, self.split_seed = split, split_seed
         self.key_mask: KeyMask = key_mask

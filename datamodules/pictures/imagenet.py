@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from timm.data import create_transform
 
 from datamodules.core.base import DataModule, Published, Split
 from datamodules.core.errors import DataError, require_at_least, require_one_of
-from datamodules.core.files import write_whole
+from datamodules.core.files import expand, write_whole
 from datamodules.core.order import EvaluationOrder, TrainingOrder, choose_per_class
 from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
@@ -99,7 +98,7 @@ class ImageNet(DataModule):
         self.select_on_test = held_out_per_class == 0
         train = "train" if self.select_on_test else "train+val"
         self.published = {train: Published(1281167), "test": Published(50000, per_class=50)}
-        self.ground_truth = None if ground_truth is None else Path(ground_truth).expanduser()
+        self.ground_truth = None if ground_truth is None else expand(ground_truth)
         self.mixing: Mixing | None = None
         if (mixup or cutmix) and mix_probability:
             self.mixing = Mixing(mixup, cutmix, mix_probability, mix_switch, self.seed)

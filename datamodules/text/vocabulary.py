@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import expand
 from datamodules.core.progress import progress
 from datamodules.text.source import TextSource
 
@@ -280,9 +281,9 @@ class VocabularyChoice:
     def given(self) -> Tokens | None:
         """Read the vocabulary of a file, if one is set."""
         if self.vocab_file is not None:
-            return Vocabulary.from_file(Path(self.vocab_file).expanduser())
+            return Vocabulary.from_file(expand(self.vocab_file))
         if self.tokenizer_file is not None:
-            return SubwordVocabulary.from_file(Path(self.tokenizer_file).expanduser())
+            return SubwordVocabulary.from_file(expand(self.tokenizer_file))
         return None
 
     def make(self, train: TextSource) -> Tokens:

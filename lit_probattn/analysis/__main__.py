@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from lit_probattn.allowed_code import add_flag
 from lit_probattn.analysis.registry import STUDIES, Entry
 from lit_probattn.cli.errors import explain
 from lit_probattn.configs import nearest
@@ -56,6 +57,7 @@ def run_study(entry: Entry, arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     study.add_arguments(parser)
+    add_flag(parser)
     options = parser.parse_args(arguments)
     options.command = f"{PROGRAM} {shown_command([study.name, *arguments])}"
     try:

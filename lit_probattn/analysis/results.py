@@ -10,6 +10,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
@@ -52,7 +53,16 @@ class Results:
     def text(self, title: str, facts: Sequence[str], body: str) -> None:
         """Write the Markdown file: title, command, facts, body, pictures."""
         pictures = [f"![{path.stem}]({path.name})" for path in self.pictures]
-        lines = [f"# {title}", "", f"Command: `{self.command}`.", *facts, machine(), "", body, ""]
+        lines = [
+            f"# {title}",
+            "",
+            f"Command: {code_span(self.command)}.",
+            *facts,
+            machine(),
+            "",
+            body,
+            "",
+        ]
         replace_text(self.path("md"), "\n".join([*lines, *pictures]).rstrip() + "\n")
         print(f"{body}\n\nresults: {self.path('md')}")
 
@@ -71,9 +81,9 @@ def describe(trained: Trained) -> list[str]:
     variant = str(attention.get("class_path", "")).rpartition(".")[2]
     data = trained.config["data"]["class_path"].rpartition(".")[2]
     folder = trained.checkpoint.resolve().parent.parent
-    run = f"{folder.parent.name}/{folder.name}"
+    run = escaped(f"{folder.parent.name}/{folder.name}/{trained.checkpoint.name}")
     return [
         f"Model: {trained.config['model']['class_path'].rpartition('.')[2]} with {variant} "
-        f"({options}); checkpoint {run}/{trained.checkpoint.name}, step {trained.step}. "
+        f"({escaped(options)}); checkpoint {run}, step {trained.step}. "
         f"Data: {data}."
     ]

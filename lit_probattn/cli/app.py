@@ -6,7 +6,8 @@ Configurations are composed: a task file, then an attention file, then a trainer
         --config configs/attention/smgk.yaml --config configs/trainer/one_gpu.yaml
     python -m lit_probattn test --config runs/lra_listops-smgk/0/config.yaml --ckpt_path best
 
---debug (or LIT_PROBATTN_DEBUG=1) shows the traceback of every error.
+--debug (or LIT_PROBATTN_DEBUG=1) shows the traceback of every error. --allow_code MODULE, which may
+be repeated, lets a configuration name classes of a module that is not an installed package.
 """
 
 import json
@@ -21,6 +22,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from lit_probattn.allowed_code import take_flags
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
 from lit_probattn.cli.files import (
     config_files,
@@ -30,7 +32,7 @@ from lit_probattn.cli.files import (
     run_name,
 )
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_nulls
-from lit_probattn.configs import SIZES_OF_DATA
+from lit_probattn.configs import SIZES_OF_DATA, only_allowed_code
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,
@@ -42,7 +44,7 @@ from lit_probattn.training.callbacks import (
 )
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.evaluation import SampleCount, Scope, differences, limit_of
-from lit_probattn.training.lightning_internals import BareCLI
+from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
 from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
 from lit_probattn.training.memory import MemoryAdvice
 from lit_probattn.training.peers import SignsOfLife
@@ -76,7 +78,8 @@ class RunCLI(BareCLI):
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = list(arguments)
-        self.files = read_config_files(config_files(self.arguments))
+        words = take_flags(self.arguments)
+        self.files = read_config_files(config_files(words))
         super().__init__(
             model_class=pl.LightningModule,
             datamodule_class=pl.LightningDataModule,
@@ -87,7 +90,7 @@ class RunCLI(BareCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             trainer_defaults=TRAINER_DEFAULTS,
-            args=files_before_flags(self.arguments),
+            args=files_before_flags(words),
         )
 
     # ---- the command line ----------------------------------------------------------------------
@@ -111,7 +114,8 @@ class RunCLI(BareCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; `args` is always given."""
-        self.config = parser.parse_args(args)
+        with only_allowed_code():
+            self.config = parser.parse_args(args)
         command = self.config.get("subcommand")
         if command is not None:
             refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
@@ -158,7 +162,9 @@ class RunCLI(BareCLI):
                 mode=settings.monitor_mode,
             )
             added.append(self.checkpoints)
-        return super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
+        trainer: pl.Trainer = super().instantiate_trainer(**kwargs, callbacks=[*callbacks, *added])
+        self._meeting_place = meet_on_loopback(trainer)
+        return trainer
 
     def _add_callback(self, callback: Callback) -> None:
         """Add what needs the run folder, before the checkpoints."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lit_probattn.allowed_code import OUR_PACKAGES
 from lit_probattn.attention import Attention
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import is_first_rank, rank
@@ -45,8 +46,6 @@ _STORAGE = {
 _NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
 
 _WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed|exited unexpectedly)")
-
-OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
 DEBUG_VARIABLE = "LIT_PROBATTN_DEBUG"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.cli.errors import CommandError
-from lit_probattn.configs import find, read_yaml, run_stem
+from lit_probattn.configs import find, read_yaml, refuse_two_tasks, run_stem
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
@@ -39,13 +39,14 @@ def read_config_files(files: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the contents of configuration files, by the names that the user gave.
 
     Raises:
-        ConfigError: a file is missing, or holds no configuration.
+        ConfigError: a file is missing or holds no configuration; two are task files.
         CommandError: a file stands in the wrong order.
     """
     contents: dict[str, dict[str, Any]] = {}
     for name in files:
         contents[name] = read_yaml(name)
         _check_parts(name, contents[name])
+    refuse_two_tasks(contents)
     _check_order(contents)
     return contents
 

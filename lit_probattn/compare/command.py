@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 
 from datamodules.core.errors import DataError
+from lit_probattn.allowed_code import add_flag
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
 from lit_probattn.compare.cells import Cell, Place, parse_settings, portable
 from lit_probattn.compare.launch import submit
@@ -75,6 +76,7 @@ def add_flags(
     add("--devices", default="", help="CUDA devices of the jobs in turn, such as 0,1,2,3")
     add("--launch", default="", help="words in place of `python`, such as torchrun with its flags")
     add("--flags", default="", help="further flags of every run that decide no number")
+    add_flag(parser)
     add("--data_dir", help="folder of the data (or LIT_PROBATTN_DATA)")
     add("--cache_dir", help="folder of the caches (or LIT_PROBATTN_CACHE)")
     add("--runs", type=Path, default=runs, help=f"folder of the runs (default {runs})")

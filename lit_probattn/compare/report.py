@@ -23,6 +23,7 @@ from lit_probattn.compare.protocol import (
 )
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
+from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
@@ -236,9 +237,9 @@ class Report:
         table = "\n".join(self.lines)
         legend = _LEGEND.format(_PUBLISHED_LEGEND if self.table.published_runs else "")
         text = [
-            f"# {title}",
+            f"# {escaped(title)}",
             "",
-            f"Command: `{self.command}`",
+            f"Command: {code_span(self.command)}",
             *self._provenance(),
             f"{len(self.results)} of {len(self.cells)} cells are finished"
             + (f"; missing: {'; '.join(unfinished)}." if unfinished else "."),
@@ -329,7 +330,7 @@ class Report:
             lines += ["", f"{task.name}:", ""]
             for text, rows in counts.items():
                 where = "" if len(rows) == len(mine) else f" ({', '.join(rows)})"
-                lines.append(f"- {text}{where}")
+                lines.append(f"- {escaped(text + where)}")
             lines += [f"- {note}" for note in task.not_in_config]
             seeds = sorted({cell.seed for cell, _ in self.results if cell.task.name == task.name})
             lines.append(
@@ -350,7 +351,7 @@ class Report:
                     "selected step": result["selected_step"],
                     "starts": result["num_starts"],
                     "minutes": f"{least}{seconds / 60:.1f}" if seconds > 1 else "unknown",
-                    "command": f"`{result['command']}`",
+                    "command": code_span(result["command"]),
                 }
             )
         return markdown_lines(pd.DataFrame(shown))

@@ -28,6 +28,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from lit_probattn.allowed_code import add_flag
 from lit_probattn.attention import MGKAttention
 from lit_probattn.configs import find
 from lit_probattn.convert.files import (
@@ -239,6 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--weights_only", action="store_true", help="use no data")
     add("--head_dim", type=int, help="head size, where no configuration says it")
     add("--value_head_dim", type=int, help="size of new value heads")
+    add_flag(parser)
     options = parser.parse_args(arguments)
     if options.num_batches < 1:
         parser.error(f"--num_batches must be at least 1, received {options.num_batches}")

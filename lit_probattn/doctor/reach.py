@@ -20,6 +20,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from lit_probattn.doctor.findings import Finding
+from lit_probattn.torch_internals import loopback_store
 
 SECTION = "Contact between processes"
 
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda", rank) if options.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    store = loopback_store(options.port) if rank == 0 else None
     dist.init_process_group(
         options.backend,
         init_method=f"tcp://127.0.0.1:{options.port}",
@@ -99,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     number = torch.tensor([float(rank + 1)], device=device)
     dist.all_reduce(number)
     dist.destroy_process_group()
+    del store  # it was needed until here
     if float(number) != count * (count + 1) / 2:
         raise RuntimeError(f"the sum over {count} processes is {float(number)}")
     return 0

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from lit_probattn.records.markdown import code_span
+
 # Packages that decide a measured cost, and those that decide a training.
 COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
 RUN_PACKAGES = (
@@ -107,7 +109,7 @@ def facts(command: str, device: str) -> dict[str, str]:
 def head_lines(made: Mapping[str, str]) -> list[str]:
     """Return the lines that open a report, from its `facts`."""
     return [
-        f"- Command: `{made['command']}`",
+        f"- Command: {code_span(made['command'])}",
         f"- Hardware: {made['device']}",
         f"- Versions: {made['versions']}; revision {made['git_revision']}",
     ]

@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from lit_probattn.records.markdown import escaped
+
 MAX_BYTES = 300_000
 
 
@@ -75,15 +77,18 @@ def counted(number: int, thing: str) -> str:
 
 
 def markdown_lines(frame: pd.DataFrame, digits: int = 4) -> list[str]:
-    """Return a table, without its index, as lines of Markdown; what is missing is a dash."""
+    """Return a table, without its index, as lines of Markdown; what is missing is a dash.
+
+    What cells hold stays text (see `escaped`).
+    """
 
     def show(value: Any) -> str:
         if pd.api.types.is_scalar(value) and pd.isna(value):
             return "–"
-        return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+        return f"{value:.{digits}g}" if isinstance(value, float) else escaped(value)
 
     rows = [[show(value) for value in row] for row in frame.itertuples(index=False)]
-    lines = [[str(name) for name in frame.columns], ["---"] * len(frame.columns), *rows]
+    lines = [[escaped(name) for name in frame.columns], ["---"] * len(frame.columns), *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 

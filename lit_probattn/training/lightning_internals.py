@@ -6,13 +6,18 @@ changes it, and a test of the package refuses such names anywhere else.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.cli import _InstantiatorFn as ModuleInstantiator
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+from lit_probattn.torch_internals import loopback_store
 
 __all__ = [
     "BareCLI",
@@ -20,6 +25,7 @@ __all__ = [
     "TrainingBar",
     "form_process_group",
     "leave_out_sigterm_question",
+    "meet_on_loopback",
     "set_logged_step",
     "shard_over",
     "validate_now",
@@ -62,6 +68,24 @@ def shard_over(strategy: ModelParallelStrategy, num_ranks: int) -> None:
 def form_process_group(strategy: ModelParallelStrategy) -> None:
     """Let the ranks find each other, without a model and a mesh."""
     strategy._setup_distributed()
+
+
+def meet_on_loopback(trainer: pl.Trainer) -> Any:
+    """Have the ranks that Lightning starts on this one machine meet where no other can listen.
+
+    Returns:
+        What must be kept as long as the ranks live; None where they meet in another way.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if (
+        isinstance(environment, LightningEnvironment)
+        and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher)
+        and trainer.num_nodes == 1
+        and "LOCAL_RANK" not in os.environ  # a rank that was started by the first
+        and environment.main_address == "127.0.0.1"
+    ):
+        return loopback_store(environment.main_port)
+    return None
 
 
 class TrainingBar(RichProgressBar):

@@ -110,6 +110,16 @@ class RunSettings:
     monitor: str = "val/accuracy"
     monitor_mode: Literal["max", "min"] = "max"
 
+    def __post_init__(self) -> None:
+        for key in ("name", "version"):
+            value = getattr(self, key)
+            plain = value is None or (value.isprintable() and value not in ("", ".", ".."))
+            if not plain or set("/\\") & set(value or ""):
+                raise RunFolderError(
+                    f"run.{key} must be the name of one folder in run.root, in printable "
+                    f"characters, received {value!r}"
+                )
+
 
 @dataclass
 class RunPlan:

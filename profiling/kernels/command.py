@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 
 from lit_probattn.configs import ConfigError
+from lit_probattn.records.markdown import code_span
 from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
 from lit_probattn.records.tables import markdown_lines
 from profiling.sweep.run import missing_device
@@ -94,7 +95,10 @@ def write(folder: Path, text: str, rows: list[dict[str, object]]) -> None:
 
 def header(title: str, facts: list[str]) -> list[str]:
     """Return the first lines of a report: how it was made, and facts."""
-    made = [f"Command: `{command_line()}`", f"Versions: {versions()}; revision {git_revision()}"]
+    made = [
+        f"Command: {code_span(command_line())}",
+        f"Versions: {versions()}; revision {git_revision()}",
+    ]
     return [f"# {title}", "", *(f"- {fact}" for fact in (*made, *facts))]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 from markdown_it import MarkdownIt
 
+from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
@@ -77,7 +78,7 @@ def write_report(
     same = ", ".join(f"{k} {v}" for k, v in constants.items() if k in _READABLE)
     lines += ["", f"Same in every row: {same}."] if same else []
     dearer = [f"- {line}" for line in dearer_lines(frame, ratios)]
-    parts = [f"# {config.report.title if config.report else config.name}", ""]
+    parts = [f"# {escaped(config.report.title if config.report else config.name)}", ""]
     parts += [part for line in unequal_lines(frame) for part in (line, "")]
     parts += [*dearer, ""] if dearer else []
     parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
@@ -214,9 +215,9 @@ def provenance(frame: pd.DataFrame, name: str, command: str = "") -> tuple[list[
     The sweep's command is the one its rows were made by.
     """
     one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
-    then = f", then `{command}`" if command else ""
+    then = f", then {code_span(command)}" if command else ""
     lines = [
-        f"- Command: `{one['command']}`{then}",
+        f"- Command: {code_span(one['command'])}{then}",
         "- Data: random tokens or features; cost does not depend on them",
         f"- Convention: {CONVENTION}",
         f"- Hardware: {one['device_name']}",
@@ -259,7 +260,7 @@ def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
 def write_page(folder: Path) -> Path:
     """Turn report.md and its figures into report.html in the same folder."""
     text = (folder / "report.md").read_text(encoding="utf-8")
-    body = MarkdownIt().enable("table").render(text)
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     for name in re.findall(r'<img src="([^"]*)"', body):
         data = base64.b64encode((folder / name).read_bytes()).decode()
         body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')

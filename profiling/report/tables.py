@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import markdown_lines
 from profiling.cost.exact import layer_of_row
 from profiling.report.ratios import METRICS, PLACE, SETTING, found_by
@@ -146,7 +147,7 @@ def variants_table(frame: pd.DataFrame) -> list[str]:
             arguments = re.sub(r'"num_heads": \d+(, )?', "", arguments).replace(", }", "}")
         cells = [", ".join(map(str, sorted(group[c].dropna().unique()))) for c in columns[4:]]
         baseline = group["baseline"].iloc[0]
-        rows.append([variant, baseline, name, f"`{arguments}`", *cells])
+        rows.append([variant, baseline, name, code_span(arguments), *cells])
     return [*markdown_lines(pd.DataFrame(rows, columns=columns)), ""]
 
 

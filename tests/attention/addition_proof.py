@@ -113,7 +113,7 @@ def fit_words(config: Path, out: Path) -> list[str]:
     words = ["lit_probattn", "fit", "--config", "configs/tasks/tiny/lra_listops.yaml"]
     words += ["--config", str(config), "--config", "configs/trainer/cpu_debug.yaml"]
     words += ["--trainer.max_steps", "3", "--trainer.enable_progress_bar", "false"]
-    words += ["--data.init_args.data_dir", str(out / "data"), "--data.init_args.num_train", "16"]
+    words += ["--data.init_args.cache_dir", str(out / "data"), "--data.init_args.num_train", "16"]
     words += ["--data.init_args.num_val", "8", "--data.init_args.num_test", "8"]
     return [*words, "--run.root", str(out / "runs")]
 
@@ -128,9 +128,10 @@ def outside(folder: Path, copy: Path) -> None:
     (mine / "test_my_cosine.py").write_text(OUTSIDE_TEST)
     (mine / "sweep.yaml").write_text(SWEEP)
     print("outside:", *sorted(p.name for p in mine.iterdir()))
-    run(mine, copy, *fit_words(config, folder / "outside"))
-    counted = str(mine / "counted")
-    run(mine, copy, "profiling", "sweep", "--config", str(mine / "sweep.yaml"), "--out", counted)
+    allowed = ("--allow_code", "my_cosine")
+    run(mine, copy, *fit_words(config, folder / "outside"), *allowed)
+    sweep = ("profiling", "sweep", "--config", str(mine / "sweep.yaml"), *allowed)
+    run(mine, copy, *sweep, "--out", str(mine / "counted"))
     run(mine, copy, "pytest", "-q", "-p", "no:cacheprovider", str(mine / "test_my_cosine.py"))
 
 

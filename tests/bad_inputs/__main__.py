@@ -7,10 +7,12 @@ import tempfile
 from pathlib import Path
 
 from tests.bad_inputs import all_cases, message_of, page
+from tests.support.caches import keep_out_of_the_users_cache
 
 
 def main() -> None:
     """Run every case."""
+    keep_out_of_the_users_cache()
     parser = argparse.ArgumentParser(prog="python -m tests.bad_inputs")
     parser.add_argument("--write", type=Path, help="file to write; without it, print")
     target = parser.parse_args().write

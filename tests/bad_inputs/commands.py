@@ -74,7 +74,7 @@ def cases() -> Iterator[Case]:
         data, "`--num_train many`", data_command("prepare", "listops", "--num_train", "many")
     )
     yield Case(
-        data, "`check` before `prepare`", data_command("check", "listops", "--data_dir", "DIR")
+        data, "`check` before `prepare`", data_command("check", "listops", "--cache_dir", "DIR")
     )
     files = "Configuration files"
     missing = str(ROOT / "configs/tasks/lra_listop.yaml")

@@ -44,6 +44,10 @@ WRONG = [
     (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
     (["--model.init_args.lr", "-1"], "model.init_args: lr must be positive, received -1"),
     (["--model.init_args.dropout", "1.5"], "model.init_args: dropout .* got 1.5"),
+    (["--run.name", "../../escape"], r"run.name must be .* one folder .* '../../escape'"),
+    (["--run.name", "/absolute"], "run.name must be the name of one folder"),
+    (["--run.name", "two\nlines"], r"run.name must be .* 'two\\nlines'"),
+    (["--run.version", ".."], r"run.version must be .* received '..'"),
     (["--run.keep_checkpoints", "1"], "run.keep_checkpoints must be at least 2, received 1"),
     # refused when training begins
     (["--trainer.max_steps", "-1"], "trainer.max_steps must be set"),

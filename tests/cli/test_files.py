@@ -6,7 +6,9 @@ import pytest
 import yaml
 
 from lit_probattn.cli.app import main
-from lit_probattn.cli.files import files_before_flags
+from lit_probattn.cli.files import files_before_flags, read_config_files
+from lit_probattn.configs import ConfigError, compose
+from tests.support.paths import CONFIGS
 from tests.support.runs import TASK, write_attention
 
 
@@ -33,3 +35,14 @@ def test_flags_win_wherever_they_stand(tmp_path, capsys):
     assert printed["trainer"]["max_steps"] == 7
     assert printed["seed_everything"] == 5
     assert printed["ckpt_path"] == "last"
+
+
+def test_two_task_files_are_refused(tmp_path):
+    attention, own = write_attention(tmp_path), tmp_path / "own.yaml"
+    own.write_text("model: {init_args: {num_layers: 3}}\ndata: {init_args: {batch_size: 3}}\n")
+    other = str(CONFIGS / "tasks/tiny/lra_listops.yaml")
+    read_config_files([TASK, attention, str(own)])  # a file of one's own names no classes
+    for read in (read_config_files, lambda files: compose(files, {})):
+        with pytest.raises(ConfigError) as error:
+            read([TASK, attention, other])
+        assert f"two task files, {TASK} and {other}" in str(error.value)

@@ -15,6 +15,7 @@ from lit_probattn.doctor import data, machine, reach
 from lit_probattn.doctor.__main__ import main
 from tests.datamodules.lra.files import write_pathfinder
 from tests.datamodules.text import made as made_text
+from tests.support.helpers import LOOPBACK, listening_on
 
 
 def findings(capsys, *more, expected=0):
@@ -94,6 +95,16 @@ def test_processes_reach_each_other():
     assert gloo.status == "ok", gloo.text
     assert gloo.text.startswith("2 processes agree")
     assert nccl.status == ("ok" if torch.cuda.is_available() else "note")
+
+
+def test_the_processes_meet_on_loopback(monkeypatch):
+    seen, port = [], reach.find_free_network_port()
+    add = reach.dist.all_reduce
+    monkeypatch.setattr(
+        reach.dist, "all_reduce", lambda x: (seen.extend(listening_on(port)), add(x))
+    )
+    assert reach.main(["gloo", "0", "1", str(port), "20"]) == 0
+    assert seen == [LOOPBACK]
 
 
 def test_contact_that_never_comes_is_bounded_in_time(tmp_path, monkeypatch):

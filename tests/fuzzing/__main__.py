@@ -8,12 +8,14 @@ import os
 import time
 
 from tests.fuzzing.targets import all_targets
+from tests.support.caches import keep_out_of_the_users_cache
 
 EXAMPLES_PER_ROUND = 200
 
 
 def main() -> None:
     """Run the targets in turns."""
+    keep_out_of_the_users_cache()
     targets = all_targets()
     parser = argparse.ArgumentParser(prog="python -m tests.fuzzing")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(targets)}; default: all")

@@ -13,6 +13,7 @@ import numpy as np
 
 from lit_probattn.cli.app import main as train
 from profiling.studies.layouts import BASE, fit_arguments
+from tests.support.caches import keep_out_of_the_users_cache
 
 STEPS = 20
 FILE = Path(__file__).parent / "golden_losses.json"
@@ -33,6 +34,7 @@ def losses(variant: str, folder: Path, *more: str) -> list[float]:
 
 def main() -> None:
     """Write the file."""
+    keep_out_of_the_users_cache()
     with tempfile.TemporaryDirectory() as folder:
         table = {variant: losses(variant, Path(folder)) for variant in VARIANTS}
     lines = ",\n".join(

@@ -101,6 +101,11 @@ def test_the_command_line_reads_files_by_their_old_names(monkeypatch, capsys):
     assert told.err.count("has moved to") == 1
 
 
+LAUGHS = b"a0: &a0 [1, 1]\n" + b"".join(
+    b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 60)
+)
+
+
 # ---- reading and merging -----------------------------------------------------------------------
 
 
@@ -112,6 +117,14 @@ def test_the_command_line_reads_files_by_their_old_names(monkeypatch, capsys):
         (b"a: 1\nb: [1,", r"wrong.yaml:2: not valid YAML: expected the node content"),
         (b"- 1", r"wrong.yaml must hold a mapping of keys, received list"),
         (b"", r"wrong.yaml must hold a mapping of keys, received NoneType"),
+        (b"a: {b: 1,\n  c: 2,\n  b: 3}", r"wrong.yaml:3: the key 'b' stands here twice"),
+        (b"trainer: {a: 1}\nrun: {}\ntrainer: {b: 1}", r"wrong.yaml:3: the key 'trainer' stands"),
+        (b"a: 1\n1: 2", r"wrong.yaml:2: keys must be words, received 1"),
+        (b"a: 1\ntrue: 2", r"wrong.yaml:2: keys must be words, received true"),
+        (b"a: \x00", r"wrong.yaml: not valid YAML: .*special characters"),
+        (b"a: " + 3000 * b"[", r"wrong.yaml: nested too deeply"),
+        (b"a: &a {b: *a}", r"wrong.yaml:1: an alias contains itself"),
+        (LAUGHS, r"wrong.yaml: its aliases stand for more than 100000 values"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(content, message, tmp_path):

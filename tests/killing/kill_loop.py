@@ -21,6 +21,7 @@ from pathlib import Path
 
 from lit_probattn.records.provenance import git_revision
 from tests.killing.victims import VICTIMS, Victim
+from tests.support.caches import keep_out_of_the_users_cache
 
 LIMIT_S = 120.0
 
@@ -126,6 +127,7 @@ def run(kills: int, seed: int, kinds: Sequence[str], root: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; the exit status is 0 if every result was identical."""
+    keep_out_of_the_users_cache()
     parser = argparse.ArgumentParser(prog="python -m tests.killing.kill_loop", description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")

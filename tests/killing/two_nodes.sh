@@ -51,7 +51,8 @@ start_node() {
         --trainer.accumulate_grad_batches 2 --trainer.max_steps "$STEPS" \
         --trainer.val_check_interval 40 --trainer.enable_progress_bar false \
         --model.init_args.schedule_steps "$STEPS" --run.checkpoint_every "$EVERY" \
-        --data.init_args.data_dir "$WORK/data" --run.root "$WORK/$3" --ckpt_path auto \
+        --data.init_args.data_dir "$WORK/data" --data.init_args.cache_dir "$WORK/cache" \
+        --run.root "$WORK/$3" --ckpt_path auto \
         >>"$WORK/$3-node$2.log" 2>&1 &
 }
 

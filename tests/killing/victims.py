@@ -106,7 +106,8 @@ def trained(folder: Path) -> str:
 def build_cache(folder: Path, say: Say) -> int:
     """Generate and cache ListOps, or find that it is there."""
     say("building")
-    return data_command(["prepare", "listops", "--data_dir", str(folder), *CACHE])
+    place = ["--data_dir", str(folder), "--cache_dir", str(folder / ".cache")]
+    return data_command(["prepare", "listops", *place, *CACHE])
 
 
 def built(folder: Path) -> str:

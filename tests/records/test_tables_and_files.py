@@ -8,9 +8,11 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from lit_probattn.records import provenance
+from lit_probattn.records.markdown import code_span
 from lit_probattn.records.tables import (
     MAX_BYTES,
     counted,
@@ -29,6 +31,34 @@ def test_what_is_missing_is_a_dash():
     assert markdown_lines(frame.assign(text=["a", None])) == [
         *("| n | x | text |", "| --- | --- | --- |", "| 3 | 0.1235 | a |", "| – | – | – |"),
     ]
+
+
+NAME = "<img src=x onerror=alert(1)>|a`\n`b"
+
+
+def test_a_name_stays_text_in_a_table():
+    rendered = (
+        MarkdownIt()
+        .enable("table")
+        .render(
+            "\n".join(
+                markdown_lines(pd.DataFrame({"run": [NAME, code_span(NAME), "a\\|b", "1 < 2"]}))
+            )
+        )
+    )
+    assert "<img" not in rendered
+    assert rendered.count("<td>") == 4, "one column"
+    assert "<td>&lt;img src=x onerror=alert(1)&gt;|a<code>" in rendered
+    assert "<td>a\\|b</td>" in rendered
+    assert "<td>1 &lt; 2</td>" in rendered
+
+
+@pytest.mark.parametrize("text", [NAME, "`", "a ``b`` c", "plain"])
+def test_a_command_stays_text_in_a_line(text):
+    (line,) = code_span(text).splitlines()
+    tokens = MarkdownIt().parseInline(line)[0].children
+    assert [token.type for token in tokens] == ["code_inline"]
+    assert tokens[0].content == " ".join(text.split())
 
 
 def test_a_picture_has_its_note_and_a_bounded_size(tmp_path):

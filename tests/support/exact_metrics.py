@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lit_probattn.cli.app import main
 from tests.datamodules.text import made as made_text
+from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.paths import ROOT
 from tests.support.runs import arguments, in_ranks, only_version, write_attention
 
@@ -112,6 +113,7 @@ def table(found: list[Score]) -> str:
 
 
 if __name__ == "__main__":
+    keep_out_of_the_users_cache()
     with tempfile.TemporaryDirectory() as name:
         results = [
             score

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 
 # One dict per comparison of a backend with independently written float64 sums.
 PARITY_ROWS: list[dict[str, object]] = []
+
+
+def listening_on(port: int) -> list[str]:
+    """Addresses, as Linux writes them, on which this machine listens at a port."""
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+    rows = [line.split() for path in tables if path.exists() for line in path.open()]
+    found = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return [address for address, number in found if int(number, 16) == port]
+
+
+LOOPBACK = "0100007F"
 
 
 def run_with_gradients(

@@ -13,6 +13,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lit_probattn.training import lightning_internals as internals
+from tests.support.helpers import LOOPBACK, listening_on
 from tests.tasks import tiny
 
 
@@ -127,3 +128,16 @@ def test_a_task_knows_whether_it_has_a_trainer():
     task.trainer = trainer = tiny.trainer(1)
     assert task.trainer_or_none is trainer
     assert task.device_mesh is None
+
+
+@pytest.mark.parametrize(("strategy", "on_loopback"), [("ddp", True), ("ddp_fork", False)])
+def test_ranks_of_one_machine_meet_on_loopback(strategy, on_loopback, monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
+    store = internals.meet_on_loopback(trainer)
+    port = trainer.strategy.cluster_environment.main_port
+    assert listening_on(port) == [LOOPBACK] * on_loopback
+    del store
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert internals.meet_on_loopback(trainer) is None

@@ -11,12 +11,14 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
 from lit_probattn.analysis.options import Flag
 from lit_probattn.analysis.results import AnalysisError, shown_command
 from lit_probattn.analysis.study import Study
+from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.run_record import read_starts
@@ -45,8 +47,8 @@ class Report(Study):
         texts = sorted(options.folder.glob("*/*.md"))
         if not texts:
             raise AnalysisError(f"no results in {options.folder}: expected MODEL/STUDY.md below it")
-        command = f"Command: `{options.command}`."
-        lines = [f"# {options.title}", "", command, options.note, machine()]
+        command = f"Command: {code_span(options.command)}."
+        lines = [f"# {escaped(options.title)}", "", command, escaped(options.note), machine()]
         if options.runs:
             lines += ["", "## Models", "", *(training_line(path) for path in options.runs)]
         summary = pd.DataFrame(summary_rows(options.folder))
@@ -70,7 +72,7 @@ def training_line(folder: Path) -> str:
         raise AnalysisError(f"no versions.json in {folder}: expected a run folder")
     command = shown_command(shlex.split(starts[-1]["command"]))
     revision = (starts[-1].get("git") or {}).get("revision", "unknown")[:7]
-    return f"- {folder.parent.name}: `{command}` (revision {revision})"
+    return f"- {escaped(folder.parent.name)}: {code_span(command)} (revision {escaped(revision)})"
 
 
 def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -108,6 +110,6 @@ def section(path: Path) -> list[str]:
     """Return one study's text as a section, with links from the folder above it."""
     lines = path.read_text().splitlines()
     title = lines[0].removeprefix("# ")
-    moved = [line.replace("](", f"]({path.parent.name}/") for line in lines[1:]]
+    moved = [line.replace("](", f"]({quote(path.parent.name)}/") for line in lines[1:]]
     kept = [line for line in moved if not line.startswith("Machine: ")]
-    return [f"## {path.parent.name}: {title}", *kept]
+    return [f"## {escaped(path.parent.name)}: {title}", *kept]

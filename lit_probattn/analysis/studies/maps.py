@@ -70,10 +70,8 @@ class Maps(ModelStudy):
         return (
             f"Maps of sample {self.longest[0].sample_id} of the {options.split} split, the longest "
             "drawn (rows: queries, columns: keys; colour: square root of the weight, one scale per "
-            f"layer; over {_PIXELS} positions each cell shows its largest weight), without dropout. "
-            f"Means over heads and {counted(table['sample'].nunique(), 'sample')}:
-
-"
+            f"layer; over {_PIXELS} positions each cell shows its largest weight), without "
+            f"dropout. Means over heads and {counted(table['sample'].nunique(), 'sample')}:\n\n"
             f"{markdown_table(means)}"
         )
 

@@ -138,13 +138,61 @@ def test_folders_come_from_argument_then_environment(monkeypatch) -> None:
     monkeypatch.delenv("LIT_PROBATTN_DATA", raising=False)
     monkeypatch.delenv("LIT_PROBATTN_CACHE", raising=False)
     assert Synthetic().data_dir == Path("data")
-    assert Synthetic().cache_dir == Path("data/.cache")
     monkeypatch.setenv("LIT_PROBATTN_DATA", "/raw")
-    assert Synthetic().cache_dir == Path("/raw/.cache")
+    assert Synthetic().data_dir == Path("/raw")
     monkeypatch.setenv("LIT_PROBATTN_CACHE", "/caches")
     data = Synthetic(data_dir="/other")
     assert (data.data_dir, data.cache_dir) == (Path("/other"), Path("/caches"))
     assert Synthetic(cache_dir="/c").cache_dir == Path("/c")
+
+
+def test_caches_go_to_the_users_cache_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("LIT_PROBATTN_CACHE")
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    place = Synthetic(data_dir=str(tmp_path / "raw")).cache_dir
+    assert place.parent == Path("/home/me/.cache/lit_probattn")
+    assert place.name.startswith("raw-")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    assert Synthetic(data_dir=str(tmp_path / "raw")).cache_dir == (
+        Path("/scratch/lit_probattn") / place.name
+    )
+    other = Synthetic(data_dir=str(tmp_path / "elsewhere/raw")).cache_dir
+    assert other.name != place.name, "releases in two folders do not share caches"
+    monkeypatch.chdir(tmp_path)
+    assert Synthetic(data_dir="raw").cache_dir.name == place.name
+
+
+@pytest.mark.parametrize("variable", ["LIT_PROBATTN_DATA", "LIT_PROBATTN_CACHE"])
+def test_a_home_that_is_not_there_is_one_line(variable, monkeypatch) -> None:
+    monkeypatch.setenv(variable, "~nobody_here/x")
+    with pytest.raises(DataError, match=r"^~nobody_here/x: there is no home folder of that user"):
+        Synthetic()
+
+
+LISTOPS = {"num_train": 9, "num_val": 2, "num_test": 2, "min_length": 5, "max_length": 20}
+
+
+def test_caches_in_the_data_folder_are_still_read(tmp_path, monkeypatch) -> None:
+    data = tmp_path / "raw"
+    old = ListOps(data_dir=str(data), cache_dir=str(data / ".cache"), num_processes=1, **LISTOPS)
+    old.prepare_data()
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    monkeypatch.delenv("LIT_PROBATTN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+    def opened() -> Path:
+        module = ListOps(data_dir=str(data), num_processes=1, **LISTOPS)
+        module.prepare_data()
+        return module.open().folder
+
+    assert opened() == old.open().folder
+    assert not (tmp_path / "caches").exists()
+    tokens = old.open().folder / "train_tokens.npy"
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    before[tokens] = tokens.stat().st_mtime_ns
+    assert opened().is_relative_to(tmp_path / "caches")
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before, "not written to"
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,9 @@ def test_a_bad_member_is_refused(tmp_path: Path, extra: tarfile.TarInfo, message
     with pytest.raises(DataError, match=message):
         text(archive.parent).prepare_data()
     left = {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*")}
-    assert left <= {("in",), ("in", "aclImdb_v1.tar.gz"), ("in", ".cache")}
-    assert not list((archive.parent / ".cache").glob("text-*"))
+    left = {parts for parts in left if parts[0] != ".cache"}
+    assert left <= {("in",), ("in", "aclImdb_v1.tar.gz")}
+    assert not list((tmp_path / ".cache").glob("text-*"))
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz", "bz2"])

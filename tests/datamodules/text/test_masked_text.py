@@ -19,6 +19,7 @@ def folder(tmp_path_factory):
 
 def data(folder, **options) -> MaskedText:
     small = {"corpus": "other", "segment_len": 9, "batch_size": 4}
+    small["cache_dir"] = str(folder / ".cache")  # one for all tests
     return MaskedText(data_dir=str(folder), **{**small, **options})
 
 

@@ -275,7 +275,7 @@ def _interrupted(folder: Path, monkeypatch) -> None:
 
 def test_a_killed_tokenisation_goes_on_where_it_was(folder, monkeypatch, caplog):
     _interrupted(folder, monkeypatch)
-    (partial,) = (folder / ".cache").glob(".wikitext103-*.partial")
+    (partial,) = (folder.parent / ".cache").glob(".wikitext103-*.partial")
     state = json.loads((partial / "state.json").read_text())
     assert 0 < state["splits"]["train"]["position"] < (folder / "wiki.train.tokens").stat().st_size
     read = []

@@ -1,0 +1,130 @@
+"""Whose code a configuration may name: that of installed packages, and what the user allows.
+
+A configuration names classes, and naming a class imports its module, which runs it. So modules
+that merely lie in the working folder, beside a configuration that came with them, are not imported
+unless `--allow_code MODULE` says so. Child processes read the same from LIT_PROBATTN_ALLOW_CODE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+OUR_PACKAGES = ("lit_probattn", "datamodules", "profiling")
+VARIABLE = "LIT_PROBATTN_ALLOW_CODE"
+FLAG = "--allow_code"
+HELP = "module outside installed packages that configurations may name; may be repeated"
+
+
+class RefusedCodeError(BaseException):
+    """A module was not imported; the message is one line.
+
+    Not an Exception, which parsers would take for a value of the wrong type.
+    """
+
+
+def allow(module: str) -> None:
+    """Let configurations name a module, in this process and those that it starts."""
+    names = [*_allowed(), module]
+    os.environ[VARIABLE] = ",".join(dict.fromkeys(names))
+
+
+def take_flags(arguments: Sequence[str]) -> list[str]:
+    """Return arguments without `--allow_code MODULE`, and allow those modules."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, prefix_chars="-")
+    add_flag(parser)
+    return parser.parse_known_args(arguments)[1]
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--allow_code MODULE` to a program."""
+    parser.add_argument(FLAG, action=_Allow, metavar="MODULE", default=argparse.SUPPRESS, help=HELP)
+
+
+class _Allow(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        allow(values)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Refuse to import what is neither installed nor allowed.
+
+    Raises:
+        RefusedCodeError: something tried to, or an allowed module cannot be imported.
+    """
+    for name in _allowed():  # outside the guard: what it imports is its own affair
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise RefusedCodeError(f"{FLAG} {name}: {error}") from error
+    guard = _Guard()
+    sys.meta_path.insert(0, guard)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(guard)  # type: ignore[arg-type]
+
+
+def _allowed() -> list[str]:
+    return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+
+
+class _Guard:
+    """Stands before Python's own finders; parts of a package follow the package."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if path is not None:
+            return
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in found if spec is not None), None)
+        place = None if spec is None else _place(spec)
+        if place is not None and not _is_installed(name, place):
+            raise RefusedCodeError(
+                f"{name} ({place}) is not an installed package and was not imported: add {FLAG} "
+                f"{name} if you trust its code"
+            )
+
+
+def _place(spec: ModuleSpec) -> Path | None:
+    """Where a module lies; None if it is built in."""
+    if spec.has_location and spec.origin:
+        return Path(spec.origin).resolve()
+    folders = list(spec.submodule_search_locations or ())
+    return Path(folders[0]).resolve() if folders else None
+
+
+def _is_installed(name: str, place: Path) -> bool:
+    ours = [Path(__file__).parents[1]] if name in OUR_PACKAGES else []
+    python = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    if any(place.is_relative_to(Path(root).resolve()) for root in (*ours, *python, *sites)):
+        return True
+    return any(place.is_relative_to(root) for root in _roots_of(name))
+
+
+def _roots_of(name: str) -> Iterator[Path]:
+    """Folders from which the distributions that have a module of this name are used."""
+    for title in (*metadata.packages_distributions().get(name, ()), name):
+        try:
+            distribution = metadata.distribution(title)
+        except metadata.PackageNotFoundError:
+            continue
+        yield Path(str(distribution.locate_file(""))).resolve()
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            yield Path(url2pathname(urlparse(origin["url"]).path)).resolve()
