@@ -74,7 +74,7 @@ def write_report(
     parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]
-    parts += [*_agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
+    parts += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
     parts += [*failures_table(frame, notes), "## Figures", ""]
     for name, caption in figures:
         parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
@@ -98,7 +98,7 @@ def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> li
     ]
 
 
-def _agreement(frame: pd.DataFrame) -> list[str]:
+def agreement(frame: pd.DataFrame) -> list[str]:
     """Say how measured and expected numbers compare over all points."""
     errors = relative_errors(frame)
     parts = ["## Measured against expected", ""]
