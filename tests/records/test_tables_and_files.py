@@ -44,7 +44,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old\n"
     with provenance.replacing(path) as temporary:
         temporary.write_text("new\n")
+        number = temporary.stat().st_ino
     assert path.read_text() == "new\n"
+    assert path.stat().st_ino == number  # renamed, not copied
 
 
 def test_the_revision_is_that_of_the_checkout(monkeypatch):
