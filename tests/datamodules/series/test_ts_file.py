@@ -142,4 +142,8 @@ def test_aeon_takes_what_we_refuse(tmp_path: Path) -> None:
     """The reason for the validator; where aeon learns to refuse, this test says so."""
     datasets = pytest.importorskip("aeon.datasets")
     for case in ("unknown label", "header without data", "question mark undeclared"):
-        datasets.load_from_ts_file(str(write(tmp_path, BAD[case][0])))
+        path = write(tmp_path, BAD[case][0])
+        values, labels = datasets.load_from_ts_file(str(path))
+        assert len(values) == len(labels)
+        with pytest.raises(DataError):
+            read_ts(path)

@@ -9,7 +9,6 @@ from profiling.measure.rows import RowsError, append_rows, read_rows, to_frame
 from profiling.report.compare import compare_sweeps
 from profiling.report.page import agreement, write_report
 from profiling.report.ratios import crossovers, ratio_table, relative_errors
-from profiling.report.tables import trends
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, attention, sweep
 from tests.support.paths import ROOT
@@ -83,41 +82,6 @@ def test_crossover_is_interpolated_in_log_length():
     assert cross(0.9, 0.5) == ["always within the grid"]
     assert cross(0.9, 1.5) == ["never within the grid"]
     assert cross(0.9) == []
-
-
-def trends_of(ratios):
-    """Sentences on the ratios {(D, N): value} of one variant."""
-    base = {"metric": "macs", "variant": "v", "baseline": "b", "scope": "attention"}
-    base |= {"backend": "x", "mode": "eval", "grid_heads": None}
-    rows = [
-        {**base, "embed_dim": d, "seq_len": n, "ratio_measured": value}
-        for (d, n), value in ratios.items()
-    ]
-    return trends(pd.DataFrame(rows))
-
-
-@pytest.mark.parametrize(
-    ("values", "word"),
-    [
-        ((1.5, 1.2, 0.75), "falls"),
-        ((0.75, 1.2, 1.5), "rises"),
-        ((0.75, 1.5, 1.2), "is not monotonic"),
-        ((0.9, 0.9001, 0.9), "stays the same"),
-    ],
-)
-def test_words_for_the_course_of_a_ratio(values, word):
-    (sentence,) = trends_of({(8, 64 * 2**i): value for i, value in enumerate(values)})
-    numbers = f"{min(values):.3f} to {max(values):.3f}" if word != "stays the same" else "0.900"
-    head = f"multiply-adds, attention: v / b = {numbers}"
-    assert sentence == f"{head}; over N the ratio {word} (eval)."
-
-
-def test_courses_that_differ_name_their_places():
-    (sentence,) = trends_of({(8, 64): 0.5, (8, 128): 0.6, (16, 64): 0.9, (16, 128): 0.7})
-    assert sentence == (
-        "multiply-adds, attention: v / b = 0.500 to 0.900; over N the ratio rises at D = 8, "
-        "falls at D = 16; over D the ratio rises (eval)."
-    )
 
 
 def test_errors_are_relative_to_what_was_measured(results):
