@@ -84,7 +84,7 @@ def write_report(
     parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]
-    parts += [*_agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
+    parts += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
     parts += [*failures_table(frame, notes), "## Figures", ""]
     if not figures:
         parts += ["None: the tables hold every number.", ""]
@@ -110,7 +110,7 @@ def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> li
     ]
 
 
-def _agreement(frame: pd.DataFrame) -> list[str]:
+def agreement(frame: pd.DataFrame) -> list[str]:
     """Say how counted or measured numbers and expected ones compare over all points."""
     errors = relative_errors(frame)
     parts = ["## Found against expected", ""]

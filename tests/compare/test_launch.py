@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from lit_probattn.compare.launch import Shard, submit
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_runner import arguments
+from tests.support.forks import Forked
 from tests.support.paths import ROOT
 
 submitit = pytest.importorskip("submitit")
@@ -26,7 +28,21 @@ def _root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("executor", ["local", "debug"])
+@pytest.fixture
+def forked(monkeypatch):
+    """Shards of this process's executor run in forked processes."""
+    popen = subprocess.Popen
+
+    def start(words, **options):
+        if words[1:3] == ["-m", "lit_probattn.reproduce"]:
+            return Forked(lambda: main(words[3:]), options["env"])
+        return popen(words, **options)
+
+    monkeypatch.setattr(launch.subprocess, "Popen", start)
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("executor", [pytest.param("local", marks=pytest.mark.slow), "debug"])
 def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor):
     words = arguments(tmp_path, "--only", "listops", "--seeds", "3")
     more = ["--executor", executor, "--shards", "2", "--slurm", "timeout_min=10", "partition=x"]
@@ -43,6 +59,7 @@ def test_shards_run_as_jobs_and_the_report_is_written(tmp_path, capsys, executor
         assert text.count("1 of 1 cells finished, 1 of them now") == 2
 
 
+@pytest.mark.usefixtures("forked")
 def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys):
     words = arguments(tmp_path, "--only", "listops", "--attempts", "1", "--seeds", "3")
     assert main([*words, "--shard", "0/2"]) == 0
@@ -54,8 +71,9 @@ def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys):
     )
 
 
-def test_preempted_job_saves_and_is_submitted_again(tmp_path, monkeypatch):
-    """SLURM's signal reaches submitit's process, which asks the shard to end and to go on later."""
+@pytest.fixture
+def victim(tmp_path, monkeypatch):
+    """A module that saves when it is asked to end, and then has something to go on from."""
     (tmp_path / "victim.py").write_text(
         "import os, pathlib, signal, sys, time\n"
         "def save(*_):\n    pathlib.Path('SAVED').touch()\n    sys.exit(130)\n"
@@ -65,19 +83,41 @@ def test_preempted_job_saves_and_is_submitted_again(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    executor = submitit.AutoExecutor(folder=tmp_path / "jobs", cluster="local")
+    return tmp_path
+
+
+def until_it_exists(path, seconds=240.0):
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert path.exists()
+
+
+def test_a_preempted_shard_saves_and_its_submission_goes_on(victim, capfd):
+    """What submitit calls in the job: the shard, `checkpoint` at the signal, the shard again."""
+    shard, found = Shard("victim", ["--shard", "0/2"]), []
+    job = threading.Thread(target=lambda: found.append(shard()))
+    job.start()
+    until_it_exists(victim / "STARTED")
+    again = shard.checkpoint()
+    job.join(20)
+    assert found == [130]
+    assert (victim / "SAVED").exists()
+    assert again.function() == 0
+    assert "['--shard', '0/2']" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_preempted_job_saves_and_is_submitted_again(victim):
+    """SLURM's signal reaches submitit's process, which asks the shard to end and to go on later."""
+    executor = submitit.AutoExecutor(folder=victim / "jobs", cluster="local")
     executor.update_parameters(timeout_min=5)
     job = executor.submit(Shard("victim", ["--shard", "0/2"]))
-    end = time.monotonic() + 240
-    while not (tmp_path / "STARTED").exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    until_it_exists(victim / "STARTED")
     time.sleep(0.5)
-    begin = time.monotonic()
-    os.kill(int((tmp_path / "STARTED").read_text()), signal.SIGUSR2)
-    while not (tmp_path / "SAVED").exists() and time.monotonic() < begin + 20:
-        time.sleep(0.05)
+    os.kill(int((victim / "STARTED").read_text()), signal.SIGUSR2)
+    until_it_exists(victim / "SAVED", 20)
     assert job.result() == 0
-    assert (tmp_path / "SAVED").exists()
     assert "['--shard', '0/2']" in job.stdout()
 
 

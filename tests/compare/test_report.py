@@ -105,6 +105,19 @@ def test_average_needs_all_tasks(tmp_path):
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
+def test_average_is_over_tasks_whatever_their_seeds(tmp_path):
+    """Two seeds of one task and one of the other: (40 + 75) / 2, not (40 + 40 + 75) / 3."""
+    table, cells = tiny_cells(tmp_path, ["softmax_2"])
+    for cell in cells:
+        if cell.task.name == "listops":
+            keep(cell, 38.0 + 4 * (cell.seed - 3))
+        elif cell.seed == 3:
+            keep(cell, 75.0)
+    text = report_of(tmp_path, table, cells)[1]
+    (line,) = [row for row in text.splitlines() if row.startswith("| average")]
+    assert "| 57.50 | 58.50 | -1.00: no interval |" in line
+
+
 def test_nothing_finished_is_no_report(tmp_path):
     table, cells = tiny_cells(tmp_path)
     with pytest.raises(ValueError, match="nothing to report"):
@@ -268,8 +281,12 @@ def test_pictures_say_where_they_come_from(tmp_path):
 
 
 def test_selection_on_test_is_flagged(tmp_path):
-    table, cells = tiny_cells(tmp_path, ["listops", "softmax_2"])
-    keep(cells[0], 36.0, selected_on_test=True)
-    assert (
-        "**Checkpoints were selected on the test split.**" in report_of(tmp_path, table, cells)[2]
-    )
+    """One row of two is enough."""
+    table, cells = tiny_cells(tmp_path, ["listops"])
+    warning = "**Checkpoints were selected on the test split.**"
+    for cell in cells:
+        keep(cell, 36.0)
+    assert warning not in report_of(tmp_path, table, cells)[2]
+    for cell in cells:
+        keep(cell, 36.0, selected_on_test=cell.row.name == "mgk_1")
+    assert warning in report_of(tmp_path, table, cells)[2]

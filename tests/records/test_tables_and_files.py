@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import matplotlib
@@ -117,7 +118,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old\n"
     with provenance.replacing(path) as file:
         file.write(b"new\n")
+        number = os.fstat(file.fileno()).st_ino
     assert path.read_text() == "new\n"
+    assert path.stat().st_ino == number  # renamed, not copied
 
 
 def test_temporary_names_cannot_be_guessed_and_links_are_not_followed(tmp_path, monkeypatch):

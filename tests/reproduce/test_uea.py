@@ -15,6 +15,7 @@ import yaml
 from datamodules.series.archive import ARCHIVES
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.reproduce.uea import TABLE, main, make_parser, make_table
+from tests.support import forks
 from tests.support.paths import ROOT
 
 TINY = {
@@ -56,6 +57,12 @@ def options(tmp_path, monkeypatch):
     places = {"table": table, "out": tmp_path / "out", "runs": tmp_path / "runs"}
     places["data_dir"] = tmp_path
     return [part for name, place in places.items() for part in (f"--{name}", str(place))]
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Commands of cells run in forked processes."""
+    monkeypatch.setattr("lit_probattn.compare.runner.start", forks.start)
 
 
 def bundled(options, *more):
@@ -110,7 +117,7 @@ def test_dry_run_predicts_and_names_what_is_missing(options, capsys, monkeypatch
     assert printed.count("python -m lit_probattn fit --config configs/tasks/tiny/uea.yaml") == 2
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("forked")
 def test_cells_run_once_and_the_report_has_mean_and_deviation(options, tmp_path, capsys):
     assert main(bundled(options, "--jobs", "2")) == 0
     printed = capsys.readouterr().out
@@ -159,6 +166,7 @@ def test_other_files_are_other_cells(options, tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.usefixtures("forked")
 def test_selection_on_test_is_another_cell_and_flagged(options, tmp_path, capsys):
     more = ["--select_on", "test", "--seeds", "0", "--epochs", "1"]
     assert main(bundled(options, *more)) == 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision
 
-from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.tasks import NonFiniteError
-from tests.tasks.tiny import data, task, trainer
+from tests.tasks.tiny import data, loss_scaling, overflow_at, task, trainer
 
 
 def weights(module):
@@ -122,31 +122,25 @@ def test_first_micro_batch_of_a_window_is_checked_too(monkeypatch):
         trainer(accumulate_grad_batches=2).fit(module, data())
 
 
-class FakeScaler(torch.amp.GradScaler):
-    """A loss scaler that works on the CPU."""
-
-    def __init__(self) -> None:
-        super().__init__("cpu", init_scale=4.0)
-
-
-def overflowing(steps):
-    """A task whose gradients overflow in the given steps, trained with loss scaling."""
-    module = task()
-    parameter = next(module.parameters())
-    parameter.register_hook(
-        lambda g: g * float("inf") if module.trainer.global_step in steps else g
-    )
-    return module
-
-
 def scaled_trainer(max_steps):
-    plugin = MixedPrecision("16-mixed", "cpu", FakeScaler())
-    plugin.precision = "bf16-mixed"  # the autocast type; the scaler stays
-    return trainer(max_steps, plugins=[plugin])
+    return trainer(max_steps, plugins=[loss_scaling(init_scale=4.0)])
+
+
+def soft_mgk(embed_dim, head_dim):
+    return MGKAttention(embed_dim, 2, head_dim=head_dim, e_step="soft")
 
 
 def test_an_overflow_under_loss_scaling_is_a_skipped_step():
-    module = overflowing({1, 2})
+    """Nothing moves in it, priors of an M-step included, whose own sums are finite."""
+    module = task(soft_mgk)
+    overflow_at(module, {1, 2})
+    states, step = [], module.optimizer_step
+
+    def recorded(*args, **kwargs):
+        step(*args, **kwargs)
+        states.append(weights(module))
+
+    module.optimizer_step = recorded
     run = scaled_trainer(5)
     run.fit(module, data())
     assert run.global_step == 5
@@ -154,10 +148,18 @@ def test_an_overflow_under_loss_scaling_is_a_skipped_step():
     steps = next(iter(run.optimizers[0].state.values()))["step"]
     assert int(steps) == 3
     assert all(p.isfinite().all() for p in module.parameters())
+    moved = [
+        {name for name in new if not torch.equal(old[name], new[name])}
+        for old, new in pairwise(states)
+    ]
+    priors = {name for name in states[0] if "prior" in name}
+    assert len(priors) == 2
+    assert moved[:2] == [set(), set()]
+    assert all(priors < names for names in moved[2:])
 
 
 def test_ten_overflows_in_a_row_stop():
-    module = overflowing(set(range(2, 100)))
-    run = scaled_trainer(50)
+    module = task()
+    overflow_at(module, range(2, 100))
     with pytest.raises(NonFiniteError, match="at step 11 in 10 steps in a row"):
-        run.fit(module, data())
+        scaled_trainer(50).fit(module, data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,7 @@ from lit_probattn.tasks import ImageClassifier
 from tests.datamodules.pictures.made import write_pictures
 from tests.support.paths import ROOT
 from tests.support.runs import in_ranks, newest_state, only_version, write_attention
-from tests.tasks.tiny import trainer
+from tests.tasks.tiny import loss_scaling, overflow_at, trainer
 
 CONFIG = str(ROOT / "configs/tasks/tiny/imagenet_swin_tiny.yaml")
 CLASSES = tuple(f"n{number:02d}" for number in range(7))
@@ -170,6 +171,23 @@ def test_moving_average_is_evaluated_and_kept_apart(root):
             parameter.zero_()
     (again,) = run.validate(module, data(root), verbose=False)
     assert again == values
+
+
+def test_a_skipped_step_is_not_averaged(root):
+    """The weights stand still in step 2, and so does their average, which is not yet theirs."""
+    module = task(ema_decay=0.5)
+    overflow_at(module, {2})
+    averages, step = [], module.optimizer_step
+
+    def recorded(*args, **kwargs):
+        step(*args, **kwargs)
+        average = module.ema.module.net.layers[1].blocks[0].attn.attention.value_proj.weight
+        averages.append(average.clone())
+
+    module.optimizer_step = recorded
+    trainer(4, plugins=[loss_scaling()]).fit(module, data(root))
+    moved = [not torch.equal(old, new) for old, new in pairwise(averages)]
+    assert moved == [True, False, True]
 
 
 def test_it_learns_the_pictures(root):

@@ -156,7 +156,7 @@ def test_it_learns_with_clipping_and_half_precision(folder):
         module = task("mgk", lr=1e-2)
         runner.fit(module, made_text.data(folder))
         (values,) = runner.test(module, made_text.data(folder), verbose=False)
-        assert values["test/ppl_sliding"] < 20 < 41, precision
+        assert values["test/ppl_sliding"] < 20, precision  # of 41 words
 
 
 def test_schedule_of_the_papers():

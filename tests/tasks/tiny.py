@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 
 from datamodules import Synthetic
 from lit_probattn.attention import Attention, SoftmaxAttention
@@ -33,6 +35,20 @@ def data(**options: Any) -> Synthetic:
     sizes = {"num_train": 48, "num_val": 21, "num_test": 21}
     shape = {"min_length": 9, "max_length": LENGTH, "vocab_size": VOCAB, "num_classes": CLASSES}
     return Synthetic(**{**sizes, **shape, "batch_size": 8, "pad_multiple": 1, **options})
+
+
+def overflow_at(module: pl.LightningModule, steps: Container[int]) -> None:
+    """Make the gradient of the first parameter infinite in these steps."""
+    next(module.parameters()).register_hook(
+        lambda g: g * float("inf") if module.trainer.global_step in steps else g
+    )
+
+
+def loss_scaling(**options: Any) -> MixedPrecision:
+    """A loss scaler on the CPU, with bfloat16 as the type of autocast."""
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", **options))
+    plugin.precision = "bf16-mixed"
+    return plugin
 
 
 def trainer(max_steps: int = 4, **options: Any) -> pl.Trainer:

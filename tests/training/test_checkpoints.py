@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import subprocess
 import sys
@@ -53,6 +54,22 @@ def test_round_trip_and_names(saved):
     renamed = saved.rename(saved.with_name("mine.ckpt"))
     assert step_of(renamed) == 7
     assert [path.name for path in saved.parent.iterdir()] == ["mine.ckpt"]
+
+
+def test_a_file_takes_its_name_by_a_rename(tmp_path):
+    """Not by a copy: whoever opens the name finds a whole file, old or new, at every moment."""
+    path = checkpoint_path(tmp_path, "step", 7)
+    for step in (1, 2):
+        with checkpoints.replacing(path) as file:
+            file.write(b"content of step %d" % step)
+            number = os.fstat(file.fileno()).st_ino
+        assert path.stat().st_ino == number
+        assert path.read_bytes() == b"content of step %d" % step
+    save_checkpoint(content(), path)
+    before = path.read_bytes()
+    with path.open("rb") as reader:
+        save_checkpoint(content(8), path)
+        assert reader.read() == before != path.read_bytes()
 
 
 def test_list_is_newest_first_and_by_kind(tmp_path):

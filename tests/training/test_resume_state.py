@@ -1,34 +1,35 @@
-"""What a resumed run needs beside weights: the state of the loss scaler."""
+"""What a resumed run needs beside weights: the loss scaler, overflows so far, the best score."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision
 
-from lit_probattn.training.checkpoints import CheckedCheckpointIO, list_checkpoints, load_checkpoint
+from lit_probattn.tasks import NonFiniteError
+from lit_probattn.training.checkpoints import (
+    CheckedCheckpointIO,
+    list_checkpoints,
+    load_checkpoint,
+    step_of,
+)
 from lit_probattn.training.saving import RunCheckpoint
-from tests.tasks.tiny import data, task, trainer
+from tests.tasks.tiny import data, loss_scaling, overflow_at, task, trainer
 
 
-def fit(folder, max_steps: int, ckpt_path=None, scale: float = 64.0):
-    """Steps 4 and 7 overflow; the scale doubles after every second good step."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
-    plugin = MixedPrecision("16-mixed", "cpu", scaler)
-    plugin.precision = "bf16-mixed"  # the autocast type; the scaler stays
+def fit(folder, max_steps: int, ckpt_path=None, scale: float = 64.0, overflows=(4, 7)):
+    """The scale doubles after every second step that does not overflow."""
+    precision = loss_scaling(init_scale=scale, growth_interval=2)
     module = task()
-    next(module.parameters()).register_hook(
-        lambda g: g * float("inf") if module.trainer.global_step in (4, 7) else g
-    )
+    overflow_at(module, overflows)
     run = trainer(
         max_steps,
-        plugins=[plugin, CheckedCheckpointIO()],
+        plugins=[precision, CheckedCheckpointIO()],
         enable_checkpointing=True,
         callbacks=[RunCheckpoint(folder, every_n_steps=5)],
         accumulate_grad_batches=2,
     )
     run.fit(module, data(), ckpt_path=ckpt_path, weights_only=True)
-    return module, scaler
+    return module, precision.scaler
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +59,35 @@ def test_without_the_scaler_s_state_the_run_would_differ(whole, tmp_path):
     CheckedCheckpointIO().save_checkpoint(content, path)
     _, again = fit(tmp_path, 10, path)
     assert again.state_dict() != scaler.state_dict()
+
+
+def test_overflows_before_and_after_a_resume_are_in_a_row(tmp_path):
+    """Steps 2 to 4 overflow before the checkpoint, 5 to 11 after it."""
+    fit(tmp_path, 5, overflows=range(2, 99))
+    (path,) = list_checkpoints(tmp_path, "step")
+    with pytest.raises(NonFiniteError, match="at step 11 in 10 steps in a row"):
+        fit(tmp_path, 20, path, overflows=range(2, 99))
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("max", 1.0), ("min", -1.0)])
+def test_a_resumed_run_knows_the_best_score(tmp_path, mode, sign):
+    """Resumed at step 2, the score is worse at step 4, better than ever at step 6."""
+    scores = {2: 0.5, 4: 0.25, 6: 0.75}
+
+    def best_after(max_steps):
+        module = task()
+        module.log_scores = lambda split: module.log(
+            f"{split}/score", sign * scores[module.trainer.global_step]
+        )
+        run = trainer(
+            max_steps,
+            val_check_interval=2,
+            plugins=[CheckedCheckpointIO()],
+            enable_checkpointing=True,
+            callbacks=[RunCheckpoint(tmp_path, monitor="val/score", mode=mode)],
+        )
+        newest = next(iter(list_checkpoints(tmp_path, "step")), None)
+        run.fit(module, data(num_val=8), ckpt_path=newest, weights_only=True)
+        return [step_of(path) for path in list_checkpoints(tmp_path, "best")]
+
+    assert [best_after(max_steps) for max_steps in (2, 4, 6)] == [[2], [2], [6]]

@@ -29,6 +29,9 @@ N, D, DX, HEADS, M = sympy.symbols("N D D_x H M", positive=True)
         ("none", {}, 2 * M * D + 2 * M * HEADS - HEADS - M, 0),
         ("global", {}, 2 * M * D + 2 * M * HEADS - HEADS, 0),
         ("local", {}, 2 * M * D + 2 * M * HEADS + HEADS - M, HEADS * (2 * M - 1)),
+        # A deviation per head: M products, M squares, M - 1 sums and a root.
+        ("local_global", {}, 2 * M * D + 2 * M * HEADS + HEADS - M, HEADS * 3 * M),
+        ("local_global", {"mixer": "shared"}, 2 * M * D + M - 1 + 2 * HEADS, 3 * M),
         ("none", {"mixer": "mlp", "mixing_bias": "none"},
          2 * M * D + 2 * M * HEADS + 2 * HEADS**2 - HEADS - M, 0),
         ("none", AS_CODED, 2 * M * D + 2 * M * HEADS + 2 * HEADS**2 + HEADS - M, 0),

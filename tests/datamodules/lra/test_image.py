@@ -36,14 +36,22 @@ def contents(data: Image) -> dict[str, list[tuple[bytes, int]]]:
     }
 
 
-def test_our_files_are_those_of_python_2() -> None:
-    """Their opcodes: byte strings, and the names that Python 2 wrote for arrays."""
-    content = cifar_files()["data_batch_1"]
-    assert content.startswith(b"\x80\x02}")
-    assert b"cnumpy.core.multiarray\n_reconstruct\n" in content
-    assert b"cnumpy\nndarray\n" in content
-    assert b"U\x04data" in content
-    assert b"_codecs" not in content
+# What Python 2 wrote for {"data": array of one picture, "labels": [3]}, up to the picture and on.
+BEFORE = (
+    b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\n"
+    b"q\x04K\x00\x85U\x01b\x87Rq\x05(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87"
+    b"Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x0c\x00\x00"
+)
+AFTER = b"tbU\x06labelsq\x08]q\tK\x03au."
+
+
+def test_what_python_2_wrote_is_read(tmp_path: Path) -> None:
+    """Byte strings in place of text, and the old names of NumPy's modules."""
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    files = {name: BEFORE + bytes([10 * i]) * 3072 + AFTER for i, name in enumerate(names)}
+    found = contents(image(write_cifar(tmp_path, files)))
+    assert found["train"] + found["val"] == [(bytes([10 * i]) * 1024, 3) for i in range(5)]
+    assert found["test"] == [(bytes([50]) * 1024, 3)]
 
 
 def test_grey_is_luma_of_8_bit_pictures() -> None:

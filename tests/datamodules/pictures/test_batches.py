@@ -135,13 +135,21 @@ def test_cutmix_weighs_by_the_area_it_takes():
 
 
 def test_batches_state_partner_and_share(root: Path):
-    batch = next(iter(imagenet(root).train_dataloader()))
-    target = batch["target"].tolist()
-    assert batch["mix_target"].tolist() == [target[1], target[0], target[3], target[2]]
-    assert batch["mix_weight"].dtype == torch.float32
-    assert len(set(batch["mix_weight"].tolist())) == 1
+    """The share is the partner's: so much of its picture is in the mixed one."""
+    data = imagenet(root, cutmix=0.0)
+    requests = next(iter(RequestOrder(TrainingOrder(12, 4, 0, 0, 1, 1, lambda: 0))))
+    samples = [data.split("train")[request] for request in requests]
+    plain, mixed = PictureCollate()(samples), data.collate()(samples)
+    assert "mix_target" not in plain
+    partner = [1, 0, 3, 2]
+    assert mixed["mix_target"].tolist() == plain["target"][partner].tolist()
+    share = mixed["mix_weight"]
+    assert share.dtype == torch.float32
+    assert share.tolist() == [float(share[0])] * 4
+    assert abs(float(share[0]) - 0.5) > 0.01
+    expected = torch.lerp(plain["inputs"], plain["inputs"][partner], share.reshape(-1, 1, 1, 1))
+    torch.testing.assert_close(mixed["inputs"], expected)
     assert "mix_target" not in next(iter(imagenet(root, **UNMIXED).train_dataloader()))
-    assert PictureCollate().mixing is None
 
 
 def test_odd_micro_batches_cannot_be_mixed(root: Path):

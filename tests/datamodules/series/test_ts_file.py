@@ -144,7 +144,7 @@ def test_the_reader_refuses_what_aeon_takes(tmp_path: Path) -> None:
     for case in ("unknown label", "header without data", "question mark undeclared"):
         text, _, message = BAD[case]
         path = write(tmp_path, text)
-        series, labels = datasets.load_from_ts_file(str(path))
-        assert len(series) == len(labels)
+        values, labels = datasets.load_from_ts_file(str(path))
+        assert len(values) == len(labels)
         with pytest.raises(DataError, match=message):
             read_ts(path)

@@ -248,6 +248,15 @@ def test_standardisation_uses_the_series_that_train_and_no_others(archive):
     np.testing.assert_allclose(done.std(0, ddof=1), 1, rtol=1e-6)
 
 
+def test_a_series_is_normalised_whole_and_then_cut_off(archive):
+    """7 steps, of which the model takes 5: mean and deviation are those of 7."""
+    split = made(archive, normalization="per_sample_std", select_on="test").split("test")
+    whole = split.series(2).astype(np.float64)
+    assert whole.shape == (7, 3)
+    expected = (whole - whole.mean(0)) / whole.std(0, ddof=1)
+    np.testing.assert_allclose(split[2].values, expected[:5], rtol=1e-5)
+
+
 def test_other_normalisations_by_their_formulas():
     series = [np.float32([[1, 7], [3, 7], [8, 7]]), np.float32([[5, 7]])]
     minmax = Normalizer.fit("minmax", lambda: series)

@@ -37,10 +37,11 @@ def test_einsum_is_exact():
 
 
 def test_fused_attention_counts_both_products():
-    key = torch.empty(2, 3, 11, 8, device="meta")
-    value = torch.empty(2, 3, 11, 8, device="meta")
-    counts = both(lambda q: F.scaled_dot_product_attention(q, key, value), 2, 3, 5, 8)
-    assert counts == (2 * 3 * 5 * 11 * 16,) * 2
+    """Values have a size of their own."""
+    key = torch.empty(2, 3, 11, 7, device="meta")
+    value = torch.empty(2, 3, 11, 13, device="meta")
+    counts = both(lambda q: F.scaled_dot_product_attention(q, key, value), 2, 3, 5, 7)
+    assert counts == (2 * 3 * 5 * 11 * (7 + 13),) * 2
 
 
 def test_distance_is_charged_like_a_product():

@@ -76,5 +76,8 @@ def test_failures_are_told(monkeypatch):
 
 
 def test_shared_storage_counts_once():
+    """A view is another object on the same storage, and holds all of that."""
     linear = nn.Linear(4, 4, bias=False)
     assert resident_bytes([linear, linear.weight, torch.zeros(3)]) == 4 * 16 + 12
+    assert resident_bytes([linear, linear.weight.detach(), linear.weight.T]) == 4 * 16
+    assert resident_bytes([torch.zeros(5, 7)[1:3]]) == 4 * 35

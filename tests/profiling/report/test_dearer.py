@@ -59,6 +59,12 @@ def test_excesses_and_break_even_sizes_are_named():
     assert len(lines) == 2  # fish2 breaks even at 2.67, below every head size
 
 
+def test_at_most_is_the_largest_of_several_excesses():
+    frame = frame_of({}).reindex(columns=["attention_class", "variant"])
+    (line,) = dearer_lines(frame, ratios_of({"mgk4": [(128, 1.1), (256, 1.75), (512, 1.5)]}))
+    assert line.endswith("at 3 of 3 places; at most 1.75 times (N = 256).")
+
+
 def test_cheaper_variants_give_no_lines():
     frame = frame_of({}).reindex(columns=["attention_class", "variant"])
     assert dearer_lines(frame, ratios_of({"mgk4": [(128, 0.9), (512, 1.0)]})) == []

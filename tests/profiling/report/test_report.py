@@ -11,8 +11,8 @@ from PIL import Image
 from lit_probattn.records.provenance import command_line
 from profiling.measure.rows import RowsError, append_rows, read_rows, to_frame
 from profiling.report.compare import compare_sweeps
-from profiling.report.page import unequal_lines, write_report
-from profiling.report.ratios import crossovers, ratio_table
+from profiling.report.page import agreement, unequal_lines, write_report
+from profiling.report.ratios import crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
 from tests.profiling.helpers import MGK, attention, sweep
@@ -133,9 +133,26 @@ def test_crossover_is_interpolated_in_log_length():
         return crossovers(pd.DataFrame(rows))["crossover"].tolist()
 
     assert cross(1.5, 0.5, 0.4) == ["N ≈ 128"]
+    assert cross(1.2, 0.4) == ["N ≈ 91"]  # a quarter of the way: 64 · 4^(1/4)
+    assert cross(0.8, 1.1, 0.8) == ["N ≈ 406"]  # from the last crossing on: 256 · 4^(1/3)
     assert cross(0.9, 0.5) == ["always within the grid"]
     assert cross(0.9, 1.5) == ["never within the grid"]
     assert cross(0.9) == []
+
+
+def test_errors_are_relative_to_what_was_measured(results):
+    """A closed form that is a quarter too large at one place of eighteen."""
+    _, folder = results
+    rows, _ = read_rows(folder / "rows.jsonl")
+    index = next(
+        i for i, row in enumerate(rows) if row.source == "analytic" and row.variant == "mgk"
+    )
+    rows[index] = rows[index].model_copy(update={"macs": rows[index].macs * 5 // 4})
+    errors = relative_errors(to_frame(rows))
+    errors = errors[errors["error"] != 0]
+    assert errors[["variant", "metric"]].to_numpy().tolist() == [["mgk", "macs"]]
+    assert errors["error"].item() == pytest.approx(0.25, rel=1e-3)
+    assert "| multiply-adds | counted | closed form | 18 | 17 | 2.50e-01 |" in agreement(to_frame(rows))
 
 
 def test_no_results(tmp_path):
@@ -180,11 +197,20 @@ def test_failed_points_are_listed(tmp_path):
 
 
 def test_two_sweeps_side_by_side(results, tmp_path):
+    """The second counts 2, 3 and 7 times as much at the three lengths; the ratio is B / A."""
     _, folder = results
-    path = compare_sweeps(folder, folder, tmp_path)
-    text = path.read_text()
-    assert "1.0000" in text
-    assert (tmp_path / "compare.csv").exists()
+    rows, _ = read_rows(folder / "rows.jsonl")
+    factors = {8: 2, 16: 3, 32: 7}
+    dearer = [row.model_copy(update={"macs": row.macs * factors[row.seq_len]}) for row in rows]
+    (tmp_path / "b").mkdir()
+    append_rows(tmp_path / "b/rows.jsonl", dearer)
+    text = compare_sweeps(folder, tmp_path / "b", tmp_path).read_text()
+    found = [line.split(" | ")[3:] for line in text.splitlines() if "| multiply-adds |" in line]
+    assert found == [["6", "0", "3.0000", "2.0000", "7.0000 |"]] * 3
+    found = [line.split(" | ")[3:] for line in text.splitlines() if "| parameters |" in line]
+    assert found == [["6", "6", "1.0000", "1.0000", "1.0000 |"]] * 3
+    factors = pd.read_csv(tmp_path / "compare.csv").query("metric == 'macs'")
+    assert (factors["value_b"] == factors["value_a"] * factors["b_over_a"]).all()
     (tmp_path / "other").mkdir()
     run_sweep(
         sweep(name="other", grid={"embed_dim": [40], "seq_len": [8]}), tmp_path / "other", ROOT

@@ -6,7 +6,10 @@ import csv
 
 import pytest
 
+from profiling.studies import study
 from profiling.studies.linear_scaling import LENGTHS, fitted_exponent, main
+
+SOFTMAX = ("softmax (fused)",)
 
 
 def test_exponent_of_a_power_law():
@@ -18,7 +21,15 @@ def test_exponent_of_a_power_law():
 
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward"])
-def test_command_measures_every_side_at_every_length(tmp_path, capsys, mode):
+def test_command_measures_every_side_at_every_length(tmp_path, capsys, monkeypatch, mode):
+    """Softmax takes N² and the others 3N nanoseconds: ratios and exponents follow."""
+
+    def time_sides(sides, **limits):
+        for run in sides.values():
+            run()
+        return {(name, n): [1e-9 * (n**2 if name in SOFTMAX else 3 * n)] for name, n in sides}
+
+    monkeypatch.setattr(study, "time_sides", time_sides)
     command = ["--lengths", "32", "64", "--repeats", "1", "--mode", mode, "--out", str(tmp_path)]
     assert main(command) == 0
     printed = capsys.readouterr().out
@@ -29,10 +40,14 @@ def test_command_measures_every_side_at_every_length(tmp_path, capsys, mode):
         for side in ("softmax (fused)", "linear", "mlk", "smlk")
         for length in ("32", "64")
     }
-    assert all(float(row["time_median_s"]) > 0 for row in rows)
     assert all(int(row["peak_memory_bytes"]) > 0 for row in rows)
+    for row in rows:
+        expected = 1.0 if row["side"] in SOFTMAX else 3 / int(row["seq_len"])
+        assert float(row["time_over_softmax"]) == pytest.approx(expected)
     exponents = printed.split("Exponent of time and of memory over the length:")[1]
-    assert exponents.count("\n| ") == 6  # heading, rule, four sides
+    lines = [line.split(" | ")[:2] for line in exponents.splitlines() if line.startswith("| ")][2:]
+    slopes = {side.removeprefix("| "): float(slope) for side, slope in lines}
+    assert slopes == {"softmax (fused)": 2.0, "linear": 1.0, "mlk": 1.0, "smlk": 1.0}
 
 
 def test_bad_numbers_are_refused(capsys):

@@ -10,7 +10,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.backends import BACKENDS
-from profiling.studies import step_ratio
+from profiling.studies import step_ratio, study
 from profiling.studies.step_ratio import PlainAttention, materialise
 
 
@@ -66,23 +66,51 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(layer(inputs), layer(inputs))
 
 
-def test_command_measures_both_forms_and_reports(tmp_path, capsys, monkeypatch):
-    words = ["--length", "64", "--batch", "1", "--repeats", "2", "--out", str(tmp_path)]
+SECONDS = {
+    ("softmax, 8 heads", "plain"): 3.0,
+    ("softmax, 8 heads", "package"): 2.0,
+    ("MGK, 4 heads", "plain"): 12.0,
+    ("MGK, 4 heads", "package"): 5.0,
+    ("sMGK, 4 heads", "plain"): 21.0,
+    ("sMGK, 4 heads", "package"): 7.0,
+}
+
+
+def test_command_compares_both_forms_and_reports(tmp_path, capsys, monkeypatch):
+    """Every side is run, and is over its own plain form, and over softmax in the same form."""
+
+    def time_sides(sides, **limits):
+        for run in sides.values():
+            run()
+        return {side: [SECONDS[side]] * 2 for side in sides}
+
+    monkeypatch.setattr(study, "time_sides", time_sides)
+    words = ["--length", "64", "--batch", "2", "--repeats", "2", "--out", str(tmp_path)]
     assert step_ratio.main(words) == 0
     with (tmp_path / "rows.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * 2 * 2
+    assert len(rows) == 2 * len(SECONDS)
+    bytes_of = {
+        (row["attention_dropout"], row["variant"], row["form"]): int(row["peak_memory_bytes"])
+        for row in rows
+    }
     for row in rows:
-        assert float(row["time_p20_s"]) <= float(row["time_median_s"]) <= float(row["time_p80_s"])
-        assert row["form"] != "plain" or float(row["time_over_plain"]) == 1.0
-        assert int(row["peak_memory_bytes"]) > 0
+        name, form, dropout = row["variant"], row["form"], row["attention_dropout"]
+        seconds = SECONDS[name, form]
+        others = {"plain": (name, "plain"), "softmax": ("softmax, 8 heads", form)}
+        for label, other in others.items():
+            assert float(row[f"time_over_{label}"]) == pytest.approx(seconds / SECONDS[other])
+            memory = bytes_of[dropout, name, form] / bytes_of[dropout, *other]
+            assert float(row[f"memory_over_{label}"]) == pytest.approx(memory)
+    printed = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    shown = [cells[4:7:2] for cells in printed if cells[1:3] == ["sMGK, 4 heads", "package"]]
     chosen = {(row["form"], row["attention_dropout"]): row["backend"] for row in rows}
     assert chosen["plain", "0.1"] == chosen["plain", "0.0"] == "plain formula"
     assert {chosen["package", rate] for rate in ("0.1", "0.0")} <= set(BACKENDS) - {"auto"}
-    assert "| sMGK, 4 heads | package |" in capsys.readouterr().out
+    assert shown == [["7", "0.333 [0.333, 0.333]"]] * 2
     text = (tmp_path / "report.md").read_text()
     assert "python -m profiling study step_ratio --length 64" in text
-    assert "1 sequence of 64 tokens" in text
+    assert "2 sequences of 64 tokens" in text
     assert f"sMGK, 4 heads, dropout 0: {chosen['package', '0.0']}" in text
     assert "| attention dropout | variant | form | backend |" in text
     assert "(figures/time_over_plain.png)" in text

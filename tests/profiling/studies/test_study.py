@@ -84,14 +84,17 @@ def test_ratios_are_taken_within_a_round(monkeypatch):
     """A side that is twice as slow in every round has the ratio 2, however the rounds differ."""
     times = {"a": [2.0, 20.0, 200.0], "b": [1.0, 10.0, 100.0]}
     monkeypatch.setattr(study, "time_sides", lambda sides, **limits: times)
-    monkeypatch.setattr(study, "peak_bytes", lambda side, device: 3 << 20)
+    monkeypatch.setattr(study, "peak_bytes", lambda side, device: side() << 20)
     options = type("Options", (), {"device": "cpu", "warmup": 1, "repeats": 3, "max_seconds": 9})
-    rows = measure_sides(dict.fromkeys("ab", lambda: None), options, lambda name: {"b": "b"})
+    sides = {"a": lambda: 12, "b": lambda: 3}
+    rows = measure_sides(sides, options, lambda name: {"b": "b"})
     assert rows["a"]["time_over_b"] == rows["a"]["time_over_b_p80"] == 2.0
+    assert (rows["a"]["memory_over_b"], rows["b"]["memory_over_b"]) == (4.0, 1.0)
     assert (rows["a"]["time_median_s"], rows["b"]["time_p20_s"]) == (20.0, 4.6)
     table = shown(pd.DataFrame([{"side": name, **row} for name, row in rows.items()]), "side")
     assert table["time / b [p20, p80]"].tolist() == [f"{n:.3f} [{n:.3f}, {n:.3f}]" for n in (2, 1)]
-    assert table["peak memory, MiB"].tolist() == ["3.0", "3.0"]
+    assert table["peak memory, MiB"].tolist() == ["12.0", "3.0"]
+    assert table["memory / b"].tolist() == ["4.000", "1.000"]
 
 
 def test_fish_memory_judges_by_its_ratio(tmp_path, capsys):

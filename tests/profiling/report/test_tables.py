@@ -1,0 +1,108 @@
+"""Tables and sentences of a report, on numbers that are worked out by hand."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from profiling.report.tables import crossover_table, extremes_table, published_table, trends
+from profiling.sweep.config import Published
+
+SETTING = {"backend": "x", "dtype": "y", "device_name": "d", "mode": "eval", "scope": "attention"}
+PLACE = {"grid_heads": 8, "batch_size": 1}
+
+
+def ratio_rows(ratios, **more):
+    """Ratios {(D, N): value} of one variant, as a report has them."""
+    base = {"metric": "macs", "variant": "v", "baseline": "b", **SETTING, **PLACE}
+    base |= {"ratio_analytic": None, "ratio_predicted": None} | more
+    return pd.DataFrame(
+        [
+            {**base, "embed_dim": d, "seq_len": n, "ratio_measured": r}
+            for (d, n), r in ratios.items()
+        ]
+    )
+
+
+def trends_of(ratios):
+    return trends(ratio_rows(ratios, grid_heads=None))
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ((1.5, 1.2, 0.75), "falls"),
+        ((0.75, 1.2, 1.5), "rises"),
+        ((0.75, 1.5, 1.2), "is not monotonic"),
+        ((0.9, 0.9001, 0.9), "stays the same"),
+    ],
+)
+def test_words_for_the_course_of_a_ratio(values, word):
+    (sentence,) = trends_of({(8, 64 * 2**i): value for i, value in enumerate(values)})
+    numbers = f"{min(values):.3f} to {max(values):.3f}" if word != "stays the same" else "0.900"
+    head = f"multiply-adds, attention: v / b = {numbers}"
+    assert sentence == f"{head}; over N the ratio {word} (eval)."
+
+
+def test_courses_that_differ_name_their_places():
+    (sentence,) = trends_of({(8, 64): 0.5, (8, 128): 0.6, (16, 64): 0.9, (16, 128): 0.7})
+    assert sentence == (
+        "multiply-adds, attention: v / b = 0.500 to 0.900; over N the ratio rises at D = 8, "
+        "falls at D = 16; over D the ratio rises (eval)."
+    )
+
+
+def test_the_smallest_and_the_largest_ratio_have_their_places():
+    lines = extremes_table(
+        ratio_rows({(8, 64): 0.9, (8, 128): 0.5, (16, 64): 1.25, (16, 128): 0.6})
+    )
+    assert lines[2:] == [
+        "| multiply-adds | attention | v / b | eval | measured | 0.500 (D=8, N=128) "
+        "| 1.250 (D=16, N=64) |",
+        "",
+    ]
+
+
+def test_alike_modes_share_a_line_and_others_do_not():
+    tables = [
+        ratio_rows({(8, 64): 0.5, (8, 128): last}, mode=mode)
+        for mode, last in (("eval", 0.75), ("train", 0.75), ("forward", 0.8))
+    ]
+    lines = [line.split(" | ")[3:] for line in extremes_table(pd.concat(tables))[2:4]]
+    assert lines == [
+        ["eval, train", "measured", "0.500 (N=64)", "0.750 (N=128) |"],
+        ["forward", "measured", "0.500 (N=64)", "0.800 (N=128) |"],
+    ]
+
+
+def test_crossovers_that_are_alike_are_one_line():
+    rows = pd.concat([ratio_rows({(d, 0): 1.0}) for d in (8, 16)], ignore_index=True)
+    for found, expected in (
+        (["N ≈ 91", "N ≈ 91"], ["| multiply-adds | v | b | everywhere | N ≈ 91 |"]),
+        (
+            ["N ≈ 91", "N ≈ 99"],
+            [f"| multiply-adds | v | b | D {d} | N ≈ {n} |" for d, n in ((8, 91), (16, 99))],
+        ),
+    ):
+        lines = crossover_table(rows.assign(crossover=found))
+        assert [line for line in lines if line.startswith("| multiply-adds")] == expected
+
+
+def test_ours_stands_over_the_published_number():
+    """A ratio of ours of 0.6 and of theirs of 0.75; 3 of our GMAC and 2 of theirs."""
+    ratios = ratio_rows({(8, 64): 0.6, (8, 128): 0.9})
+    frame = pd.DataFrame(
+        {"variant": ["v"], "source": ["measured"], "status": ["ok"], "macs": [3e9], "seq_len": [64]}
+    )
+    base = {"source": "table 3", "metric": "macs", "variant": "v", "where": {"seq_len": 64}}
+    published = [
+        Published(what="saving", value=0.75, is_ratio=True, **base),
+        Published(what="products", value=2.0, scale=1e9, **base),
+        Published(what="elsewhere", value=2.0, **{**base, "where": {"seq_len": 65}}),
+    ]
+    assert published_table(published, frame, ratios)[2:] == [
+        "| saving | 0.75 | 0.6 | 0.800 | table 3 |",
+        "| products | 2 | 3 | 1.500 | table 3 |",
+        "| elsewhere | 2 | – | – | table 3 |",
+        "",
+    ]

@@ -1,0 +1,90 @@
+"""Commands in forked processes: processes of their own, but nothing is imported again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lit_probattn.cli.app import main
+from lit_probattn.cli.shards import end_with_parent
+
+
+class Forked:
+    """A forked process that runs `work`, with what we use of `subprocess.Popen`.
+
+    Args:
+        work: returns the exit status.
+        environment: of the process.
+        log: file that it prints to; None for where this process prints to.
+    """
+
+    def __init__(
+        self, work: Callable[[], int], environment: Mapping[str, str], log: Path | None = None
+    ) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(work, environment, log)
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; None while it runs."""
+        return self._status(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Return the exit status, once it has ended."""
+        return self._status(0)
+
+    def _status(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+
+def _become(work: Callable[[], int], environment: Mapping[str, str], log: Path | None) -> NoReturn:
+    status = 70  # an exception
+    try:
+        end_with_parent()
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        status = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def start(
+    launch: Sequence[str],
+    arguments: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    lock: int,
+) -> Forked:
+    """Stand in for `lit_probattn.compare.launch.start`; the lock is inherited."""
+    assert not launch, "other programs are started for themselves"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return Forked(lambda: main(list(arguments)), environment, log)
