@@ -1,4 +1,4 @@
-"""The pass over rows in C, as `attention/rows.py` calls it; draws in C for the other backends."""
+"""The pass over rows in C, as `attention/rows.py` calls it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.rows import Place, RowGrads, RowTerms
+from lit_probattn.attention.rows import Place, RowGrads, RowTerms, TorchRows
 from lit_probattn.kernels.cpu import rows as native
 from lit_probattn.randomness import STREAM_DROPOUT
 
@@ -19,6 +19,8 @@ class NativeRows:
 
     def forward(self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor) -> None:
         """See `RowPass`."""
+        if type(out) is not Tensor:  # a tensor that only carries its shape
+            return TorchRows().forward(terms, place, maps, out)
         native.rows_forward(_block(terms, place), maps, out)
 
     def backward(
@@ -31,6 +33,8 @@ class NativeRows:
         wanted: RowGrads,
     ) -> None:
         """See `RowPass`."""
+        if type(grad) is not Tensor:
+            return TorchRows().backward(terms, place, maps, weights, grad, wanted)
         count, rows, cols = place.shape
         found = native.RowGrads(wanted.maps)
         components = terms.num_components
@@ -78,7 +82,9 @@ def _block(terms: RowTerms, place: Place) -> native.Block:
     for name, tensor in (("bias", masks.bias), ("pair_mask", masks.attn_mask)):
         if tensor is not None:
             setattr(block, name, tensor.data_ptr())
-            strides = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+            strides = [
+                0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+            ]
             getattr(block, name.removesuffix("_mask") + "_strides")[:] = strides
     if masks.key_mask is not None:
         block.key_mask = masks.key_mask.data_ptr()

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
@@ -64,7 +65,7 @@ class RowTerms:
 
 @dataclass(frozen=True)
 class Place:
-    """A block: `count` of all (sample, head) pairs from `first` on, some queries, a prefix of keys."""
+    """A block: `count` (sample, head) pairs from `first` on, some queries, a prefix of keys."""
 
     first: int
     count: int
@@ -285,7 +286,7 @@ def _kept(terms: RowTerms, place: Place, like: Tensor) -> Tensor | None:
     first, last = place.first // heads, -(-stop // heads)
     key = replace(terms.dropout.key, sample_ids=terms.samples[first:last])
     part = replace(terms.dropout, key=key)
-    kept = part.keep(last - first, heads, place.rows, place.cols, like.device).flatten(0, 1)
+    kept = keep_pairs(part, last - first, heads, place.rows, place.cols, like.device).flatten(0, 1)
     kept = kept[place.first - first * heads : stop - first * heads]
     return kept.to(like.dtype).mul_(part.scale)
 
@@ -415,9 +416,7 @@ def _mixture_maps(query: Tensor, key: Tensor, place: Place, buffer: _Buffers) ->
     ]
 
 
-def _add_by_head(
-    total: Tensor | None, part: Tensor | None, terms: RowTerms, place: Place
-) -> None:
+def _add_by_head(total: Tensor | None, part: Tensor | None, terms: RowTerms, place: Place) -> None:
     """Add (count, K) of a block's (sample, head) pairs to (H, K)."""
     if total is None or part is None:
         return

@@ -15,11 +15,14 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.backends import Call, draw_words, kernel_refusal, pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
+from lit_probattn.attention.draws import normal_noise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.native import NativeRows
+from lit_probattn.attention.rows import RowPass
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey, normal_noise
+from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey
 
 ScalePosition = Literal["before", "after"]
 
@@ -226,11 +229,11 @@ def fish_sdpa(given: Heads, arguments: FiSHArguments) -> Tensor:
     return split_values(out, wide)
 
 
-def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
+def fish_blockwise(given: Heads, arguments: FiSHArguments, run: RowPass | None = None) -> Tensor:
     """Return every variant block by block, O(N · block) memory; noise is drawn again in backward.
 
     Scores of all global heads of a block are made once and mixed; 1/√E is folded into the queries
-    or into the last mixing weight.
+    or into the last mixing weight. `run` passes over the rows, None in torch operations.
     """
     query, key, value, masks, dropout = given.precise()
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
@@ -249,8 +252,13 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
     shared: list[Axis] = ["shared"] * len(tensors)
     axes: list[Axis] = ["row", "col", *shared]
     inputs = (query * on_global, key, *tensors)
-    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads)
+    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads, run)
     return split_values(out, wide)
+
+
+def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
+    """Return the same as `fish_blockwise`, with the rows of a block in C."""
+    return fish_blockwise(given, arguments, NativeRows())
 
 
 def wide_heads(

@@ -7,6 +7,7 @@ number of processes may start at once. It includes no header of Python or torch.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -15,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -70,15 +72,30 @@ def _processor() -> str:
 def _run(command: list[str]) -> str | None:
     """Run a compiler's command; return what it said if it failed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time build in a folder, where its file system can lock."""
+    import fcntl
+
+    with open(folder / ".lock", "w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _build(compiler: str, target: Path) -> None:
     """Compile and link to `target`, which appears complete or not at all."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    with _alone(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        if target.is_file():
+            return
         objects = []
         for source, flags in _SOURCES.items():
             made = Path(scratch) / f"{source}.o"
@@ -133,7 +150,7 @@ def load() -> ctypes.CDLL:
             return _open(path)
     for folder in folders:
         if _own(folder):
-            logger.info("compiling the CPU library: %s", folder / name)
+            logger.info("compiling %s", folder / name)
             _build(compiler, folder / name)
             return _open(folder / name)
     places = " or ".join(str(folder) for folder in folders)

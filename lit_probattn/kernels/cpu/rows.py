@@ -1,12 +1,14 @@
 """The C library on tensors: draws, and the rows of a block forward and backward.
 
-A block covers queries [row, row + rows) of some (sample, head) pairs, which are numbered z = sample ·
-heads + head. The files rows.h and rows.c say what is computed; `attention/rows.py` calls it.
+A block covers queries [row, row + rows) of some (sample, head) pairs, which are numbered
+z = sample · heads + head. The files rows.h and rows.c say what is computed; `attention/rows.py`
+calls it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,7 +60,7 @@ def _parts(rows: int) -> list[tuple[int, int]]:
     """Cut rows into one part per thread of torch; C calls leave the interpreter's lock."""
     threads = max(1, min(torch.get_num_threads(), rows // _ROWS_PER_THREAD))
     stops = [rows * n // threads for n in range(threads + 1)]
-    return list(zip(stops[:-1], stops[1:], strict=True))
+    return list(itertools.pairwise(stops))
 
 
 def _run(call: Callable[[int, int, int], int], rows: int) -> None:
@@ -155,9 +157,9 @@ def keep(
 
 
 def normal_noise(
-    key: RandomKey, batch_size: int, num_maps: int, rows: range, cols: range, dtype: torch.dtype
+    key: RandomKey, batch_size: int, num_maps: int, rows: range, cols: range
 ) -> Tensor:
-    """Return `randomness.normal_noise` of a block, (B, num_maps, rows, cols)."""
+    """Return `randomness.normal_noise` of a block, (B, num_maps, rows, cols) float32."""
     noise = torch.empty(batch_size, num_maps, len(rows), len(cols))
     samples = key.samples(batch_size, torch.device("cpu")).tolist()
     words, call = key.philox_key(STREAM_NOISE), load().noise_block
@@ -171,4 +173,4 @@ def normal_noise(
     else:
         for index in range(batch_size):
             draw(index)
-    return noise.to(dtype)
+    return noise

@@ -45,7 +45,7 @@ def draws_noise() -> bool:
     cpu = torch.device("cpu")
     return all(
         torch.equal(
-            rows.normal_noise(_KEY, 2, maps, row, col, torch.float32),
+            rows.normal_noise(_KEY, 2, maps, row, col),
             normal_noise(_KEY, 2, maps, row, col, cpu),
         )
         for maps, row, col in blocks
