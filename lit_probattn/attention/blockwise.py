@@ -24,7 +24,7 @@ from torch import Tensor
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
-from lit_probattn.attention.rows import Place, RowGrads, RowPass, RowTerms
+from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowPass, RowTerms
 from lit_probattn.randomness import AttentionDropout
 from lit_probattn.torch_internals import softmax_backward
 

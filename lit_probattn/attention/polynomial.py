@@ -25,8 +25,8 @@ from lit_probattn.attention.functional import (
     repeat_heads,
 )
 from lit_probattn.attention.layer import Attention
-from lit_probattn.attention.native import NativeRows
-from lit_probattn.attention.rows import RowPass
+from lit_probattn.attention.rowpass.native import NativeRows
+from lit_probattn.attention.rowpass.terms import RowPass
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12

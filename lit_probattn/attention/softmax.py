@@ -40,8 +40,8 @@ from lit_probattn.attention.functional import (
     squared_distance,
 )
 from lit_probattn.attention.layer import Attention, Example
-from lit_probattn.attention.native import NativeRows
-from lit_probattn.attention.rows import mixture_attention
+from lit_probattn.attention.rowpass.mixture import mixture_attention
+from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.sdpa import fused_attention
 
 Score = Literal["dot", "gaussian"]

@@ -11,8 +11,9 @@ import torch
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.masks import Masks
-from lit_probattn.attention.native import NativeRows
-from lit_probattn.attention.rows import TorchRows, mixture_attention
+from lit_probattn.attention.rowpass.eager import TorchRows
+from lit_probattn.attention.rowpass.mixture import mixture_attention
+from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.kernels.cpu import library, rows, selftest
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise

@@ -1,17 +1,19 @@
-"""The pass over rows in C, as `attention/rows.py` calls it."""
+"""The pass over rows in C, as `attention/rowpass` calls it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.rows import Place, RowGrads, RowTerms, TorchRows
-from lit_probattn.kernels.cpu import rows as native
+from lit_probattn.attention.rowpass.eager import TorchRows
+from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowTerms
 from lit_probattn.randomness import STREAM_DROPOUT
 
-_KINDS = {"soft": native.SOFT, "hard": native.HARD, "sum": native.SUM}
+if TYPE_CHECKING:
+    from lit_probattn.kernels.cpu.rows import Block
 
 
 class NativeRows:
@@ -21,6 +23,8 @@ class NativeRows:
         """See `RowPass`."""
         if type(out) is not Tensor:  # a tensor that only carries its shape
             return TorchRows().forward(terms, place, maps, out)
+        from lit_probattn.kernels.cpu import rows as native
+
         native.rows_forward(_block(terms, place), maps, out)
 
     def backward(
@@ -35,6 +39,8 @@ class NativeRows:
         """See `RowPass`."""
         if type(grad) is not Tensor:
             return TorchRows().backward(terms, place, maps, weights, grad, wanted)
+        from lit_probattn.kernels.cpu import rows as native
+
         count, rows, cols = place.shape
         found = native.RowGrads(wanted.maps)
         components = terms.num_components
@@ -54,8 +60,11 @@ class NativeRows:
             torch.sum(found.coef, 1, out=wanted.coef)
 
 
-def _block(terms: RowTerms, place: Place) -> native.Block:
+def _block(terms: RowTerms, place: Place) -> Block:
     """Describe a block to the library; every tensor stays alive through `terms`."""
+    from lit_probattn.kernels.cpu import rows as native
+
+    kinds = {"soft": native.SOFT, "hard": native.HARD, "sum": native.SUM}
     masks, dropout = terms.masks, terms.dropout
     count, rows, cols = place.shape
     block = native.Block(
@@ -68,7 +77,7 @@ def _block(terms: RowTerms, place: Place) -> native.Block:
         all_rows=masks.num_queries,
         all_cols=masks.num_keys,
         components=terms.num_components,
-        kind=_KINDS[terms.reduction],
+        kind=kinds[terms.reduction],
         shared=terms.shared,
         common=terms.common,
         causal=masks.is_causal,
