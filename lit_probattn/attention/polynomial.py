@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, BackendFunction
-from lit_probattn.attention.blockwise import Block, blockwise_attention
+from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
@@ -78,8 +78,8 @@ def polynomial_blockwise(
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
         return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, arguments.degree)
 
-    axes, inputs = ("row", "col"), (query, key)
-    return blockwise_attention(scores, inputs, axes, value, masks, dropout, run=run)
+    axes: list[Axis] = ["row", "col"]
+    return blockwise_attention(scores, (query, key), axes, value, masks, dropout, run=run)
 
 
 def polynomial_native(given: Heads, arguments: PolynomialArguments) -> Tensor:

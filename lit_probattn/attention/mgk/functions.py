@@ -233,8 +233,18 @@ def mgk_native(given: Heads, arguments: MGKArguments) -> Tensor:
         key = key * precision[:, :1, None, None]
     else:
         coef = precision
-    terms = {"coef": coef, "row": row, "col": col, "hard": arguments.hard}
-    return mixture_attention(NativeRows(), query, key, value, masks, dropout, **terms)
+    return mixture_attention(
+        NativeRows(),
+        query,
+        key,
+        value,
+        masks,
+        dropout,
+        coef=coef,
+        row=row,
+        col=col,
+        hard=arguments.hard,
+    )
 
 
 def key_offsets(key: Tensor, arguments: MGKArguments) -> Tensor:
