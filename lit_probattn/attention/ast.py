@@ -17,6 +17,7 @@ from lit_probattn.attention.backends import Backend, BackendFunction
 from lit_probattn.attention.blockwise import block_length
 from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import Cost
+from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import (
     Heads,
     autocast_off,
@@ -85,7 +86,7 @@ def _attend(
     scores = biased(grouped_scores(query * scale, key), masks, rows, cols)
     weights = entmax(scores, masks.allowed(rows, cols, scores.device), alpha)
     if dropout is not None:
-        keep = dropout.keep(*weights.shape[:2], rows, cols, weights.device)
+        keep = keep_pairs(dropout, *weights.shape[:2], rows, cols, weights.device)
         weights = weights * keep * dropout.scale
     return weights @ repeat_heads(value, weights.shape[1])
 

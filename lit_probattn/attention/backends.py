@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_probattn.attention.functional import Heads
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
-Backend = Literal["auto", "reference", "sdpa", "blockwise", "triton"]
+Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
@@ -202,10 +202,22 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
         return "cannot draw the counter-based attention dropout"
     if backend == "sdpa" and call.bias_needs_grad:
         return "cannot give a gradient to the additive bias without storing all scores"
+    if backend == "native":
+        return native_refusal(call)
     if backend == "triton":
         sizes = (core.layout.head_dim, core.layout.value_head_dim)
         return kernel_refusal(core.kernel, call, *sizes, bias_gradient=True)
     return None
+
+
+@torch.compiler.assume_constant_result
+def native_refusal(call: Call) -> str | None:
+    """Say why the C library of the CPU cannot serve a call ("cannot …"), or None if it can."""
+    from lit_probattn.kernels.cpu.selftest import failure
+
+    if call.device != "cpu":
+        return f"cannot run on {call.device}: it is for the CPU"
+    return failure()
 
 
 def kernel_refusal(

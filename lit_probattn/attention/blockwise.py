@@ -15,14 +15,16 @@ d_scores vanish to rounding, which the gradients of priors and norms depend on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import autocast_off, grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
+from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowPass, RowTerms
 from lit_probattn.randomness import AttentionDropout
 from lit_probattn.torch_internals import softmax_backward
 
@@ -53,6 +55,8 @@ class _Plan:
     dropout: AttentionDropout | None
     block_rows: int
     has_bias: bool
+    num_heads: int
+    rows: RowPass | None
 
     def blocks(self) -> list[Block]:
         stops = range(0, self.masks.num_queries, self.block_rows)
@@ -82,10 +86,17 @@ class _Plan:
             return weights
         return weights.masked_fill_(scores.amax(-1, keepdim=True) == float("-inf"), 0.0)
 
+    def terms(self, scores: Tensor) -> RowTerms:
+        """Return what a pass over rows needs; the bias is part of the scores."""
+        masks, dropout = replace(self.masks, bias=None), self.dropout
+        ids = None if dropout is None else dropout.key.samples(scores.shape[0], scores.device)
+        return RowTerms(masks, dropout, self.num_heads, samples=ids)
+
     def keep(self, scores: Tensor, block: Block) -> Tensor | None:
         if self.dropout is None:
             return None
-        return self.dropout.keep(*scores.shape[:2], block.rows, block.cols, scores.device)
+        shape = scores.shape[:2]
+        return keep_pairs(self.dropout, *shape, block.rows, block.cols, scores.device)
 
 
 class _Blockwise(torch.autograd.Function):
@@ -94,10 +105,16 @@ class _Blockwise(torch.autograd.Function):
         outs = []
         for block in plan.blocks():
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
-            weights = plan.weights(plan.scores(parts, block), block)
-            keep = plan.keep(weights, block)
-            if keep is not None and plan.dropout is not None:
-                weights = weights.mul_(keep).mul_(plan.dropout.scale)
+            scores = plan.scores(parts, block)
+            if plan.rows is not None:
+                weights, place = scores.contiguous(), _place(scores, block)
+                maps = weights.flatten(0, 1)
+                plan.rows.forward(plan.terms(weights), place, [maps], maps)
+            else:
+                weights = plan.weights(scores, block)
+                keep = plan.keep(weights, block)
+                if keep is not None and plan.dropout is not None:
+                    weights = weights.mul_(keep).mul_(plan.dropout.scale)
             outs.append(grouped_values(weights, plan.slices(value, "col", block)))
         ctx.plan = plan
         ctx.save_for_backward(value, *inputs)
@@ -122,6 +139,11 @@ class _Blockwise(torch.autograd.Function):
         return (None, grad_value, *grads)
 
 
+def _place(scores: Tensor, block: Block) -> Place:
+    """Return a block as a pass over rows names it: all heads of all samples."""
+    return Place(0, scores.shape[0] * scores.shape[1], block.rows, block.cols)
+
+
 def _backward_block(
     plan: _Plan,
     block: Block,
@@ -139,13 +161,25 @@ def _backward_block(
             for x, a, n in zip(inputs, plan.axes, needed, strict=True)
         ]
         scores = plan.scores(parts, block)
-    weights = plan.weights(scores.detach(), block)
-    keep = plan.keep(weights, block)
     value_part = plan.slices(value, "col", block)
-    batch, heads, num_rows, num_keys = weights.shape
+    batch, heads, num_rows, num_keys = scores.shape
     kv_heads = value.shape[1]
     grouped_rows = (batch, kv_heads, heads // kv_heads * num_rows)
     grad_rows = grad_out.reshape(*grouped_rows, -1)
+    if plan.rows is not None:
+        grad_scores = (grad_rows @ value_part.mT).view(scores.shape)
+        maps, weights = scores.detach().contiguous().flatten(0, 1), torch.empty_like(grad_scores)
+        flat, place = grad_scores.flatten(0, 1), _place(scores, block)
+        terms, wanted = plan.terms(grad_scores), RowGrads([flat])
+        plan.rows.backward(terms, place, [maps], weights.flatten(0, 1), flat, wanted)
+        if grad_value is not None:
+            update = weights.reshape(*grouped_rows, num_keys).mT @ grad_rows
+            plan.slices(grad_value, "col", block).add_(update)
+        if any(needed):
+            _add_gradients(plan, block, parts, needed, grads, scores, grad_scores)
+        return
+    weights = plan.weights(scores.detach(), block)
+    keep = plan.keep(weights, block)
     if grad_value is not None:
         dropped = weights if keep is None or plan.dropout is None else weights * keep
         update = dropped.reshape(*grouped_rows, num_keys).mT @ grad_rows
@@ -159,6 +193,19 @@ def _backward_block(
         grad_weights = grad_weights.mul_(keep).mul_(plan.dropout.scale)
     # weights ∘ (grad_weights - δ), fused
     grad_scores = softmax_backward(grad_weights, weights)
+    _add_gradients(plan, block, parts, needed, grads, scores, grad_scores)
+
+
+def _add_gradients(
+    plan: _Plan,
+    block: Block,
+    parts: Sequence[Tensor],
+    needed: Sequence[bool],
+    grads: Sequence[Tensor | None],
+    scores: Tensor,
+    grad_scores: Tensor,
+) -> None:
+    """Add the gradients of a block's inputs, by autograd through its scores."""
     wanted = [p for p, n in zip(parts, needed, strict=True) if n]
     found = iter(torch.autograd.grad(scores, wanted, grad_scores, allow_unused=True))
     for grad, axis, need in zip(grads, plan.axes, needed, strict=True):
@@ -177,6 +224,7 @@ def blockwise_attention(
     masks: Masks,
     dropout: AttentionDropout | None,
     num_heads: int | None = None,
+    run: RowPass | None = None,
 ) -> Tensor:
     """Attend block by block, with recomputation in backward; (B, H, N, E).
 
@@ -190,6 +238,7 @@ def blockwise_attention(
         masks: what each query may see; a bias gets its gradient.
         dropout: drawn again in backward.
         num_heads: H. None means as many as the first input has.
+        run: who passes over the rows of a block; None means torch operations.
     """
     all_inputs, all_axes = list(inputs), list(axes)
     if masks.bias is not None:
@@ -198,7 +247,7 @@ def blockwise_attention(
     heads = inputs[0].shape[1] if num_heads is None else num_heads
     rows = block_length(value.shape[0] * heads * masks.num_keys, masks.num_queries, value.device)
     has_bias = masks.bias is not None
-    plan = _Plan(score_function, tuple(all_axes), masks, dropout, rows, has_bias)
+    plan = _Plan(score_function, tuple(all_axes), masks, dropout, rows, has_bias, heads, run)
     result: Tensor = _Blockwise.apply(plan, value, *all_inputs)
     return result
 

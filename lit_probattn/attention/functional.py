@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.masks import Masks
 from lit_probattn.randomness import AttentionDropout
 
@@ -161,7 +162,7 @@ def reference_output(
     weights = reference_weights(scores, masks, row_eps)
     if dropout is not None:
         batch, heads, rows, cols = weights.shape
-        keep = dropout.keep(batch, heads, range(rows), range(cols), weights.device)
+        keep = keep_pairs(dropout, batch, heads, range(rows), range(cols), weights.device)
         weights = weights * keep * dropout.scale
     return weights @ repeat_heads(value.to(weights.dtype), weights.shape[1])
 

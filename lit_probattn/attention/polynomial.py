@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.backends import Backend, BackendFunction
-from lit_probattn.attention.blockwise import Block, blockwise_attention
+from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.functional import (
@@ -25,6 +25,8 @@ from lit_probattn.attention.functional import (
     repeat_heads,
 )
 from lit_probattn.attention.layer import Attention
+from lit_probattn.attention.rowpass.native import NativeRows
+from lit_probattn.attention.rowpass.terms import RowPass
 
 # Added to the square of every dot product: rows whose products all vanish get equal weights.
 FLOOR = 1e-12
@@ -67,14 +69,22 @@ def polynomial_reference(given: Heads, arguments: PolynomialArguments) -> Tensor
     return reference_output(scores, value, masks, dropout)
 
 
-def polynomial_blockwise(given: Heads, arguments: PolynomialArguments) -> Tensor:
-    """Return the same block by block, O(N · block) memory."""
+def polynomial_blockwise(
+    given: Heads, arguments: PolynomialArguments, run: RowPass | None = None
+) -> Tensor:
+    """Return the same block by block, O(N · block) memory; `run` passes over the rows."""
     query, key, value, masks, dropout = given.precise()
 
     def scores(_: Block, rows: Tensor, cols: Tensor) -> Tensor:
         return log_power(rows @ repeat_heads(cols, rows.shape[1]).mT, arguments.degree)
 
-    return blockwise_attention(scores, (query, key), ("row", "col"), value, masks, dropout)
+    axes: list[Axis] = ["row", "col"]
+    return blockwise_attention(scores, (query, key), axes, value, masks, dropout, run=run)
+
+
+def polynomial_native(given: Heads, arguments: PolynomialArguments) -> Tensor:
+    """Return the same as `polynomial_blockwise`, with the rows of a block in C."""
+    return polynomial_blockwise(given, arguments, NativeRows())
 
 
 class PolynomialCore(Core):
@@ -85,6 +95,7 @@ class PolynomialCore(Core):
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": polynomial_reference,
         "blockwise": polynomial_blockwise,
+        "native": polynomial_native,
     }
 
     def __init__(self, layout: HeadLayout, backend: Backend = "auto", *, degree: int = 2) -> None:

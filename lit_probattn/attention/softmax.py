@@ -40,6 +40,8 @@ from lit_probattn.attention.functional import (
     squared_distance,
 )
 from lit_probattn.attention.layer import Attention, Example
+from lit_probattn.attention.rowpass.mixture import mixture_attention
+from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.sdpa import fused_attention
 
 Score = Literal["dot", "gaussian"]
@@ -122,6 +124,20 @@ def softmax_blockwise(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     return blockwise_attention(scores, (query * scale, key), ("row", "col"), value, masks, dropout)
 
 
+def softmax_native(given: Heads, arguments: SoftmaxArguments) -> Tensor:
+    """Return the same as `softmax_blockwise`, with the rows of a block in C."""
+    query, key, value, masks, dropout = given.precise()
+    scale, col = query.shape[-1] ** -0.5 * arguments.scale_ratio, None
+    if arguments.score == "gaussian":
+        centre = key.detach().mean(-2, keepdim=True)
+        key, query = key - centre, query - repeat_heads(centre, query.shape[1])
+        norm = key.square().sum(-1) * (scale / -2.0)
+        col = repeat_heads(norm, query.shape[1])[:, :, None]
+    return mixture_attention(
+        NativeRows(), query * scale, key[:, :, None], value, masks, dropout, col=col
+    )
+
+
 def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
     from lit_probattn.kernels.dense.attention import centred, point_terms, softmax_attention
@@ -152,6 +168,7 @@ class SoftmaxCore(Core):
         "reference": softmax_reference,
         "sdpa": softmax_sdpa,
         "blockwise": softmax_blockwise,
+        "native": softmax_native,
         "triton": softmax_triton,
     }
 

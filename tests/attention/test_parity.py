@@ -150,7 +150,7 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend):
         assert grad < TOLERANCE * 10, (rows, cols, masks, is_causal)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 @pytest.mark.parametrize(
     ("cls", "oracle", "options"),
     [

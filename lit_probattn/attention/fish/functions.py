@@ -15,11 +15,15 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.backends import Call, draw_words, kernel_refusal, pair_arguments
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
+from lit_probattn.attention.draws import normal_noise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
 from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.mixed import mixed_attention
+from lit_probattn.attention.rowpass.native import NativeRows
+from lit_probattn.attention.rowpass.terms import RowPass
 from lit_probattn.attention.sdpa import fused_attention
-from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey, normal_noise
+from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey
 
 ScalePosition = Literal["before", "after"]
 
@@ -50,6 +54,12 @@ class ScoreNoise:
         return normal_noise(
             self.key, like.shape[0], num_maps, rows, block.cols, like.device, like.dtype
         )
+
+    def draw_sample(self, like: Tensor, sample: int, block: Block, num_maps: int) -> Tensor:
+        """Return (num_maps, n, l) of a block of one sample."""
+        ids = self.key.samples(like.shape[0], like.device)[sample : sample + 1]
+        one = replace(self, key=replace(self.key, sample_ids=ids))
+        return one.draw(like[:1], block, num_maps)[0]
 
     def words(self, like: Tensor) -> Tensor:
         """Return what a kernel draws the noise of a batch from, (2 + B,) int64."""
@@ -226,11 +236,11 @@ def fish_sdpa(given: Heads, arguments: FiSHArguments) -> Tensor:
     return split_values(out, wide)
 
 
-def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
+def fish_blockwise(given: Heads, arguments: FiSHArguments, run: RowPass | None = None) -> Tensor:
     """Return every variant block by block, O(N · block) memory; noise is drawn again in backward.
 
     Scores of all global heads of a block are made once and mixed; 1/√E is folded into the queries
-    or into the last mixing weight.
+    or into the last mixing weight. `run` passes over the rows, None in torch operations.
     """
     query, key, value, masks, dropout = given.precise()
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
@@ -249,8 +259,38 @@ def fish_blockwise(given: Heads, arguments: FiSHArguments) -> Tensor:
     shared: list[Axis] = ["shared"] * len(tensors)
     axes: list[Axis] = ["row", "col", *shared]
     inputs = (query * on_global, key, *tensors)
-    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads)
+    out = blockwise_attention(scores, inputs, axes, value, masks, dropout, heads, run)
     return split_values(out, wide)
+
+
+def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
+    """Return the same as `fish_blockwise`, with the rows of a block in C.
+
+    They mix the maps too where the mixing is linear and noise, if any, is one map per global head.
+    """
+    noise = arguments.noise
+    per_head = noise is not None and noise.kind != "global"
+    if arguments.mixing.mixer != "linear" or per_head:
+        return fish_blockwise(given, arguments, NativeRows())
+    query, key, value, masks, dropout = given.precise()
+    on_global, on_local, on_noise = arguments.factors(query.shape[-1])
+    mixing = arguments.mixing.to(query.dtype).scaled(on_local, on_noise)
+
+    def draw(sample: int, rows: range, cols: range) -> Tensor:
+        assert noise is not None
+        return noise.draw_sample(query, sample, Block(rows, cols), query.shape[1])
+
+    return mixed_attention(
+        NativeRows(),
+        query * on_global,
+        key,
+        value,
+        masks,
+        dropout,
+        mixing=mixing.weights[0],
+        noise_scale=None if noise is None else mixing.noise_scale,
+        draw=None if noise is None else draw,
+    )
 
 
 def wide_heads(

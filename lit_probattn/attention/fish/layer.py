@@ -32,6 +32,7 @@ from lit_probattn.attention.fish.functions import (
     ScalePosition,
     ScoreNoise,
     fish_blockwise,
+    fish_native,
     fish_reference,
     fish_refusal,
     fish_scores,
@@ -65,6 +66,7 @@ class FiSHCore(Core):
         "reference": fish_reference,
         "sdpa": fish_sdpa,
         "blockwise": fish_blockwise,
+        "native": fish_native,
         "triton": fish_triton,
     }
     steps_over_cache: ClassVar[bool] = True

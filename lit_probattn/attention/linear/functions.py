@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Call, kernel_refusal
 from lit_probattn.attention.cache import Cache, LinearState
+from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import Heads, compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
@@ -206,7 +207,7 @@ def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
     if dropout is None:
         return value
     batch, heads, length, _ = value.shape
-    keep = dropout.keep(batch, heads, range(1), range(length), value.device)
+    keep = keep_pairs(dropout, batch, heads, range(1), range(length), value.device)
     return value * keep.mT * dropout.scale
 
 

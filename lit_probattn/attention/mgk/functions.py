@@ -32,6 +32,8 @@ from lit_probattn.attention.functional import (
     split_precision,
     squared_distance,
 )
+from lit_probattn.attention.rowpass.mixture import mixture_attention
+from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.sdpa import fused_attention
 
 Score = Literal["gaussian", "dot"]
@@ -185,6 +187,64 @@ def mgk_blockwise(given: Heads, arguments: MGKArguments) -> Tensor:
     keys = key.unbind(2)
     axes: list[Axis] = ["col"] * len(keys)
     return blockwise_attention(scores, (query, *keys), ["row", *axes], value, masks, dropout)
+
+
+def mgk_native(given: Heads, arguments: MGKArguments) -> Tensor:
+    """Return the same as `mgk_blockwise`, with the rows of a block in C.
+
+    Keys are unshifted, (B, H_key, L, E), where the arguments have shifts: then one product per pair
+    serves all components. With c the mean key, k' = k − c and q' = q − c,
+
+        s_ijr = τ_r q'·k'_jr + a_ir + β_jr,   a_ir = τ_r q'·b_r − (τ_r − τ_1) ‖q'‖²/2
+    """
+    query, key, value, masks, dropout = given.precise()
+    dtype, heads, shift = query.dtype, query.shape[1], arguments.key_shift
+    gaussian = arguments.score == "gaussian"
+    precision = repeat_rows(1.0 / arguments.variance.to(dtype), heads)  # (H, K)
+    key = repeat_heads(key if shift is None else key[:, :, None], heads)  # (B, H, K or 1, L, E)
+    if gaussian:
+        centre = key.detach().mean((2, 3), keepdim=True)
+        key, query = key - centre, query - centre[:, :, 0]
+    shift = None if shift is None else repeat_rows(shift.to(dtype), heads)  # (H, K, E)
+    offset = query.new_zeros(1)
+    if arguments.log_prior is not None:
+        offset = repeat_rows(arguments.log_prior.to(dtype), heads)
+    if arguments.include_log_det:
+        offset = offset + (query.shape[-1] / 2.0) * precision.log()[:, :, None]
+    row: Tensor | None = None
+    if gaussian:
+        norm = key.square().sum(-1)  # (B, H, K or 1, L)
+        if shift is not None:
+            cross = 2.0 * (shift @ key[:, :, 0].mT)
+            norm = norm + cross + shift.square().sum(-1)[:, :, None]
+        offset = offset - norm * precision[:, :, None] / 2.0
+        if not arguments.equal_variance:
+            difference = (precision - precision[:, :1].detach()) * -0.5
+            row = query.square().sum(-1)[..., None] * difference[:, None]
+    if shift is not None:
+        moved = query @ (shift * precision[..., None]).mT
+        row = moved if row is None else row + moved
+    components, length = precision.shape[1], key.shape[3]
+    col = offset.expand(query.shape[0], heads, components, length)
+    coef: Tensor | None = None
+    if shift is None:
+        key = key * precision[:, :, None, None]
+    elif arguments.equal_variance:
+        key = key * precision[:, :1, None, None]
+    else:
+        coef = precision
+    return mixture_attention(
+        NativeRows(),
+        query,
+        key,
+        value,
+        masks,
+        dropout,
+        coef=coef,
+        row=row,
+        col=col,
+        hard=arguments.hard,
+    )
 
 
 def key_offsets(key: Tensor, arguments: MGKArguments) -> Tensor:

@@ -34,6 +34,7 @@ from lit_probattn.attention.mgk.functions import (
     component_scores,
     key_offsets,
     mgk_blockwise,
+    mgk_native,
     mgk_reference,
     mgk_scores,
     mgk_sdpa,
@@ -74,6 +75,7 @@ class MGKCore(Core):
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
         "blockwise": mgk_blockwise,
+        "native": mgk_native,
         "triton": mgk_triton,
     }
 
@@ -152,7 +154,7 @@ class MGKCore(Core):
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return components of the keys and the mixture; shifts where one product serves all."""
         arguments = self.arguments(call)
-        if backend == "triton" and self.shares_product:
+        if backend in ("native", "triton") and self.shares_product:
             return Choice(backend, call.key, replace(arguments, key_shift=self.shifts()))
         key = self.components(call.key)
         return Choice(backend, key.to(call.key) if backend == "triton" else key, arguments)
@@ -486,7 +488,7 @@ class MGKAttention(Attention):
         core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
         gaussian = core.score == "gaussian"
         pairs = PairMacs(k * e, e_v)
-        if backend == "triton" and core.shares_product:
+        if backend in ("native", "triton") and core.shares_product:
             heads = self.num_heads + (core.num_mixtures if gaussian else 0)
             pairs = PairMacs(e, e_v, per_token=heads * k * e)
         elif backend in ("sdpa", "blockwise"):

@@ -127,7 +127,7 @@ def test_backend_equals_the_sums(options, noise, backend):
             assert found[1]["core.noise_scale.theta"].abs().min() > 0 or min(rows, cols) == 1
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 @pytest.mark.parametrize("name", ["fish", "mish", "gfish", "gfish as written"])
 def test_dropout_and_noise_draw_the_same_pairs(name, backend):
     layer = make_layer(VARIANTS[name], noise="global", dropout=0.3)

@@ -152,7 +152,9 @@ def test_errors_are_relative_to_what_was_measured(results):
     errors = errors[errors["error"] != 0]
     assert errors[["variant", "metric"]].to_numpy().tolist() == [["mgk", "macs"]]
     assert errors["error"].item() == pytest.approx(0.25, rel=1e-3)
-    assert "| multiply-adds | counted | closed form | 18 | 17 | 2.50e-01 |" in agreement(to_frame(rows))
+    assert "| multiply-adds | counted | closed form | 18 | 17 | 2.50e-01 |" in agreement(
+        to_frame(rows)
+    )
 
 
 def test_no_results(tmp_path):

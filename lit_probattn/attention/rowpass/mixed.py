@@ -1,0 +1,184 @@
+"""Attention in which the heads of a sample sum the same maps with weights of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.functional import autocast_off
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.products import (
+    BLOCK_SCORES,
+    Buffers,
+    add_bias,
+    add_by_head,
+    add_product,
+    places,
+    product,
+)
+from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowPass, RowTerms
+from lit_probattn.randomness import AttentionDropout
+
+# Noise of a block from a sample, its queries and its keys, (G, n, l).
+Draw = Callable[[int, range, range], Tensor]
+
+
+class _Mixed(torch.autograd.Function):
+    """Every head of a sample sums the same G maps with weights of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: RowPass,
+        terms: RowTerms,
+        draw: Draw | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        coef: Tensor,
+        noise_scale: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        heads = terms.num_heads
+        out = value.new_zeros(value.shape[0], query.shape[2], value.shape[2])
+        terms, buffer = replace(terms, coef=coef), Buffers(query)
+        for sample in range(query.shape[0]):
+            for part in places(terms, 1, query.device):
+                if not part.cols:
+                    continue
+                maps, _ = _noisy_maps(query, key, sample, part, draw, noise_scale, buffer)
+                for place in _head_groups(part, sample, heads, query.device):
+                    rows = slice(place.rows.start, place.rows.stop)
+                    weights = buffer(-1, place.shape)
+                    run.forward(terms, place, maps, weights)
+                    seen = value[place.pairs, : len(place.cols)]
+                    product(weights, seen, out[place.pairs, rows])
+        ctx.run, ctx.terms, ctx.draw = run, terms, draw
+        ctx.save_for_backward(query, key, value, coef, noise_scale, bias)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        with autocast_off(grad_out):  # as in forward, for callers that leave it on
+            return _Mixed._backward(ctx, grad_out)
+
+    @staticmethod
+    def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, coef, noise_scale, bias = ctx.saved_tensors
+        run, terms, heads = ctx.run, ctx.terms, ctx.terms.num_heads
+        grad_out, num_maps = grad_out.contiguous(), query.shape[1]
+        tensors = zip(
+            (query, key, value, coef, noise_scale, bias), ctx.needs_input_grad[3:], strict=True
+        )
+        grads = [torch.zeros_like(x) if x is not None and n else None for x, n in tensors]
+        grad_query, grad_key, grad_value, grad_coef, grad_scale, grad_bias = grads
+        buffer = Buffers(query)
+        for sample in range(query.shape[0]):
+            for part in places(terms, 1, query.device):
+                if not part.cols:
+                    continue
+                maps, noise = _noisy_maps(query, key, sample, part, ctx.draw, noise_scale, buffer)
+                totals = [buffer(num_maps + g, part.shape).zero_() for g in range(num_maps)]
+                rows, cols = slice(part.rows.start, part.rows.stop), slice(0, len(part.cols))
+                for place in _head_groups(part, sample, heads, query.device):
+                    weights, here = buffer(-1, place.shape), grad_out[place.pairs, rows]
+                    seen = value[place.pairs, cols].mT
+                    grad = product(here, seen, buffer(-2, place.shape))
+                    found = grad.new_empty(place.count, num_maps)
+                    wanted = RowGrads(totals, coef=found)
+                    run.backward(terms, place, maps, weights, grad, wanted)
+                    if grad_value is not None:
+                        add_product(grad_value[place.pairs, cols], weights.mT, here)
+                    add_by_head(grad_coef, found, terms, place)
+                    add_bias(grad_bias, grad, terms, place)
+                for g, total in enumerate(totals):
+                    if grad_query is not None:
+                        target = grad_query[sample, g, rows][None]
+                        add_product(target, total, key[sample, g, cols][None])
+                    if grad_key is not None:
+                        target = grad_key[sample, g, cols][None]
+                        add_product(target, total.mT, query[sample, g, rows][None])
+                    if grad_scale is not None and noise is not None:
+                        grad_scale[g] += torch.vdot(total.flatten(), noise[g].flatten())
+        return (None, None, None, *grads)
+
+
+def _head_groups(part: Place, sample: int, heads: int, device: torch.device) -> Iterator[Place]:
+    """Cut the heads of a sample into blocks of about the same size as one head's."""
+    budget = BLOCK_SCORES["cpu" if device.type == "cpu" else "cuda"]
+    count = max(1, min(heads, budget // max(1, len(part.rows) * len(part.cols))))
+    for first in range(0, heads, count):
+        here = min(count, heads - first)
+        yield Place(sample * heads + first, here, part.rows, part.cols)
+
+
+def _noisy_maps(
+    query: Tensor,
+    key: Tensor,
+    sample: int,
+    part: Place,
+    draw: Draw | None,
+    noise_scale: Tensor | None,
+    buffer: Buffers,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return the maps of a sample's block, each (1, n, l), and their noise, (G, n, l) or None."""
+    rows, cols = slice(part.rows.start, part.rows.stop), slice(0, len(part.cols))
+    maps = [
+        product(query[sample, g, rows][None], key[sample, g, cols].mT[None], buffer(g, part.shape))
+        for g in range(query.shape[1])
+    ]
+    if draw is None or noise_scale is None:
+        return maps, None
+    noise = draw(sample, part.rows, part.cols)
+    for g, one in enumerate(maps):
+        one[0].addcmul_(noise[g], noise_scale[g])
+    return maps, noise
+
+
+def mixed_attention(
+    run: RowPass,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    masks: Masks,
+    dropout: AttentionDropout | None,
+    *,
+    mixing: Tensor,
+    noise_scale: Tensor | None = None,
+    draw: Draw | None = None,
+) -> Tensor:
+    """Attend by softmax_j(Σ_g p_hg (query_g[i] · key_g[j] + s_g ε_gij)).
+
+    Args:
+        run: who passes over the rows.
+        query: (B, G, N, E), in the compute dtype.
+        key: (B, G, L, E).
+        value: (B, H, L, E_v).
+        masks: what each query may see; a bias gets its gradient.
+        dropout: drawn again in backward.
+        mixing: p, (H, G).
+        noise_scale: s, (G,), with `draw`.
+        draw: `draw(sample, rows, cols)` returns ε of a block, (G, n, l); drawn again in backward.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    batch, heads = value.shape[:2]
+    bias = None if masks.bias is None else masks.bias.to(query.dtype)
+    common = RowTerms(
+        replace(masks, bias=None if bias is None else bias.detach()),
+        dropout,
+        heads,
+        "sum",
+        query.shape[1],
+        common=True,
+        samples=None if dropout is None else dropout.key.samples(batch, query.device),
+    )
+    inputs = [x.contiguous() for x in (query, key, value.flatten(0, 1), mixing)]
+    out: Tensor = _Mixed.apply(run, common, draw, *inputs, noise_scale, bias)
+    return out.unflatten(0, (batch, heads))

@@ -1,0 +1,82 @@
+"""Blocks of queries, the matrix products of a block, and sums over blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.rowpass.terms import Place, RowTerms
+
+# Scores of one map in a block: small enough to stay in the cache of a CPU core together with their
+# gradients; on CUDA large enough to fill the device.
+BLOCK_SCORES = {"cpu": 1 << 17, "cuda": 1 << 25}
+
+
+def places(terms: RowTerms, batch_heads: int, device: torch.device) -> Iterator[Place]:
+    """Cut all queries of all heads into blocks: whole heads together, or rows of one."""
+    masks, budget = terms.masks, BLOCK_SCORES["cpu" if device.type == "cpu" else "cuda"]
+    rows = max(1, min(masks.num_queries, budget // max(1, masks.num_keys)))
+    count = 1
+    if rows == masks.num_queries:
+        count = max(1, min(batch_heads, budget // max(1, rows * masks.num_keys)))
+    for first in range(0, batch_heads, count):
+        here = min(count, batch_heads - first)
+        for start in range(0, masks.num_queries, rows):
+            block = range(start, min(start + rows, masks.num_queries))
+            yield Place(first, here, block, masks.visible_keys(block))
+
+
+class Buffers:
+    """Room for maps of a block, given out again for every block."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.rooms = like, dict[int, Tensor]()
+
+    def __call__(self, index: int, shape: Sequence[int]) -> Tensor:
+        """Return room number `index` as a tensor of this shape, with anything in it."""
+        size = shape[0] * shape[1] * shape[2]
+        room = self.rooms.get(index)
+        if room is None or room.numel() < size:
+            room = self.rooms[index] = self.like.new_empty(size)
+        return room[:size].view(*shape)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Multiply (count, n, x) with (count, x, m) into a dense `out`; one matrix by one product."""
+    if a.shape[0] == 1:
+        torch.mm(a[0], b[0], out=out[0])
+        return out
+    return torch.bmm(a, b, out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to a view of a gradient."""
+    if a.shape[0] == 1:
+        total[0].addmm_(a[0], b[0])
+    else:
+        total.baddbmm_(a, b)
+
+
+def add_by_head(total: Tensor | None, part: Tensor | None, terms: RowTerms, place: Place) -> None:
+    """Add (count, K) of a block's (sample, head) pairs to (H, K)."""
+    if total is None or part is None:
+        return
+    head = torch.arange(place.first, place.first + place.count, device=part.device)
+    total.index_add_(0, head % terms.num_heads, part)
+
+
+def add_bias(total: Tensor | None, grad: Tensor, terms: RowTerms, place: Place) -> None:
+    """Add gradients of a block's scores to those of the bias, over what it is broadcast along."""
+    if total is None:
+        return
+    heads = terms.num_heads
+    block_rows = slice(place.rows.start, place.rows.stop) if total.shape[2] > 1 else slice(None)
+    block_cols = slice(place.cols.start, place.cols.stop) if total.shape[3] > 1 else slice(None)
+    sums = [d for d, size in ((-2, total.shape[2]), (-1, total.shape[3])) if size == 1]
+    grad = grad.sum(sums, keepdim=True) if sums else grad
+    index = torch.arange(place.first, place.first + place.count, device=grad.device)
+    sample, head = index // heads % total.shape[0], index % heads % total.shape[1]
+    flat = total.flatten(0, 1)[:, block_rows, block_cols]
+    flat.index_add_(0, sample * total.shape[1] + head, grad)

@@ -1,0 +1,186 @@
+"""The C library of the CPU: built once and safely, with the bits of torch, never required."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.draws import keep_pairs, normal_noise
+from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.rowpass.eager import TorchRows
+from lit_probattn.attention.rowpass.mixture import mixture_attention
+from lit_probattn.attention.rowpass.native import NativeRows
+from lit_probattn.kernels.cpu import library, rows, selftest
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from lit_probattn.randomness import normal_noise as torch_noise
+
+CPU = torch.device("cpu")
+KEY = RandomKey(5, 3, torch.tensor([5, 2**40 + 9])).fold(1)
+
+# Loads the library without PyTorch and says which file it is.
+LOAD = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("library", sys.argv[1])
+library = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(library)
+print(library.load()._name)
+"""
+
+
+def forget():
+    library.load.cache_clear()
+    selftest.failure.cache_clear()
+    selftest.draws_noise.cache_clear()
+
+
+@pytest.fixture
+def fresh():
+    """Forget the library before and after a test that changes where or whether it is built."""
+    forget()
+    yield
+    forget()
+
+
+needs_library = pytest.mark.skipif(
+    selftest.failure() is not None, reason=f"the C library {selftest.failure()}"
+)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("p", "row", "col"),
+    [
+        (0.1, range(7), range(3, 99)),
+        (0.5, range(3, 130), range(1000)),
+        (0.9, range(1), range(1)),
+        (0.0, range(9), range(77)),
+        (0.3, range(5, 9), range(511, 1025)),
+        (0.2, range(4), range(0)),
+    ],
+)
+def test_keep_decisions_have_the_bits_of_torch(p, row, col):
+    dropout = AttentionDropout(p, KEY)
+    expected = dropout.keep(2, 3, row, col, CPU)
+    assert torch.equal(rows.keep(dropout, 2, 3, row, col), expected)
+    assert torch.equal(keep_pairs(dropout, 2, 3, row, col, CPU), expected)
+
+
+@needs_library
+@pytest.mark.parametrize("maps", [1, 2, 3, 4, 5, 8])
+def test_noise_has_the_bits_of_torch(maps):
+    row, col = range(3, 12), range(5, 205)
+    for dtype in (torch.float32, torch.float64):
+        expected = torch_noise(KEY, 2, maps, row, col, CPU, dtype)
+        assert torch.equal(normal_noise(KEY, 2, maps, row, col, CPU, dtype), expected)
+
+
+def mixture(run, threads, dtype=torch.float64):
+    """Return output and gradients of a mixture with every kind of term, by one pass over rows."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return drawn.to(dtype).requires_grad_()
+
+    batch, heads, n, length, size, k = 2, 3, 37, 41, 5, 3
+    query, key, value = (
+        draw(batch, heads, n, size),
+        draw(batch, heads, 1, length, size),
+        draw(batch, heads, length, 7),
+    )
+    coef, row, col = draw(heads, k), draw(batch, heads, n, k), draw(batch, heads, k, length)
+    bias = draw(1, heads, n, length)
+    seen = torch.rand(batch, length, generator=generator) > 0.3
+    masks = Masks(n, length, key_mask=seen, is_causal=True, bias=bias)
+    dropout = AttentionDropout(0.3, KEY)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out = mixture_attention(run, query, key, value, masks, dropout, coef=coef, row=row, col=col)
+        leaves = (query, key, value, coef, row, col, bias)
+        return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_library
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_agrees_with_torch_operations(threads):
+    for found, expected in zip(
+        mixture(NativeRows(), threads), mixture(TorchRows(), 1), strict=True
+    ):
+        assert (found - expected).abs().max() < 1e-13
+
+
+@needs_library
+def test_nan_stays_nan_and_infinite_scores_do_not_spread():
+    maps = torch.randn(1, 3, 9)
+    maps[0, 0, 4] = float("nan")
+    maps[0, 1, 2] = float("-inf")
+    maps[0, 2] = float("-inf")
+    out = torch.empty_like(maps)
+    block = rows.Block(heads=1, count=1, rows=3, cols=9, all_rows=3, all_cols=9, components=1)
+    rows.rows_forward(block, [maps], out)
+    assert out[0, 0].isnan().all()
+    assert torch.allclose(out[0, 1], maps[0, 1].softmax(-1), atol=1e-7)
+    assert (out[0, 2] == 0).all()
+
+
+@needs_library
+def test_loading_the_library_keeps_denormal_numbers():
+    library.load()
+    assert (torch.tensor([1e-40]) * 1.0).item() > 0.0
+
+
+def test_without_a_compiler_torch_serves_and_native_says_why(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    reason = selftest.failure()
+    assert reason is not None
+    assert reason.startswith("cannot be compiled by")
+    dropout = AttentionDropout(0.3, KEY)
+    expected = dropout.keep(2, 3, range(5), range(9), CPU)
+    assert torch.equal(keep_pairs(dropout, 2, 3, range(5), range(9), CPU), expected)
+    layer, x = MGKAttention(12, 2, head_dim=5, backend="native"), torch.randn(2, 7, 12)
+    with pytest.raises(
+        NotImplementedError, match=r"backend 'native' cannot be compiled by .*use one"
+    ):
+        layer(x)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    forget()
+    assert selftest.failure() == "cannot find the C compiler CC=no-such-compiler"
+
+
+@needs_library
+def test_a_folder_that_cannot_be_written_is_not_needed(fresh, monkeypatch, tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder is meant")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert Path(library.load()._name).parent.parent == tmp_path
+    monkeypatch.setattr("tempfile.tempdir", str(blocked))
+    forget()
+    assert "cannot be written" in str(selftest.failure())
+
+
+@needs_library
+def test_eight_first_starts_at_once_build_one_library(tmp_path):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", LOAD, library.__file__]
+    starts = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    names = {start.communicate(timeout=120)[0].strip() for start in starts}
+    assert [start.returncode for start in starts] == [0] * 8
+    assert len(names) == 1
+    assert [str(p) for p in (tmp_path / "lit_probattn").glob("*.so")] == list(names)
+
+
+def test_native_is_for_the_cpu():
+    layer = SoftmaxAttention(12, 2, backend="native").to("meta")
+    with pytest.raises(NotImplementedError, match="cannot run on meta"):
+        layer(torch.empty(2, 7, 12, device="meta"))
