@@ -6,14 +6,17 @@ for the interpreter cannot be compiled.
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -95,6 +98,46 @@ class _Driver:
         return 0
 
 
+@contextmanager
+def _distinct_functions() -> Iterator[None]:
+    """Refuse kernels whose functions Triton 3.6 takes for one another: a RuntimeError.
+
+    It tells the versions of a function apart by all tensors in its arguments, in order. Two calls
+    that divide the same tensors differently among tuples get one version, for the first of them.
+    """
+    from triton.compiler.code_generator import CodeGenerator
+
+    original = CodeGenerator.call_JitFunction
+    seen: dict[Any, str] = {}
+
+    def call(self: Any, fn: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
+        leaves: list[str] = []
+        given = inspect.getcallargs(fn.fn, *args, **kwargs)
+        shape = str([_leaves(given[name], name, leaves) for name in fn.arg_names])
+        before = seen.setdefault((fn.fn.__qualname__, tuple(leaves)), shape)
+        if before != shape:
+            raise RuntimeError(
+                f"{fn.fn.__qualname__} is called with tuples of {before} and of {shape} entries "
+                "that hold the same tensors: Triton 3.6 compiles one function for both"
+            )
+        return original(self, fn, args, kwargs, *rest)
+
+    with mock.patch.object(CodeGenerator, "call_JitFunction", call):
+        yield
+
+
+def _leaves(value: Any, path: str, found: list[str]) -> Any:
+    """Append types of tensors, and values and places of constants; return how tuples nest."""
+    from triton.language.core import tuple as triton_tuple
+
+    if isinstance(value, tuple | triton_tuple):
+        return [_leaves(x, f"{path}.{i}", found) for i, x in enumerate(value)]
+    kind = str(getattr(value, "type", ""))
+    constant = not kind or kind.startswith("constexpr")
+    found.append(f"{path}={getattr(value, 'value', value)}" if constant else kind)
+    return 1
+
+
 def compile_launch(launched: Launched, capability: int) -> Any:
     """Compile a launch for a GPU of this capability (80, 90); a RuntimeError if interpreted."""
     import triton
@@ -106,7 +149,8 @@ def compile_launch(launched: Launched, capability: int) -> Any:
         )
     driver.set_active(_Driver(capability))
     try:
-        return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
+        with _distinct_functions():
+            return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
     finally:
         if torch.cuda.is_available():  # elsewhere there is no driver to go back to
             driver.reset_active()
