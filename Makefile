@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OLDEST ?= .venv-oldest
 # Threads of the numerical libraries inside each test process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-full lint format clean
+.PHONY: help install quickstart test test-full test-oldest lint format clean
 
 help:
 	@echo "make quickstart  set up, then train and compare softmax and sMGK on a small ListOps"
 	@echo "make test        lint, types and the tests (under 25 minutes on 2 cores, no GPU needed)"
 	@echo "make test-full   the same with the slow tests"
+	@echo "make test-oldest the fast tests with the oldest versions that pyproject.toml declares"
 	@echo "make lint        ruff, mypy and codespell only"
 
 install: $(STAMP)
@@ -40,9 +42,19 @@ test: lint
 test-full: lint
 	$(BIN)/python -m pytest -n 2 --durations=20
 
+# Every direct dependency at the first version declared, others as new as these allow.
+$(OLDEST)/.installed: pyproject.toml | install
+	$(BIN)/python -m uv venv -q --clear --python $(PYTHON) $(OLDEST)
+	$(BIN)/python -m uv pip install --python $(OLDEST)/bin/python --compile-bytecode \
+		--resolution lowest-direct -e ".[dev,uea,entmax]"
+	@touch $@
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow"
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

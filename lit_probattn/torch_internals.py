@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 __all__ = [
     "CDIST_OPERATORS",
+    "CPU_ATTENTION_OPERATORS",
     "FakeTensorMode",
     "FollowingModule",
     "RenamingModule",
@@ -36,6 +37,10 @@ __all__ = [
 ]
 
 CDIST_OPERATORS = (torch.ops.aten._cdist_forward, torch.ops.aten._euclidean_dist)
+CPU_ATTENTION_OPERATORS = (  # forward and backward
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
+)
 
 
 def loopback_store(port: int) -> dist.TCPStore:

@@ -143,6 +143,20 @@ def test_distances_run_the_operators_that_are_counted():
     assert seen >= set(torch_internals.CDIST_OPERATORS)
 
 
+def test_fused_attention_on_the_cpu_runs_the_operators_that_are_counted():
+    seen = set()
+
+    class Mode(torch_internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.add(torch_internals.packet_of(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(1, 2, 3, 4, requires_grad=True)
+    with Mode():
+        nn.functional.scaled_dot_product_attention(x, x, x).sum().backward()
+    assert seen >= set(torch_internals.CPU_ATTENTION_OPERATORS)
+
+
 def test_peak_and_storages_of_fake_tensors():
     with torch_internals.FakeTensorMode():
         x = torch.empty(1024)

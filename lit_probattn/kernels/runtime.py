@@ -139,8 +139,11 @@ def draw_tensor(key: tuple[int, int], samples: Tensor) -> Tensor:
         key: `RandomKey.philox_key(stream)`.
         samples: `RandomKey.samples(batch_size, device)`.
     """
-    words = torch.tensor(key, dtype=torch.int64)
-    return torch.cat([words.to(samples.device, non_blocking=True), samples])
+    # Filled on the device: a copy of host memory could not be captured in a CUDA graph.
+    words = samples.new_empty(2 + len(samples))
+    words[0], words[1] = key
+    words[2:] = samples
+    return words
 
 
 def plain_float(tensor: Tensor | None) -> Tensor | None:

@@ -66,5 +66,13 @@ def draw_heads(
 
 
 def compile_cases() -> list[Case]:
-    """Return the cases whose kernels the compile table lists: each form once, causal."""
-    return [replace(case, masks=("causal",)) for case in cases_of("kernel_forms")]
+    """Return the cases whose kernels the compile table lists: each form once, causal.
+
+    Forms with pairs are there with attention dropout, too.
+    """
+    forms = [replace(case, masks=("causal",)) for case in cases_of("kernel_forms")]
+    return forms + [
+        replace(case, name=f"{case.name}, dropout", masks=("causal", "dropout"))
+        for case in forms
+        if "linear" not in case.name
+    ]

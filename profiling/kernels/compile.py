@@ -6,14 +6,17 @@ for the interpreter cannot be compiled.
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -36,6 +39,7 @@ from profiling.measure.timing import summarise, time_once
 
 # Shared memory that one program may use, in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
+_REGISTERS, _THREADS = 65536, 2048  # of a multiprocessor; 1 KiB of shared memory a program is lost
 
 HEAD_DIMS = (16, 32, 64, 128)
 _LENGTH = 1024  # a multiple of every tile, as the tests of speed use
@@ -50,7 +54,11 @@ class CompiledRow:
         capability: 80 for A100, 90 for H100 and H200.
         tiles: queries x keys of a tile.
         spill_bytes: stored for want of registers, per thread.
+        programs: that a multiprocessor holds at once, by registers and shared memory.
         wgmma: whether products use Hopper's warp-group instructions.
+        narrowest: columns of the narrowest of these instructions; from 64 on they run at full rate.
+        doubled: a product has fewer than 16 rows per warp of its layout, so that warps compute the
+            same rows, and with them all that is made of it.
         compile_s: seconds; next to nothing where Triton's cache holds the kernel.
     """
 
@@ -65,7 +73,10 @@ class CompiledRow:
     registers: int
     spill_bytes: int
     shared_bytes: int
+    programs: int
     wgmma: bool
+    narrowest: int
+    doubled: bool
     compile_s: float
 
 
@@ -87,6 +98,46 @@ class _Driver:
         return 0
 
 
+@contextmanager
+def _distinct_functions() -> Iterator[None]:
+    """Refuse kernels whose functions Triton 3.6 takes for one another: a RuntimeError.
+
+    It tells the versions of a function apart by all tensors in its arguments, in order. Two calls
+    that divide the same tensors differently among tuples get one version, for the first of them.
+    """
+    from triton.compiler.code_generator import CodeGenerator
+
+    original = CodeGenerator.call_JitFunction
+    seen: dict[Any, str] = {}
+
+    def call(self: Any, fn: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
+        leaves: list[str] = []
+        given = inspect.getcallargs(fn.fn, *args, **kwargs)
+        shape = str([_leaves(given[name], name, leaves) for name in fn.arg_names])
+        before = seen.setdefault((fn.fn.__qualname__, tuple(leaves)), shape)
+        if before != shape:
+            raise RuntimeError(
+                f"{fn.fn.__qualname__} is called with tuples of {before} and of {shape} entries "
+                "that hold the same tensors: Triton 3.6 compiles one function for both"
+            )
+        return original(self, fn, args, kwargs, *rest)
+
+    with mock.patch.object(CodeGenerator, "call_JitFunction", call):
+        yield
+
+
+def _leaves(value: Any, path: str, found: list[str]) -> Any:
+    """Append types of tensors, and values and places of constants; return how tuples nest."""
+    from triton.language.core import tuple as triton_tuple
+
+    if isinstance(value, tuple | triton_tuple):
+        return [_leaves(x, f"{path}.{i}", found) for i, x in enumerate(value)]
+    kind = str(getattr(value, "type", ""))
+    constant = not kind or kind.startswith("constexpr")
+    found.append(f"{path}={getattr(value, 'value', value)}" if constant else kind)
+    return 1
+
+
 def compile_launch(launched: Launched, capability: int) -> Any:
     """Compile a launch for a GPU of this capability (80, 90); a RuntimeError if interpreted."""
     import triton
@@ -98,7 +149,8 @@ def compile_launch(launched: Launched, capability: int) -> Any:
         )
     driver.set_active(_Driver(capability))
     try:
-        return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
+        with _distinct_functions():
+            return launched.kernel.warmup(*launched.args, grid=(1,), **launched.options)
     finally:
         if torch.cuda.is_available():  # elsewhere there is no driver to go back to
             driver.reset_active()
@@ -124,13 +176,43 @@ def resources(compiled: Any, capability: int) -> dict[str, Any]:
         assert match is not None, log
         return int(match.group(1))
 
+    registers, shared = number(r"Used (\d+) reg"), compiled.metadata.shared
+    threads = 32 * compiled.metadata.num_warps
+    by_registers = _REGISTERS // (threads * max(24, -(-registers // 8) * 8))
+    by_memory = (SHARED_LIMIT[capability] + 1024) // (shared + 1024)
+    widths = [int(n) for n in re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k", ptx)]
     return {
-        "registers": number(r"Used (\d+) reg"),
+        "registers": registers,
         "spill_bytes": number(r"(\d+) bytes spill stores"),
-        "shared_bytes": compiled.metadata.shared,
+        "shared_bytes": shared,
+        "programs": min(by_registers, by_memory, _THREADS // threads),
         "num_warps": compiled.metadata.num_warps,
-        "wgmma": "wgmma" in ptx,
+        "wgmma": bool(widths),
+        "narrowest": min(widths, default=0),
+        "doubled": doubled_products(compiled.asm["ttgir"]) > 0,
     }
+
+
+def doubled_products(ttgir: str) -> int:
+    """Count the products of which several warps compute the same rows or columns.
+
+    A layout with `warpsPerCTA = [w, v]` covers 16 w rows and as many times v columns as its
+    instruction has; a smaller tile is repeated.
+    """
+    pattern = (
+        r"(#\w+) = #ttg\.nvidia_mma<\{.*?warpsPerCTA = \[(\d+), (\d+)\].*?"
+        r"instrShape = \[([\d, ]+)\]"
+    )
+    layouts = {}
+    for name, down, across, shape in re.findall(pattern, ttgir):
+        height, width = ([int(n) for n in shape.split(",")])[:2]
+        layouts[name] = (min(height, 16) * int(down), width * int(across))
+    count = 0
+    products = r"(?:warp_group_dot|tt\.dot) .*-> tensor<(\d+)x(\d+)xf32, (#\w+)>"
+    for rows, cols, name in re.findall(products, ttgir):
+        height, width = layouts.get(name, (0, 0))
+        count += int(rows) < height or int(cols) < width
+    return count
 
 
 def recorded_launches(

@@ -25,7 +25,13 @@ from lit_probattn.kernels.dense.attention import centred, gaussian_row_terms, po
 
 
 @lru_cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled(*sizes: int) -> Callable[..., Tensor]:
+    """Return FlexAttention compiled for calls of one size.
+
+    One function for all would reach the compiler's limit of recompilations after some sizes, from
+    which on it runs without being fused.
+    """
+    torch.compiler.reset()
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
     return compiled
 
@@ -73,7 +79,8 @@ def mgk_flex(
         mask = create_block_mask(
             *(visible, batch, heads, query.shape[2], components * length), device=str(key.device)
         )
-    run: Any = _compiled() if query.device.type == "cuda" else flex_attention
+    sizes = (*query.shape, *key.shape[1:], value.shape[-1])
+    run: Any = _compiled(*sizes) if query.device.type == "cuda" else flex_attention
     flat = key.transpose(2, 3).flatten(2, 3)
     out: Tensor = run(
         *(query, flat, value.repeat_interleave(components, 2), score, mask), scale=1.0

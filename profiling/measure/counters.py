@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from lit_probattn.torch_internals import (
     CDIST_OPERATORS,
+    CPU_ATTENTION_OPERATORS,
     TorchDispatchMode,
     is_decomposed,
     packet_of,
@@ -167,7 +168,22 @@ def _cdist_flops(first: Any, second: Any, *args: Any, out_shape: Any = None, **k
     return 2 * math.prod(first[:-2]) * rows * cols * width
 
 
-_EXTRA_FORMULAS: dict[Any, Any] = dict.fromkeys(CDIST_OPERATORS, _cdist_flops)
+def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _attention_backward_flops(
+    grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
+) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+
+
+_EXTRA_FORMULAS: dict[Any, Any] = {
+    **dict.fromkeys(CDIST_OPERATORS, _cdist_flops),
+    # PyTorch 2.11 has no formulas for these.
+    CPU_ATTENTION_OPERATORS[0]: _attention_flops,
+    CPU_ATTENTION_OPERATORS[1]: _attention_backward_flops,
+}
 
 
 class _Guard(TorchDispatchMode):

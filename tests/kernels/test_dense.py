@@ -70,6 +70,26 @@ def test_bias_of_minus_infinity_hides_like_a_mask():
     assert all(g.isfinite().all() for g in grads)
 
 
+@pytest.mark.parametrize("family", FORMS)
+def test_keys_whose_prior_is_zero_have_no_weight(family):
+    """Of all components: as if the keys were not there, even where a whole tile of them begins."""
+    form, first = FORMS[family][0], 35
+    query, key = draw(B, H, N, E), draw(B, H, form.products, L, E)
+    leaves = [x.requires_grad_() for x in (query, key, draw(B, H, L, E))]
+    terms = draw(B, H, form.components, L)
+    row = draw(B, H, form.components, N) if form.terms else None
+    terms[..., :first] = float("-inf")
+    found = attend(*leaves, key_bias=terms, row_bias=row)
+    query, key, value = leaves
+    part = (key[..., first:, :], value[..., first:, :])
+    expected = attend(query, *part, key_bias=terms[..., first:], row_bias=row)
+    torch.testing.assert_close(found, expected)
+    cotangent = draw(B, H, N, E)
+    pairs = zip(*(torch.autograd.grad(x, leaves, cotangent) for x in (found, expected)), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize("shape", [(1, H, N, L), (B, 1, 1, L), (B, H, N, 1), (1, 1, 1, 1)])
 def test_bias_gets_the_gradient_of_what_it_is_broadcast_to(shape):

@@ -8,8 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.kernels.dense.operators import mixture_attention
-from lit_probattn.kernels.runtime import interpreted
+from lit_probattn.kernels.runtime import draw_tensor, interpreted
 from lit_probattn.randomness import RandomKey
+from lit_probattn.torch_internals import TorchDispatchMode
 from lit_probattn.training.memory import predicted_bytes
 from profiling.cost.exact import backend_macs
 from profiling.measure.counters import torch_flops
@@ -142,3 +143,22 @@ def test_compiled_model_equals_eager():
     layer(a).square().sum().backward()
     compiled(b).square().sum().backward()
     torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_words_of_a_draw_are_made_on_the_device():
+    """A copy from the host would break the capture of a CUDA graph."""
+    devices = set()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            found = (x for x in (*args, out) if isinstance(x, torch.Tensor))
+            devices.update(x.device.type for x in found)
+            return out
+
+    samples = RandomKey(3).samples(5, torch.device("meta"))
+    with Mode():
+        words = draw_tensor((1, 2), samples)
+    assert devices == {"meta"}
+    assert (words.shape, words.dtype) == ((7,), torch.int64)
+    assert draw_tensor((1, 2), torch.tensor([5, 4])).tolist() == [1, 2, 5, 4]

@@ -71,7 +71,7 @@ def _forward_tile(
         tile_top = tile_top - call.headroom
     new_top = tl.maximum(top, tile_top)
     base = new_top
-    if len(extra) > 0:  # a row that has seen nothing yet
+    if len(extra) > 0 or call.col is not None:  # a row that has seen nothing yet
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
     if NARROW:
         factor = pair_factor(view(row_factors, True), view(col_factors, False))

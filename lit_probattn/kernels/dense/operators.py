@@ -106,9 +106,12 @@ class Form(NamedTuple):
 
 
 def _spread(row_bias: Tensor, key_bias: Tensor) -> Tensor:
-    """Return a bound on -log₂ F for every sample and head, (B, H)."""
+    """Return a bound on -log₂ F for every sample and head, (B, H).
+
+    Keys whose terms are all -inf have no weight, whatever F is.
+    """
     rows = (row_bias.amax(2) - row_bias.amin(2)).amax(-1)
-    cols = (key_bias.amax(2) - key_bias.amin(2)).amax(-1)
+    cols = (key_bias.amax(2) - key_bias.amin(2)).nan_to_num(0.0, torch.inf).amax(-1)
     cols = cols.repeat_interleave(rows.shape[1] // cols.shape[1], 1)
     return torch.minimum(rows, cols) * _LOG2E
 

@@ -157,12 +157,16 @@ def is_narrow(call, b, h, FACTORED: tl.constexpr):
 
 @triton.jit
 def spread(terms, FACTORED: tl.constexpr):
-    """Return the largest of the terms and the factors 2^(term - largest), each at most 1."""
+    """Return the largest of the terms and the factors 2^(term - largest), each at most 1.
+
+    Where all are -inf, the factors are 0.
+    """
     top, factors = (), ()
     if FACTORED:
         top = largest(terms)
+        base = tl.maximum(top, -1e30)
         for r in tl.static_range(len(terms)):
-            factors = factors + (tl.exp2(terms[r] - top),)
+            factors = factors + (tl.exp2(terms[r] - base),)
     return top, factors
 
 

@@ -41,7 +41,9 @@ def _map_gradients(call, totals, e, head, form: tl.constexpr):
     terms = ()
     for m in tl.static_range(MAPS):
         terms = terms + (e * load_weight(call.first, head, call.num_heads, m, MAPS),)
-    return added_to(totals, terms)
+    if len(totals) > 0:
+        terms = added_to(totals, terms)
+    return terms
 
 
 @triton.jit
@@ -64,7 +66,10 @@ def _hidden_gradients(call, tiles, noise, grads, first, form: tl.constexpr):
         terms = ()
         for m in tl.static_range(len(tiles)):
             terms = terms + (dz * tl.load(call.first + u * len(tiles) + m),)
-        totals = added_to(totals, terms)
+        if u == 0:
+            totals = terms
+        else:
+            totals = added_to(totals, terms)
     return totals
 
 

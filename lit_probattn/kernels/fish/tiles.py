@@ -120,12 +120,10 @@ def add_products(sums, tiles, x, b, start, limit, form: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def added_to(totals, terms):
-    """Return totals + terms, tile by tile; the terms where there are no totals yet."""
-    out = terms
-    if len(totals) > 0:
-        out = ()
-        for i in tl.static_range(len(terms)):
-            out = out + (totals[i] + terms[i],)
+    """Return totals + terms, tile by tile; as many of one as of the other."""
+    out = ()
+    for i in tl.static_range(len(terms)):
+        out = out + (totals[i] + terms[i],)
     return out
 
 
@@ -193,7 +191,10 @@ def local_inputs(call, tiles, b, rows, cols, first, form: tl.constexpr):
         terms = ()
         for h in tl.static_range(GROUP):
             terms = terms + (y * load_weight(call.second, first + h, call.num_heads, u, UNITS),)
-        local = added_to(local, terms)
+        if u == 0:
+            local = terms
+        else:
+            local = added_to(local, terms)
     return tiles, noise, seen, local
 
 

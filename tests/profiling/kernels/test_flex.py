@@ -8,6 +8,7 @@ import torch
 from lit_probattn.attention import HeadCall, MGKAttention
 from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import make_masks
+from profiling.kernels import flex
 from profiling.kernels.flex import mgk_flex
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,3 +56,14 @@ def test_grouped_heads_are_refused():
             *(torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 2, 3, 8), torch.zeros(1, 2, 3, 8)),
             precision=torch.ones(2, 2), offset=None, gaussian=False, equal_precision=True,
         )  # fmt: skip
+
+
+def test_every_size_is_compiled_afresh(monkeypatch):
+    """The compiler counts recompilations per function and stops fusing after some."""
+    resets = []
+    flex._compiled.cache_clear()
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    for size in (16, 32, 16):
+        flex._compiled(1, 2, size)
+    assert len(resets) == 2
+    flex._compiled.cache_clear()
