@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import functools
 import importlib
 import inspect
 import re
@@ -93,6 +94,12 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 # ---- reading -----------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """Parse YAML; the many cells of a table share a few files. What is returned is not changed."""
+    return yaml.safe_load(text)
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, in today's terms (see `find` and `upgrade`).
 
@@ -106,7 +113,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         names = [str(p) for p in folder.glob("*.yaml")] if folder.is_dir() else []
         raise ConfigError(f"configuration file not found: {path}{nearest(str(path), names)}")
     try:
-        content = yaml.safe_load(place.read_text(encoding="utf-8"))
+        content = _parsed(place.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
