@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import functools
 import importlib
 import inspect
 import re
@@ -149,6 +150,12 @@ def _check_words(node: Any) -> None:
             )
 
 
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """Parse YAML; the many cells of a table share a few files. What is returned is not changed."""
+    return yaml.load(text, _CheckedLoader)
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, in today's terms (see `find` and `upgrade`).
 
@@ -168,7 +175,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file: {error}") from error
     try:
-        content = yaml.load(text, _CheckedLoader)
+        content = _parsed(text)
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply") from error
     except _RefusedYAMLError as error:

@@ -16,7 +16,7 @@ from lit_probattn.compare.launch import Shard, submit
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from tests.compare.test_runner import arguments
-from tests.support.forks import Forked
+from tests.support.forks import fork_module
 from tests.support.paths import ROOT
 
 submitit = pytest.importorskip("submitit")
@@ -31,14 +31,7 @@ def _root(monkeypatch):
 @pytest.fixture
 def forked(monkeypatch):
     """Shards of this process's executor run in forked processes."""
-    popen = subprocess.Popen
-
-    def start(words, **options):
-        if words[1:3] == ["-m", "lit_probattn.reproduce"]:
-            return Forked(lambda: main(words[3:]), options["env"])
-        return popen(words, **options)
-
-    monkeypatch.setattr(launch.subprocess, "Popen", start)
+    fork_module(monkeypatch, "lit_probattn.reproduce", main)
 
 
 @pytest.mark.usefixtures("forked")

@@ -85,7 +85,9 @@ def test_keys_whose_prior_is_zero_have_no_weight(family):
     expected = attend(query, *part, key_bias=terms[..., first:], row_bias=row)
     torch.testing.assert_close(found, expected)
     cotangent = draw(B, H, N, E)
-    pairs = zip(*(torch.autograd.grad(x, leaves, cotangent) for x in (found, expected)), strict=True)
+    pairs = zip(
+        *(torch.autograd.grad(x, leaves, cotangent) for x in (found, expected)), strict=True
+    )
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs)
 

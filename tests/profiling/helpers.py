@@ -10,6 +10,8 @@ from torch import Tensor
 
 from lit_probattn.attention import Cost, SoftmaxAttention
 from profiling.sweep.config import SweepConfig
+from profiling.sweep.worker import serve
+from tests.support.forks import fork_module
 
 SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
 MGK = "lit_probattn.attention.MGKAttention"
@@ -38,6 +40,16 @@ class Greedy(SoftmaxAttention):
         if type(query) is Tensor and query.device.type == "cpu":
             torch.ones(1 << 33, dtype=torch.float64)
         return super().forward(query, *args, **kwargs)
+
+
+def fork_workers(monkeypatch) -> None:
+    """Have the workers of sweeps forked from this process, which has imported everything."""
+
+    def run(words: list[str]) -> int:
+        serve(*map(int, words))
+        return 0
+
+    fork_module(monkeypatch, "profiling.sweep.worker", run)
 
 
 def attention(class_path=SOFTMAX, **init_args):

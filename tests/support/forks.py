@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lit_probattn.cli.app import main
 from lit_probattn.cli.shards import end_with_parent
@@ -21,17 +22,31 @@ class Forked:
         work: returns the exit status.
         environment: of the process.
         log: file that it prints to; None for where this process prints to.
+        has_stdin: whether it reads what is written to `stdin`.
     """
 
     def __init__(
-        self, work: Callable[[], int], environment: Mapping[str, str], log: Path | None = None
+        self,
+        work: Callable[[], int],
+        environment: Mapping[str, str],
+        log: Path | None = None,
+        *,
+        has_stdin: bool = False,
     ) -> None:
         self.returncode: int | None = None
+        read, write = os.pipe() if has_stdin else (None, None)
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            if read is not None:
+                os.dup2(read, 0)
+                os.close(write)
+                sys.stdin = os.fdopen(0)
             _become(work, environment, log)
+        if read is not None:
+            os.close(read)
+            self.stdin = os.fdopen(write, "wb")
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal; None while it runs."""
@@ -50,6 +65,10 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal."""
         os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it as the kernel would."""
+        self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
         """Ask it to end."""
@@ -88,3 +107,17 @@ def start(
     assert not launch, "other programs are started for themselves"
     log.parent.mkdir(parents=True, exist_ok=True)
     return Forked(lambda: main(list(arguments)), environment, log)
+
+
+def fork_module(monkeypatch: Any, module: str, run: Callable[[list[str]], int]) -> None:
+    """Have `python -m module` forked where a subprocess would start; others start as ever."""
+    popen: Any = subprocess.Popen
+
+    def start(words: list[str], *more: Any, **options: Any) -> Any:
+        if words[1:3] != ["-m", module]:
+            return popen(words, *more, **options)
+        log = Path(os.devnull) if options.get("stdout") == subprocess.DEVNULL else None
+        has_stdin = options.get("stdin") == subprocess.PIPE
+        return Forked(lambda: run(words[3:]), options["env"], log, has_stdin=has_stdin)
+
+    monkeypatch.setattr(subprocess, "Popen", start)

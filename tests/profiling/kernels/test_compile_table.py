@@ -39,10 +39,10 @@ def check(rows):
 @pytest.mark.timeout(600)
 def test_forward_kernels_do_not_spill_at_the_papers_head_size(tmp_path):
     flags = ("--cases", "softmax,mgk", "--head-dims", "32", "--passes", "forward")
-    rows, done = compile_table(tmp_path, *flags)
+    rows, done = compile_table(tmp_path, *flags, "--capabilities", "90")
     assert done.returncode == 0
     assert set(rows.case) >= {"softmax", "mgk soft", "mgk hard", "smgk soft"}
-    assert set(rows.capability) == {80, 90}
+    assert set(rows.capability) == {90}
     check(rows)
 
 
@@ -53,6 +53,7 @@ def test_every_kernel_compiles_at_every_head_size(tmp_path, dtype):
     rows, done = compile_table(tmp_path, "--cases", "softmax,mgk", "--dtypes", dtype)
     assert done.returncode == 0
     assert set(rows.head_dim) == {16, 32, 64, 128}
+    assert set(rows.capability) == {80, 90}
     if dtype != "float32":
         check(rows)
 

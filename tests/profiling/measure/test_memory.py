@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from lit_probattn.training.memory import predicted_bytes, resident_bytes
 from profiling.measure.memory import measured_cpu_bytes
 from profiling.sweep.run import memory_table
-from tests.profiling.helpers import MGK, attention, sweep
+from tests.profiling.helpers import MGK, attention, fork_workers, sweep
 
 
 class FusedBlock(nn.Module):
@@ -55,14 +54,15 @@ def test_training_step_of_four_blocks_is_equal_to_the_byte():
     assert predicted_bytes(partial(build, True)) == measured_cpu_bytes(partial(build, True))
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
-def test_attention_without_gradients_is_equal_to_the_byte(backend, capsys):
-    grid = {"embed_dim": [16], "seq_len": [96], "batch_size": [2], "backend": [backend]}
+def test_attention_without_gradients_is_equal_to_the_byte(monkeypatch):
+    fork_workers(monkeypatch)
+    backends = ["reference", "blockwise"]
+    grid = {"embed_dim": [16], "seq_len": [96], "batch_size": [2], "backend": backends}
     variants = {"softmax": attention(), "mgk": attention(MGK)}
     text, good = memory_table(sweep(grid=grid, variants=variants), Path.cwd())
     lines = [line for line in text.splitlines() if line.startswith("| softmax") or "| mgk" in line]
     assert good
-    assert len(lines) == 2
+    assert len(lines) == 4
     assert all(line.endswith("| 0 |") for line in lines)
 
 

@@ -20,7 +20,7 @@ from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
 from profiling.sweep.plan import make_plan
 from profiling.sweep.run import describe_plan, run_sweep
-from tests.profiling.helpers import MGK, SOFTMAX, attention, sweep
+from tests.profiling.helpers import MGK, SOFTMAX, attention, fork_workers, sweep
 from tests.support.paths import ROOT
 
 HERE = "tests.profiling.helpers."
@@ -62,7 +62,8 @@ def test_memory_and_time_come_from_a_worker(tmp_path):
     assert all(r.time_repeats == 2 and r.energy_j is None for r in times)
 
 
-def test_a_dead_worker_is_replaced_and_its_point_is_a_row(tmp_path):
+def test_a_dead_worker_is_replaced_and_its_point_is_a_row(tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     config = sweep(
         variants={
             "softmax": attention(),
@@ -72,7 +73,7 @@ def test_a_dead_worker_is_replaced_and_its_point_is_a_row(tmp_path):
         },
         grid={"embed_dim": [8], "seq_len": [8]},
         measure=["time"],
-        memory_limit_bytes=4 << 30,
+        memory_limit_bytes=16 << 30,
     )
     found = reasons(run(config, tmp_path))
     assert found["softmax"] == found["mgk"] == ("ok", None)
