@@ -91,7 +91,7 @@ TABLE = [
     Row(r"reproduce .*--dry-run", "--shortened"),
     Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
     Row(r"uea_benchmark .*--epochs", "--epochs 1 --seeds 0"),
-    Row(r"head_size experiment", "--steps 4 --set trainer.val_check_interval=4 --only fixed_4"),
+    Row(r"head_size experiment", "--steps 4 --only 'fixed-h4*'"),
     Row(r"head_size theory", "--steps 20"),
     Row(r"analysis approximate ", "--num_samples 2 --solver_samples 1 --local_samples 1 "
         "--ranks 1 4 --rounds 1 --features 16 --draws 1"),
