@@ -8,6 +8,7 @@ what an interrupted process left is removed by the next one that takes the lock.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -180,7 +181,7 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
         meta = json.loads((folder / _META).read_text())
         version, files, sources = meta["format_version"], meta["files"], meta["sources"]
         settings = meta["settings"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _DamagedError(f"cache {folder}: {_META} is missing or unreadable ({error})") from None
     if version != FORMAT_VERSION:
         raise _DamagedError(f"cache {folder}: format {version}, expected {FORMAT_VERSION}")
@@ -189,6 +190,10 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
     try:
         for name, expected in files.items():
             _verify(folder / name, expected)
+        missed = {path.name for path in folder.glob("*.npy")} - set(files)
+        if missed or not files:
+            listed = ", ".join(sorted(missed)) or "any array"
+            raise _DamagedError(f"cache {folder}: {_META} does not list {listed}")
         notes_folders = any("listing" in known for known in sources.values())
         for key, path in _keyed(spec.sources()).items():
             if path.is_dir() and not notes_folders:
@@ -248,7 +253,10 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
     except MissingDataError:
         pass
     for left in root.glob(f".{spec.name}.tmp-*"):
-        shutil.rmtree(left, ignore_errors=True)
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()
     temporary, old = (root / f".{spec.name}.tmp-{part}" for part in ("new", "old"))
     try:
         temporary.mkdir()
@@ -262,6 +270,13 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
         if damage:
             raise MissingDataError(f"{damage}; it cannot be built again: {error}") from None
         raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DataError(
+            f"cache folder {root}: {(error.strerror or 'full').lower()}; free some space, or set "
+            "cache_dir or the environment variable LIT_PROBATTN_CACHE to a folder with more"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -279,6 +294,12 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
         )
     if _sha256(path) != expected["sha256"]:
         raise _DamagedError(f"cache {path.parent}: {path.name} does not match its checksum")
+    try:
+        np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise _DamagedError(
+            f"cache {path.parent}: {path.name} is not an array of numbers ({error})"
+        ) from None
 
 
 def _keyed(sources: list[Path]) -> dict[str, Path]:

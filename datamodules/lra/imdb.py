@@ -21,6 +21,9 @@ __all__ = ["CLASSES", "SPLITS", "Reviews", "find_release", "read_archive", "read
 CLASSES = ("neg", "pos")
 SPLITS = ("train", "test")
 
+# The longest review of the release has about 14 kB.
+MOST_REVIEW_BYTES = 16 << 20
+
 # split -> [(class, file name, bytes)], sorted by class, then by name.
 Reviews = dict[str, list[tuple[int, str, bytes]]]
 
@@ -57,7 +60,8 @@ def read_folder(folder: Path, advance: Callable[[int], None]) -> Reviews:
     reviews: Reviews = {split: [] for split in SPLITS}
     for split in SPLITS:
         for target, name in enumerate(CLASSES):
-            for path in (folder / split / name).glob("*.txt"):
+            for path in filter(Path.is_file, (folder / split / name).glob("*.txt")):
+                _refuse_size(path, path.stat().st_size)
                 reviews[split].append((target, path.name, path.read_bytes()))
                 advance(1)
     return _sorted(reviews, folder)
@@ -68,7 +72,7 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
 
     Raises:
         DataError: A member would lie outside the archive's folder or is a link; the archive is
-            damaged, cut off or empty; a review or a class is empty.
+            damaged, cut off or empty; a review or a class is empty; a review is too long.
     """
     reviews: Reviews = {split: [] for split in SPLITS}
 
@@ -76,6 +80,7 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
         _refuse_escape(path, member)
         match = _MEMBER.fullmatch(member.name)
         if match and member.isfile():
+            _refuse_size(f"{path}: {member.name}", member.size)
             file = archive.extractfile(member)
             assert file is not None
             reviews[match[1]].append((CLASSES.index(match[2]), match[3], file.read()))
@@ -83,6 +88,11 @@ def read_archive(path: Path, advance: Callable[[int], None]) -> Reviews:
 
     read_tar(path, take)
     return _sorted(reviews, path)
+
+
+def _refuse_size(place: object, num_bytes: int) -> None:
+    if num_bytes > MOST_REVIEW_BYTES:
+        raise DataError(f"{place} has {num_bytes} bytes; a review has at most {MOST_REVIEW_BYTES}")
 
 
 def _refuse_escape(path: Path, member: tarfile.TarInfo) -> None:

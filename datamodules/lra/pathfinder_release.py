@@ -118,8 +118,10 @@ def _parse(line: str) -> tuple[str, int]:
 def _read_picture(entry: Entry, side: int) -> npt.NDArray[np.uint8] | None:
     """Return the grey values (side, side) of a picture; None if the file is empty."""
     try:
-        if not entry.path.stat().st_size:
+        if not entry.path.stat().st_size and entry.path.is_file():
             return None
+        if not entry.path.is_file():
+            raise OSError("it is not a regular file")
         with PilImage.open(entry.path, formats=["PNG"]) as picture:
             picture.verify()  # the checksums, which reading the pixels does not look at
         with PilImage.open(entry.path, formats=["PNG"]) as picture:

@@ -164,9 +164,9 @@ def _folders(folder: Path) -> tuple[str, ...]:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the files of a folder with one of these suffixes, sorted; hidden ones are left out."""
+    """Return the regular files of a folder with these suffixes, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
-        found = [e.name for e in entries if e.name.lower().endswith(suffixes) and not e.is_dir()]
+        found = [e.name for e in entries if e.name.lower().endswith(suffixes) and e.is_file()]
     return sorted(name for name in found if not name.startswith("."))
 
 

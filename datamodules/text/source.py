@@ -21,6 +21,8 @@ from datamodules.core.errors import DataError
 __all__ = ["Block", "ParquetText", "PlainText", "TextSource"]
 
 _BLOCK_BYTES = 4 << 20
+# A piece is whole lines, so a line without end would fill the memory.
+MOST_LINE_BYTES = 64 << 20
 _BLOCK_ROWS = 16384
 # What the zip module raises for damaged archives; wrong bytes can look like encryption or like an
 # unknown compression.
@@ -94,11 +96,17 @@ class PlainText(TextSource):
         return [*super().identity(), self.member]
 
     def blocks(self, start: int = 0) -> Iterator[Block]:
-        """Yield pieces of about 4 MiB; a DataError for bytes that are not UTF-8, or damage."""
+        """Yield pieces of about 4 MiB; a DataError for wrong bytes, lines or damage."""
         with self._open() as file:
             file.seek(start)
             position = start
-            while raw := file.read(_BLOCK_BYTES) + file.readline():
+            while raw := file.read(_BLOCK_BYTES) + file.readline(MOST_LINE_BYTES):
+                if not raw.endswith(b"\n") and len(raw) >= MOST_LINE_BYTES:
+                    line = self._line_of(position + raw.rfind(b"\n") + 1)
+                    raise DataError(
+                        f"{self.name}, line {line}: longer than {MOST_LINE_BYTES} bytes; split the "
+                        "text into lines"
+                    )
                 yield Block(self._decode(raw, position), position + len(raw))
                 position += len(raw)
 

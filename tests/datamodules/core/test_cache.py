@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import logging
 import os
@@ -99,7 +101,28 @@ def no_size(folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps({**meta, "files": {"a.npy": {}}}))
 
 
+def deep_meta(folder: Path) -> None:
+    (folder / "meta.json").write_text('{"a":' * 100_000)
+
+
+def no_files(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "files": {}}))
+
+
+def objects(folder: Path) -> None:
+    """An array of Python objects, which are read by running code, under the right checksum."""
+    np.save(folder / "a.npy", np.array([print], dtype=object), allow_pickle=True)
+    content, meta = (folder / "a.npy").read_bytes(), json.loads((folder / "meta.json").read_text())
+    meta["files"]["a.npy"]["bytes"] = len(content)
+    meta["files"]["a.npy"]["sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
 DAMAGES = {
+    deep_meta: "meta.json is missing or unreadable",
+    no_files: "meta.json does not list a.npy, b.npy",
+    objects: "a.npy is not an array of numbers",
     cut: "a.npy has 183 bytes, expected 184",
     flip: "b.npy does not match its checksum",
     remove: "a.npy is missing",
@@ -256,6 +279,21 @@ def test_a_process_that_waits_says_for_whom(tmp_path: Path, caplog) -> None:
     assert record.levelno >= logging.WARNING
     assert f"is being built by process {builder.pid} on " in record.message
     assert visible(tmp_path) == [SPEC.name]
+
+
+def test_a_full_disk_is_told_with_a_remedy(tmp_path: Path) -> None:
+    def fill(writer: CacheWriter) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        DataError, match=r"no space left on device.*free some space, or set cache_d"
+    ):
+        ensure_cache(tmp_path, SPEC, fill)
+
+
+def test_a_file_in_the_way_of_the_temporary_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / f".{SPEC.name}.tmp-new").touch()
+    ensure_cache(tmp_path, SPEC, build)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -174,6 +174,26 @@ def test_a_bad_member_is_refused(tmp_path: Path, extra: tarfile.TarInfo, message
     assert not list((tmp_path / ".cache").glob("text-*"))
 
 
+def test_a_review_that_unpacks_to_too_much_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("datamodules.lra.imdb.MOST_REVIEW_BYTES", 100)
+    message = r"test/neg/99_2.txt has 101 bytes; a review has at most 100"
+    archive = write_archive(
+        tmp_path / "in" / "aclImdb_v1.tar.gz",
+        reviews={**REVIEWS, "aclImdb/test/neg/99_2.txt": b"a" * 101},
+    )
+    with pytest.raises(DataError, match=message):
+        text(archive.parent).prepare_data()
+    (write_folder(tmp_path) / "aclImdb/test/neg/99_2.txt").write_bytes(b"a" * 101)
+    with pytest.raises(DataError, match=message):
+        text(tmp_path).prepare_data()
+
+
+def test_only_regular_files_are_reviews(tmp_path: Path) -> None:
+    before = contents(text(write_folder(tmp_path)))
+    os.mkfifo(tmp_path / "aclImdb/train/pos/99_9.txt")
+    assert contents(text(tmp_path)) == before
+
+
 @pytest.mark.parametrize("suffix", ["gz", "xz", "bz2"])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
 def test_a_cut_archive_is_refused(tmp_path: Path, suffix: str, keep: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -166,6 +167,14 @@ def test_missing_folders_are_named(tmp_path: Path):
     (tmp_path / "train" / "n01.tar").touch()
     with pytest.raises(DataError, match=r"no class folders; unpack each archive, n01\.tar"):
         imagenet(tmp_path)
+
+
+def test_only_regular_files_are_pictures(root: Path):
+    before = imagenet(root)
+    os.mkfifo(root / "train" / before._folders["train"].classes[0] / "x.JPEG")
+    (root / "train" / before._folders["train"].classes[0] / "y.JPEG").symlink_to("/dev/zero")
+    after = imagenet(root)
+    assert len(after._folders["train"]) == len(before._folders["train"])
 
 
 def test_an_empty_class_folder_is_named(root: Path):

@@ -117,6 +117,23 @@ def test_words_are_split_at_blanks_of_any_kind_but_lines_are_not(tmp_path):
     assert contents(module)[1] == [1, 2, 3, 4, 5, 0]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_line_without_end_is_named(tmp_path, texts, monkeypatch, packed):
+    monkeypatch.setattr("datamodules.text.source.MOST_LINE_BYTES", 3000)
+    monkeypatch.setattr("datamodules.text.source._BLOCK_BYTES", 100)
+    texts = {**texts, "test": "short\n" + 5000 * "a"}
+    module = made_text.data(tmp_path / "new", corpus="wikitext-103")
+    (tmp_path / "new").mkdir()
+    if not packed:
+        made_text.write(tmp_path / "new", **texts)
+    else:
+        with zipfile.ZipFile(tmp_path / "new/wikitext-103-v1.zip", "w") as archive:
+            for name, text in texts.items():
+                archive.writestr(f"wikitext-103/wiki.{name}.tokens", text)
+    with pytest.raises(DataError, match=r"line 2: longer than 3000 bytes; split the text into"):
+        module.prepare_data()
+
+
 def test_empty_split(tmp_path):
     made_text.write(tmp_path, valid="")
     with pytest.raises(DataError, match=r"wiki.valid.tokens is empty: the val split needs text"):
