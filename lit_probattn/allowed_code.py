@@ -72,11 +72,11 @@ def guarded() -> Iterator[None]:
         except ModuleNotFoundError as error:
             raise RefusedCodeError(f"{FLAG} {name}: {error}") from error
     guard = _Guard()
-    sys.meta_path.insert(0, guard)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, guard)
     try:
         yield
     finally:
-        sys.meta_path.remove(guard)  # type: ignore[arg-type]
+        sys.meta_path.remove(guard)
 
 
 def _allowed() -> list[str]:
@@ -112,7 +112,8 @@ def _is_installed(name: str, place: Path) -> bool:
     ours = [Path(__file__).parents[1]] if name in OUR_PACKAGES else []
     python = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     sites = [*site.getsitepackages(), site.getusersitepackages()]
-    if any(place.is_relative_to(Path(root).resolve()) for root in (*ours, *python, *sites)):
+    roots = [*ours, *(Path(root).resolve() for root in (*python, *sites))]
+    if any(place.is_relative_to(root) for root in roots):
         return True
     return any(place.is_relative_to(root) for root in _roots_of(name))
 
