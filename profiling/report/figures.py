@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
@@ -45,7 +47,7 @@ _DRAWN = {
 }
 _SCOPES = {"attention": "attention layers", "layers": "blocks", "model": "whole model"}
 _MODES = {"eval": "forward pass", "train": "training step"}
-_BESIDE = {"fontsize": 7, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+_BESIDE: Any = {"fontsize": 7, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 # Errors below this are none: what a sweep accepts as equal.
 _EQUAL = 1e-6
 
@@ -70,6 +72,11 @@ def _title(metric: str, scope: str, mode: str) -> str:
     words += [] if metric == "num_parameters_non_embedding" else [_SCOPES[scope]]
     words += [] if metric.startswith("num_parameters") else [_MODES[mode]]
     return ", ".join(words)
+
+
+def _headline(figure: Figure, text: str) -> None:
+    """Head a figure; a narrow one in several lines."""
+    figure.suptitle(textwrap.fill(text, int(figure.get_figwidth() * 10)), fontsize=11)
 
 
 def _panel_title(variant: str, names: dict[str, str]) -> str:
@@ -116,7 +123,7 @@ def heat_maps(table: pd.DataFrame, names: dict[str, str], path: Path, note: str)
         for row, values in enumerate(grid.to_numpy()):
             for column, value in enumerate(values):
                 is_dark = abs(colours["norm"](value) - 0.5) > 0.3
-                style = {"ha": "center", "va": "center", "color": "w" if is_dark else "k"}
+                style: Any = {"ha": "center", "va": "center", "color": "w" if is_dark else "k"}
                 if value == value:
                     axis.text(column, row, f"{value:.3f}", fontsize=8, **style)
         axis.set(xlabel=_AXES["seq_len"], ylabel=_AXES["embed_dim"])
@@ -125,7 +132,7 @@ def heat_maps(table: pd.DataFrame, names: dict[str, str], path: Path, note: str)
     first = table.iloc[0]
     metric = str(first["metric"])
     title = _title(metric, first["scope"], first["mode"])
-    figure.suptitle(f"{title}: ratio, {found_by(metric, 'measured')}", fontsize=11)
+    _headline(figure, f"{title}: ratio, {found_by(metric, 'measured')}")
     return save_png(figure, path, note)
 
 
@@ -159,7 +166,7 @@ def ratio_lines(
         if table[f"ratio_{source}"].notna().any():
             kind = f"curves: {found_by(metric, source)}, dots: {found_by(metric, 'measured')}"
     first = table.iloc[0]
-    figure.suptitle(f"{_title(metric, first['scope'], first['mode'])}: ratio ({kind})", fontsize=11)
+    _headline(figure, f"{_title(metric, first['scope'], first['mode'])}: ratio ({kind})")
     return save_png(figure, path, note)
 
 
@@ -230,7 +237,7 @@ def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path | None:
     axis.axhline(0.0, color="0.6", lw=0.8, ls=":")
     axis.legend(**_BESIDE)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Relative error of closed forms and predictions", fontsize=11)
+    _headline(figure, "Relative error of closed forms and predictions")
     return save_png(figure, path, note)
 
 

@@ -126,13 +126,14 @@ class Report:
             error = np.stack([side.to_numpy().T for side in sides], axis=1)
         figure, [[axis]] = panels(1, 1, 9, 3.8)
         wide[y].plot.bar(ax=axis, yerr=error, capsize=3, rot=0, logy="_over_" not in y)
-        words = [heading(y), CHEAPER if "_over_" in y else "", "bars: 20 % to 80 % of rounds"]
+        words = [heading(y), CHEAPER if "_over_" in y else "", "error bars: 20 % to 80 % of rounds"]
         words = [word for word in words[: 2 if error is None else 3] if word]
         axis.set(xlabel=heading(x), ylabel="\n".join(words), title=self.title)
         if "_over_" in y:
             axis.axhline(1.0, color="0.5", lw=0.8, ls=":")
-        legend = axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-        legend.set_title(", ".join(map(heading, groups)), prop={"size": 8})
+        beside: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
+        named = ", ".join(map(heading, groups))
+        axis.legend(title=named, fontsize=8, frameon=False, **beside)
         axis.spines[["top", "right"]].set_visible(False)
         return figure
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_probattn.analysis.approximation.figures import WORDS
 from lit_probattn.analysis.approximation.methods import ESTIMATE
 from lit_probattn.analysis.approximation.study import Approximate, cell
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
@@ -121,7 +122,8 @@ def draw(table: pd.DataFrame) -> Figure:
         axis.axhline(1.0, color="0.5", lw=1, ls="--")
         powers_of_two(axis)
         plain_log(axis)
-        title = f"{method} (open: upper estimate)" if method == "ova" else method
+        title = f"{method}: {WORDS[method]}"
+        title += "\n(open: upper estimate)" if method == "ova" else ""
         label(axis, "keys r", title=title)
     axes[0].set_ylabel(f"{frame['metric'].iloc[0]} / that of exact attention")
     axes[0].legend(fontsize=8, frameon=False)

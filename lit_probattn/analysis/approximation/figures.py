@@ -22,6 +22,16 @@ COLOURS = {
     "lsh": "#56b4e9",
     "orf": "#000000",
 }
+# Methods in plain words.
+WORDS = {
+    "ovo": "largest weights",
+    "ovo_reopt": "largest weights, re-weighted",
+    "ova": "best for the values",
+    "norm": "largest weight x value norm",
+    "window": "nearest keys",
+    "lsh": "hashing",
+    "orf": "random features",
+}
 _STYLES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 
 
@@ -73,7 +83,8 @@ def _lines(axis: Axes, part: pd.DataFrame) -> None:
         seen[method] = seen.get(method, 0) + 1
         points = rows.groupby("num_kept")["value"].agg(["mean", "std"]).reset_index()
         colour = COLOURS.get(method, "0.3")
-        axis.plot(points["num_kept"], points["mean"], ls=style, color=colour, lw=1.4, label=name)
+        words = f"{name}: {WORDS.get(method, method)}"
+        axis.plot(points["num_kept"], points["mean"], ls=style, color=colour, lw=1.4, label=words)
         if points["std"].notna().any():
             low, high = points["mean"] - points["std"], points["mean"] + points["std"]
             axis.fill_between(points["num_kept"], low, high, color=colour, alpha=0.15, lw=0)
@@ -102,7 +113,7 @@ def draw_local(table: pd.DataFrame) -> Figure:
                 axis.plot(means.index, means + 1e-4, lw=1.1, marker=".", label=f"head {head}")
             powers_of_two(axis)
             axis.set_yscale("log")
-            label(axis, title=f"{method}, layer {layer}")
+            label(axis, title=f"{method} ({WORDS.get(method, method)})\nlayer {layer}")
     axes[0][0].legend(fontsize=6, frameon=False)
     figure.supxlabel("keys r", fontsize=9)
     figure.supylabel("relative error of the output + 1e-4", fontsize=9)
