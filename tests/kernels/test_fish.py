@@ -30,7 +30,8 @@ SHAPES = [(11 + 2 * i, 14 + 7 * i % 18) for i in range(10)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
-    shapes = SHAPES if dtype == torch.float32 else SHAPES[::2]
+    shapes = SHAPES if "noise_scale" in case.options else SHAPES[:3]
+    shapes = shapes if dtype == torch.float32 else shapes[::2]
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value", "mixing.weights.0"}
     check_budget(rows)

@@ -26,6 +26,7 @@ from lit_probattn.reproduce.head_size.__main__ import main
 from lit_probattn.reproduce.head_size.grid import Grid, GridError, perplexity_of
 from lit_probattn.reproduce.head_size.parameters import Sizes, model_parameters
 from tests.datamodules.text import made as made_text
+from tests.support import forks
 from tests.support.paths import ROOT
 from tests.support.runs import only_version, run, write_attention
 
@@ -157,8 +158,8 @@ def test_malformed_grids_are_one_line(tmp_path):
         list(Grid("a", "b", 16, 32, 4, standard_heads=(3,)).points(1, 1))
 
 
-@pytest.mark.timeout(600)
-def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys):
+def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lit_probattn.compare.runner.start", forks.start)
     text = made_text.write(tmp_path / "text")
     grid = tmp_path / "grid.yaml"
     grid.write_text(
