@@ -263,21 +263,25 @@ class Shape:
     """What a launch configuration depends on.
 
     Args:
-        kernel: name of the kernel, which ends in `forward`, `grad_query` or `grad_key`.
+        kernel: name of the kernel, which ends in `forward`, `grad_query`, `grad_bias`, or in what
+            a pass over tiles of keys makes: `grad_key`, `grad_value` or `grad_key_value`.
         head_dim: padded width of the widest head.
         num_tiles: score tiles that are alive at once (components).
         itemsize: bytes of an entry of query.
+        draws: what is drawn per pair: "dropout", "noise", both ("noise_dropout") or nothing.
     """
 
     kernel: str
     head_dim: int
     num_tiles: int
     itemsize: int
+    draws: str = ""
 
     @property
     def key(self) -> str:
         """Name in a table of tuned configurations."""
-        return f"{self.kernel}/{self.head_dim}/{self.num_tiles}/{8 * self.itemsize}bit"
+        name = f"{self.kernel}/{self.head_dim}/{self.num_tiles}/{8 * self.itemsize}bit"
+        return f"{name}/{self.draws}" if self.draws else name
 
 
 @contextmanager
@@ -322,16 +326,28 @@ def write_tuned(capability: tuple[int, int], found: dict[str, Launch], about: st
 
 
 def default_launch(shape: Shape) -> Launch:
-    """Return a configuration that compiles without spills in 16 bit on sm_80 and sm_90."""
+    """Return a configuration of dense kernels that compiles without spills in 16 bit on sm_90.
+
+    A tile has at least 16 rows for every warp: with fewer, two warps compute the same scores.
+    Key tiles of 64 run the tensor cores at full rate, of 32 at two thirds; dropout takes registers.
+    """
     if shape.itemsize == 4:  # IEEE float32 products run on the ordinary units: small tiles
         return Launch(32, 32, num_warps=4, num_stages=1 if shape.head_dim > 64 else 2)
-    # More score tiles, wider heads, and the two forms of the sum of shifted keys: smaller tiles.
-    small = shape.head_dim > 64 or shape.num_tiles > 2 or shape.kernel.startswith("smgk_")
+    wide, several, drops = shape.head_dim > 64, shape.num_tiles > 1, bool(shape.draws)
+    # Several score tiles at once, or the two forms of the sum of shifted keys.
+    crowded = shape.num_tiles > 2 or shape.kernel.startswith("smgk_") or (wide and several)
     if shape.kernel.endswith("forward"):
-        return Launch(128, 32 if small else 64, 8 if small or shape.num_tiles > 1 else 4, 3)
+        return Launch(128, 32 if crowded else 64, 8 if wide or several or drops else 4, 3)
     if shape.kernel.endswith("grad_query"):
-        return Launch(64, 32 if small else 64, 4, 2)
-    return Launch(32, 64, 8 if shape.head_dim > 64 and shape.num_tiles > 1 else 4, 2)
+        if several:
+            return Launch(128, 32 if crowded else 64, 8, 2)
+        return Launch(64, 32 if wide else 64, 4, 2)
+    if shape.kernel.endswith("grad_bias"):
+        return Launch(64, 32 if wide or several else 64, 4, 2)
+    if several or wide:
+        narrow = drops or (several and wide and shape.kernel.endswith("grad_key"))
+        return Launch(16 if narrow else 32, 128, 8, 2)
+    return Launch(32, 64, 4, 2)
 
 
 def choose_launch(

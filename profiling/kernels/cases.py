@@ -72,7 +72,7 @@ def compile_cases() -> list[Case]:
     """
     forms = [replace(case, masks=("causal",)) for case in cases_of("kernel_forms")]
     return forms + [
-        replace(case, name=f"{case.name}, dropout", masks=("causal", "dropout"))
+        replace(case, name=f"{case.name} with dropout", masks=("causal", "dropout"))
         for case in forms
         if "linear" not in case.name
     ]

@@ -8,7 +8,8 @@ import torch
 from lit_probattn.kernels.dense.attention import point_terms
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.selftest import FORMS, compare, plain_attention
-from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
+from lit_probattn.kernels.runtime import Launch, draw_tensor, forced, recording
+from lit_probattn.kernels.selftest import BOUND
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -38,6 +39,19 @@ def test_tile_sizes_change_nothing_but_rounding(family, blocks, is_causal):
         pairs = compare(form, is_causal, 5, DEVICE, torch.float32, E, (29, 37))
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("form", FORMS["mgk"], ids=["soft", "hard"])
+def test_wide_components_have_a_pass_for_keys_and_one_for_values(form):
+    """Their sums do not fit into one program's registers together."""
+    with recording() as launches:
+        compare(form, True, 5, DEVICE, torch.float16, 72, (29, 37))
+    made = [(x.options["KEYS"], x.options["VALUES"]) for x in launches if "KEYS" in x.options]
+    assert made == [(True, False), (False, True)]
+    for found, exact in compare(form, True, 5, DEVICE, torch.float16, 72, (29, 37)):
+        error = (found.double() - exact).abs().max() / exact.abs().max()
+        assert error < BOUND[torch.float16]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")

@@ -156,6 +156,14 @@ def test_pairs_may_be_hidden_per_head():
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("family", ["fish", "gfish"])
+def test_keys_and_values_may_have_a_pass_each(family, monkeypatch):
+    monkeypatch.setattr(fish_call.FishCall, "key_passes", lambda call: ("grad_key", "grad_value"))
+    for found, exact in self_test(family, DEVICE, torch.float32, 8, (17, 35)):
+        torch.testing.assert_close(found.double(), exact.double(), atol=2e-5, rtol=2e-5)
+
+
 def test_backward_gives_the_same_bits_twice():
     grads = []
     for _ in range(2):
@@ -169,7 +177,7 @@ def test_plans_never_ask_for_more_heads_or_columns_than_they_may():
         (1, 3, 8, 12, 16), (16, 64, 128), (0, 1, 2)
     ):
         heads = fish_call.Heads(2, num_heads, head_dim, 0, noise, 2)
-        for kernel in ("forward", "grad_query", "grad_key", "grad_bias"):
+        for kernel in ("forward", "grad_query", "grad_key", "grad_value", "grad_bias"):
             plan = fish_call.make_plan(kernel, heads, torch.device("cpu"))
             assert plan.group * plan.num_groups >= num_heads
             assert plan.group * (plan.num_groups - 1) < num_heads

@@ -167,7 +167,8 @@ def grad_query_kernel(
 def _grad_key_tile(
     call, grad_out, NORMALISER, DELTA, keys, value, scales, col_terms, col_top, col_factors,
     grad_keys, grad_value, grad_col, grad_scale, b, h, row, col,
-    EDGE: tl.constexpr, NARROW: tl.constexpr, WANTS_SCALES: tl.constexpr, form: tl.constexpr,
+    EDGE: tl.constexpr, NARROW: tl.constexpr, WANTS_SCALES: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, form: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of a tile of keys after one more tile of rows."""
@@ -181,7 +182,8 @@ def _grad_key_tile(
     for r in tl.static_range(len(keys)):
         dots = dots + (tl.dot(keys[r], tl.trans(query), input_precision="ieee"),)
     kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, True)
-    grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
+    if KEYS:
+        grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
     # Keys past the last one give gradients that are not stored.
     extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)
     if NARROW:
@@ -190,46 +192,54 @@ def _grad_key_tile(
         factor = pair_factor(view(row_factors, False), view(col_factors, True))
         shared = tl.exp2(score - (normaliser - row_top)[None, :])
         weight = shared * factor
-        shared = shared * grad_weight
-        sums = ()
-        for r in tl.static_range(len(grad_col)):
-            part = tl.sum(shared * row_factors[r][None, :], 1)
-            sums = sums + (grad_col[r] + part * col_factors[r],)
-        grad_col = sums
-        to_query = (weight * grad_weight,)
+        if KEYS:
+            shared = shared * grad_weight
+            sums = ()
+            for r in tl.static_range(len(grad_col)):
+                part = tl.sum(shared * row_factors[r][None, :], 1)
+                sums = sums + (grad_col[r] + part * col_factors[r],)
+            grad_col = sums
+            to_query = (weight * grad_weight,)
     else:
         scores = component_scores(
             dots, scales, view(row_terms, False), view(col_terms, True), extra
         )
         weights = component_weights(scores, normaliser[None, :], form.hard)
         weight = added(weights)
-        to_query = score_gradients(weights, grad_weight)
-        if call.col is not None:
-            grad_col = added_sums(grad_col, to_query)
-        if WANTS_SCALES:
-            products = ()
-            for r in tl.static_range(len(to_query)):
-                products = products + (to_query[r] * dots[r % len(dots)],)
-            grad_scale = added_sums(grad_scale, products)
-        if len(keys) == 1:
-            to_query = (added(scaled(to_query, scales, form.equal_scales)),)
-    sums = ()
-    for r in tl.static_range(len(keys)):
-        part = to_query[r].to(query.dtype)
-        sums = sums + (tl.dot(part, query, grad_keys[r], input_precision="ieee"),)
-    if pairs.draw is not None:
-        weight = tl.where(kept, weight * pairs.keep_scale, 0.0)
-    grad_value = tl.dot(weight.to(grad.dtype), grad, grad_value, input_precision="ieee")
-    return sums, grad_value, grad_col, grad_scale
+        if KEYS:
+            to_query = score_gradients(weights, grad_weight)
+            if call.col is not None:
+                grad_col = added_sums(grad_col, to_query)
+            if WANTS_SCALES:
+                products = ()
+                for r in tl.static_range(len(to_query)):
+                    products = products + (to_query[r] * dots[r % len(dots)],)
+                grad_scale = added_sums(grad_scale, products)
+            if len(keys) == 1:
+                to_query = (added(scaled(to_query, scales, form.equal_scales)),)
+    if KEYS:
+        sums = ()
+        for r in tl.static_range(len(keys)):
+            part = to_query[r].to(query.dtype)
+            sums = sums + (tl.dot(part, query, grad_keys[r], input_precision="ieee"),)
+        grad_keys = sums
+    if VALUES:
+        if pairs.draw is not None:
+            weight = tl.where(kept, weight * pairs.keep_scale, 0.0)
+        grad_value = tl.dot(weight.to(grad.dtype), grad, grad_value, input_precision="ieee")
+    return grad_keys, grad_value, grad_col, grad_scale
 
 
 @triton.jit
 def grad_key_kernel(
     call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE,
-    form: tl.constexpr, WANTS_SCALES: tl.constexpr,
+    form: tl.constexpr, WANTS_SCALES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of keys, its values and terms, over all query heads that share it.
+
+    A launch makes those of KEYS and terms, of VALUES, or both: the sums of several wide components
+    and of the values together take more registers than there are.
 
         dvalue_j = Σ_i P_ij grad_out_i,          dkey_jr = scale_r Σ_i g_ijr query_i
         dcol_jr  = Σ_i g_ijr,                    dscale_jr = Σ_i g_ijr (query_i · key_jr)
@@ -277,19 +287,21 @@ def grad_key_kernel(
                         call, grad_out, NORMALISER, DELTA,
                         keys, value, scales, col_terms, col_top, col_factors,
                         grad_keys, grad_value, grad_col, grad_scale, b, h, row, col,
-                        INSIDE == 0, FACTORED and WIDE == 0, WANTS_SCALES, form, BLOCK_Q, BLOCK_K,
+                        INSIDE == 0, FACTORED and WIDE == 0, WANTS_SCALES, KEYS, VALUES, form,
+                        BLOCK_Q, BLOCK_K,
                     )  # fmt: skip
 
-    for r in tl.static_range(PRODUCTS):
+    for r in tl.static_range(PRODUCTS if KEYS else 0):
         grad_key = grad_keys[r]
         if PRODUCTS > 1 or form.equal_scales:
             grad_key = grad_key * (scales[r] * LN2)
         store_rows(DK.base + b * DK.batch + key_head * DK.head + r * DK.part, grad_key, col, DK.row,
                    num_keys, form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
-    store_rows(DV.base + b * DV.batch + key_head * DV.head, grad_value, col, DV.row, num_keys,
-               form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
+    if VALUES:
+        store_rows(DV.base + b * DV.batch + key_head * DV.head, grad_value, col, DV.row, num_keys,
+                   form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
     first = (b * num_key_heads + key_head) * len(grad_col)
-    for r in tl.static_range(len(grad_col)):
+    for r in tl.static_range(len(grad_col) if KEYS else 0):
         if call.col is not None:
             store_vector(DCOL + (first + r) * num_keys, grad_col[r], col, num_keys, BLOCK_K)
         if WANTS_SCALES:

@@ -145,14 +145,23 @@ def _arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
     return call, form
 
 
-def _choose(form: Form, query: Tensor, kernel: str) -> Launch:
+def _choose(form: Form, x: MixtureInputs, kernel: str) -> Launch:
     """Return the launch configuration of a kernel for scores of this form."""
+    query, has_dropout = x.query, x.draw is not None
     family = "smgk" if form.products == 1 else "mgk"
     name = f"{family}_hard" if form.hard else family
     name = "softmax" if form.components == 1 else name
     width = max(form.key_pad, form.value_pad)
-    shape = Shape(f"{name}_{kernel}", width, form.components, query.element_size())
+    name, draws = f"{name}_{kernel}", "dropout" if has_dropout else ""
+    shape = Shape(name, width, form.components, query.element_size(), draws)
     return choose_launch(shape, query.device)
+
+
+def _key_passes(form: Form, x: MixtureInputs) -> tuple[str, ...]:
+    """Return what the passes over tiles of keys make: one launch for all, or one for each."""
+    wide = max(form.key_pad, form.value_pad) > 64 and x.query.element_size() < 4
+    crowded = form.products > 1 or (form.components > 1 and x.draw is not None)
+    return ("grad_key", "grad_value") if wide and crowded else ("grad_key_value",)
 
 
 def _new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
@@ -168,7 +177,7 @@ def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
 
     call, form = _arguments(x)
     out, normaliser = _new_outputs(x)
-    found = _choose(form, x.query, "forward")
+    found = _choose(form, x, "forward")
     programs = math.ceil(x.query.shape[2] / found.block_q) * math.prod(x.query.shape[:2])
     args = (call, head_rows(out), normaliser)
     launch(forward_kernel, programs, args, {"form": form, **found.options})
@@ -196,7 +205,7 @@ def _backward(
         {"form": form, "BLOCK_Q": 64, "num_warps": 4},
     )
     shared = (call, grad_rows, normaliser, delta)
-    found = _choose(form, x.query, "grad_query")
+    found = _choose(form, x, "grad_query")
     launch(
         *(kernels.grad_query_kernel, math.ceil(num_queries / found.block_q) * batch * heads),
         (*shared, head_rows(grad_query), grad_row),
@@ -209,18 +218,20 @@ def _backward(
     wants_scales = x.scales is not None and "scales" not in skipped
     places = (batch, key_heads, form.components, num_keys) if wants_scales else (0,)
     per_key = normaliser.new_empty(places)
-    found = _choose(form, x.query, "grad_key")
-    launch(
-        *(kernels.grad_key_kernel, math.ceil(num_keys / found.block_k) * batch * key_heads),
-        (*shared, head_rows(grad_key), head_rows(part), grad_col, per_key),
-        {"form": form, "WANTS_SCALES": wants_scales, **found.options},
-    )
+    for name in _key_passes(form, x):
+        found = _choose(form, x, name)
+        constants = {"WANTS_SCALES": wants_scales, "KEYS": "key" in name, "VALUES": "value" in name}
+        launch(
+            *(kernels.grad_key_kernel, math.ceil(num_keys / found.block_k) * batch * key_heads),
+            (*shared, head_rows(grad_key), head_rows(part), grad_col, per_key),
+            {"form": form, **constants, **found.options},
+        )
     if part is not grad_value:
         grad_value.copy_(part.unflatten(1, (x.value.shape[1], -1)).float().sum(2))
     if x.bias is not None and "bias" not in skipped:
         one_row = x.bias.shape[2] == 1 and num_queries > 1
         one_col = x.bias.shape[3] == 1 and num_keys > 1
-        found = _choose(form, x.query, "grad_bias")
+        found = _choose(form, x, "grad_bias")
         tiles = 1 if one_row else math.ceil(num_queries / found.block_q)
         tiles *= 1 if one_col else math.ceil(num_keys / found.block_k)
         launch(

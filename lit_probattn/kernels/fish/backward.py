@@ -16,6 +16,7 @@ from lit_probattn.kernels.fish.tiles import (
     add_products,
     added_to,
     head_gradient,
+    head_weights,
     hidden_unit,
     load_maps,
     load_value,
@@ -89,8 +90,8 @@ def _hidden_sums(call, tiles, noise, grads, found, first, form: tl.constexpr):
             second = second + (found[u * len(grads) + h] + tl.sum(grads[h] * y, 1),)
         dz = tl.where(z > 0.0, _unit_gradient(call, grads, first, u, form), 0.0)
         for m in tl.static_range(len(tiles)):
-            place = UNITS * len(grads) + u * len(tiles) + m
-            one = one + (found[place] + tl.sum(dz * tiles[m], 1),)
+            before = found[UNITS * len(grads) + u * len(tiles) + m]
+            one = one + (before + tl.sum(dz * tiles[m], 1),)
         bias = bias + (found[START + u] + tl.sum(dz, 1),)
         if form.noise == 2:
             deviation = deviation + (found[START + UNITS + u] + tl.sum(dz * noise[u], 1),)
@@ -156,9 +157,13 @@ def fish_query_gradient_kernel(
 @triton.jit
 def fish_key_gradient_kernel(
     call, grad_out, LSE, DELTA, DK, DV, SUMS,
-    form: tl.constexpr, SLOTS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    form: tl.constexpr, SLOTS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_K keys of one sample; dv of one group of local heads, their part of dk.
+
+    A launch makes those of KEYS, weights and noise, of VALUES, or both: the sums of all maps and of
+    the values of several heads take more registers together than there are.
 
     Tiles are (keys, queries). DK is (groups, B, G, L, E), DV (B, H, L, D). SUMS is (key tiles,
     B · groups, SLOTS): sums over the program's pairs for the mixing weights and the noise scales,
@@ -175,10 +180,10 @@ def fish_key_gradient_kernel(
     cols = (col + tl.arange(0, BLOCK_K))[:, None]
     keys = load_maps(call.key, b, col, num_cols, form, BLOCK_K)
     values = ()
-    for h in tl.static_range(GROUP):
+    for h in tl.static_range(GROUP if KEYS else 0):
         values = values + (load_value(call, b, first + h, col, form, BLOCK_K),)
-    grads_k = zero_tiles(MAPS, BLOCK_K, form.key_pad)
-    grads_v = zero_tiles(GROUP, BLOCK_K, form.value_pad)
+    grads_k = zero_tiles(MAPS if KEYS else 0, BLOCK_K, form.key_pad)
+    grads_v = zero_tiles(GROUP if VALUES else 0, BLOCK_K, form.value_pad)
     found = zero_vectors(SLOTS, BLOCK_K)
     begin = 0
     if form.causal:
@@ -192,14 +197,22 @@ def fish_key_gradient_kernel(
         for h in tl.static_range(GROUP):
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
-            dropped, e, grad = head_gradient(
-                call, grad_out, LSE, DELTA, score, values[h], b, head, row, col,
-                form, BLOCK_Q, BLOCK_K, True,
-            )  # fmt: skip
-            new_values = new_values + (
-                tl.dot(dropped.to(grad.dtype), grad, grads_v[h], input_precision="ieee"),
-            )
-            if form.units > 0:
+            if KEYS:
+                dropped, e, grad = head_gradient(
+                    call, grad_out, LSE, DELTA, score, values[h], b, head, row, col,
+                    form, BLOCK_Q, BLOCK_K, True,
+                )  # fmt: skip
+            else:
+                _weight, dropped, _kept, grad = head_weights(
+                    call, grad_out, LSE, score, b, head, row, col, form, BLOCK_Q, BLOCK_K, True
+                )
+            if VALUES:
+                new_values = new_values + (
+                    tl.dot(dropped.to(grad.dtype), grad, grads_v[h], input_precision="ieee"),
+                )
+            if not KEYS:
+                pass
+            elif form.units > 0:
                 local_grads = local_grads + (e,)
             else:
                 totals = _map_gradients(call, totals, e, head, form)
@@ -210,7 +223,7 @@ def fish_key_gradient_kernel(
                         sums = found[GROUP * MAPS + h] + tl.sum(e * noise[h], 1)
                         noise_sums = noise_sums + (sums,)
         grads_v = new_values
-        if form.units > 0:
+        if KEYS and form.units > 0:
             totals = _hidden_gradients(call, tiles, noise, local_grads, first, form)
         if SLOTS > 0:
             if form.units > 0:
@@ -220,13 +233,14 @@ def fish_key_gradient_kernel(
                     sums = found[SLOTS - MAPS + m] + tl.sum(totals[m] * noise[m], 1)
                     noise_sums = noise_sums + (sums,)
             found = weight_sums + noise_sums
-        grads_k = add_products(grads_k, totals, call.query, b, row, num_rows, form, BLOCK_Q)
+        if KEYS:
+            grads_k = add_products(grads_k, totals, call.query, b, row, num_rows, form, BLOCK_Q)
     part = group.to(tl.int64) * call.num_batch + b
-    for m in tl.static_range(MAPS):
+    for m in tl.static_range(len(grads_k)):
         place = DK + (part * MAPS + m) * num_cols * form.key_dim
         store_rows(place, grads_k[m] * call.on_global, col, form.key_dim, num_cols,
                    form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
-    for h in tl.static_range(GROUP):
+    for h in tl.static_range(len(grads_v)):
         limit = tl.where(first + h < call.num_heads, num_cols, 0)
         place = DV + (b * call.num_heads + first + h) * num_cols * form.value_dim
         store_rows(place, grads_v[h], col, form.value_dim, limit,

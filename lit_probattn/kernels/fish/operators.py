@@ -103,16 +103,22 @@ def _backward(
     args: tuple[Any, ...] = (*shared, delta, grad_query, exact)
     call.run(kernels.fish_query_gradient_kernel, plan, tiles, args)
 
-    plan = call.plan("grad_key")
-    tiles = math.ceil(call.num_cols / plan.launch.block_k)
-    grad_key = _new_parts(x.key, plan)
     grad_value = torch.empty_like(x.value, memory_format=torch.contiguous_format)
-    slots = 0 if "first" in skipped else call.heads.slots(plan.group)
-    places = (tiles, len(x.query), plan.num_groups, slots)
-    sums = x.query.new_empty(places, dtype=torch.float32)
-    args = (*shared, exact, grad_key, grad_value, sums)
-    call.run(kernels.fish_key_gradient_kernel, plan, tiles * len(x.query), args, SLOTS=slots)
-    small = _small_gradients(x, call, plan.group, sums)
+    for name in call.key_passes():
+        plan = call.plan(name)
+        tiles = math.ceil(call.num_cols / plan.launch.block_k)
+        if "key" in name:
+            group, grad_key = plan.group, _new_parts(x.key, plan)
+            slots = 0 if "first" in skipped else call.heads.slots(group)
+            places = (tiles, len(x.query), plan.num_groups, slots)
+            sums = x.query.new_empty(places, dtype=torch.float32)
+        constants = {"SLOTS": slots, "KEYS": True, "VALUES": "value" in name}
+        if "key" not in name:
+            constants |= {"SLOTS": 0, "KEYS": False}
+        args = (*shared, exact, grad_key, grad_value, sums)
+        tiles *= len(x.query)
+        call.run(kernels.fish_key_gradient_kernel, plan, tiles, args, **constants)
+    small = _small_gradients(x, call, group, sums)
     grad_bias = x.query.new_empty(0, dtype=torch.float32)
     if x.bias is not None and "bias" not in skipped:
         plan = call.plan("grad_bias")

@@ -26,34 +26,39 @@ from lit_probattn.kernels.runtime import (
 # Registers of a thread that tiles may fill; the rest goes to addresses and what the compiler keeps.
 # Before Hopper all operands of a product pass through registers.
 _BUDGET = {
-    80: {"forward": 236, "grad_query": 260, "grad_key": 245, "grad_bias": 220},
-    90: {"forward": 256, "grad_query": 280, "grad_key": 245, "grad_bias": 240},
+    80: {"forward": 236, "query": 260, "key": 245, "value": 245, "bias": 220},
+    90: {"forward": 256, "query": 305, "key": 262, "value": 245, "bias": 240},
 }
+_DROPOUT = 32  # registers that drawing keep decisions takes
 # Bytes of shared memory that the tiles of a program may take.
 _SHARED = {80: 156 << 10, 90: 216 << 10}
-# With fewer rows than 16 per warp two warps share rows, and part of a tile is held twice.
-_SHARED_ROWS = {"forward": 0.75, "grad_key": 0.6, "crowded": 0.6}
 # Most local heads of one program, and most columns of their accumulators together.
 MOST_HEADS, MOST_COLUMNS = 4, 256
-# Tile sizes (queries, keys) and warps of 16-bit kernels, best first.
+# Tile sizes (queries, keys) and warps of 16-bit kernels, best first. The tile that stays in a
+# program has 16 rows for every warp: with fewer, two warps compute the same scores and weights.
+_KEY_TILES = ((64, 64, 4), (32, 128, 8), (32, 64, 4), (16, 128, 8), (16, 64, 4))
 _TILES = {
-    "forward": (
-        *((128, 64, 8), (128, 32, 8), (128, 16, 8)),
-        *((64, 32, 8), (64, 16, 8), (64, 16, 4)),
-    ),
-    "grad_query": ((64, 32, 8), (64, 16, 8)),
-    "grad_key": ((64, 64, 4), (32, 128, 8), (32, 64, 4), (32, 64, 8), (16, 64, 4), (16, 64, 8)),
-    "grad_bias": ((64, 64, 8), (64, 32, 8), (32, 32, 4)),
+    "forward": ((128, 64, 8), (128, 32, 8), (128, 16, 8), (64, 32, 4), (64, 16, 4)),
+    "grad_query": ((128, 32, 8), (64, 32, 4), (128, 16, 8), (64, 16, 4)),
+    "grad_key": _KEY_TILES,
+    "grad_value": _KEY_TILES,
+    "grad_key_value": _KEY_TILES,
+    "grad_bias": ((64, 64, 4), (64, 32, 4), (64, 16, 4)),
 }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one kernel covers a call: `num_groups` programs of `group` local heads share a tile."""
+    """How one kernel covers a call: `num_groups` programs of `group` local heads share a tile.
+
+    Args:
+        fits: whether its registers are estimated to suffice.
+    """
 
     group: int
     num_groups: int
     launch: Launch
+    fits: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Heads:
         units: hidden units of a two-layer mixing, or 0.
         noise: see `FishInputs`.
         itemsize: bytes of an entry of query.
+        dropout: whether keep decisions are drawn.
     """
 
     num_global: int
@@ -73,6 +79,12 @@ class Heads:
     units: int
     noise: int
     itemsize: int
+    dropout: bool = False
+
+    @property
+    def draws(self) -> str:
+        """What is drawn per pair, see `Shape`."""
+        return "_".join(["noise"] * (self.noise > 0) + ["dropout"] * self.dropout)
 
     def slots(self, group: int) -> int:
         """Sums that one program of the key pass makes for weights and noise scales."""
@@ -102,10 +114,13 @@ class Heads:
         if kernel == "grad_query":
             sums = maps * self.head_dim * found.block_q / threads
             return sums + tiles + 12 * (maps + 2 * group) + 2 * group
-        if kernel == "grad_key":
-            sums = (maps + group) * self.head_dim * found.block_k / threads
-            return sums + tiles + self.slots(group)
-        return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
+        if kernel == "grad_bias":
+            return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
+        wide = (maps if "key" in kernel else 0) + (group if "value" in kernel else 0)
+        sums = wide * self.head_dim * found.block_k / threads
+        if kernel == "grad_value":
+            return sums + (maps + noise + local + 2) * tile + 8 * (maps + group)
+        return sums + tiles + 12 * (maps + 2 * group) + self.slots(group)
 
 
 def head_groups(heads: Heads) -> list[int]:
@@ -134,35 +149,29 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
     compiled = device.type == "cuda" or is_recording()
     if heads.itemsize == 4 and compiled:  # IEEE products run on ordinary units, out of registers
         options, groups = [Launch(32, 32, 8, 1)], [1]
-    group, default = groups[-1], options[-1]
-    for candidate in groups:
-        fits = [o for o in options if _fits(kernel, heads, candidate, o, capability)]
-        if fits:
-            group, default = candidate, fits[0]
+    group, default, fitting = groups[-1], options[-1], []
+    for group in groups:
+        fitting = [o for o in options if _fits(kernel, heads, group, o, capability)]
+        if fitting:
+            default = fitting[0]
             break
     name = f"fish_{heads.units}_{heads.noise}_{group}_{kernel}"
-    shape = Shape(name, heads.head_dim, heads.num_global, heads.itemsize)
+    shape = Shape(name, heads.head_dim, heads.num_global, heads.itemsize, heads.draws)
     found = choose_launch(shape, device, lambda _: default)
-    return Plan(group, -(-heads.num_heads // group), found)
+    return Plan(group, -(-heads.num_heads // group), found, bool(fitting))
 
 
 def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int) -> bool:
-    budget: float = _BUDGET[capability][kernel]
+    kind = kernel.split("_")[1] if "grad" in kernel else "forward"
+    budget: float = _BUDGET[capability][kind]
     if kernel == "forward" and heads.shared_bytes(group, found) > _SHARED[capability]:
         return False
     if kernel == "forward":  # wider key tiles keep more addresses
         budget -= 0.4 * group * found.block_k if capability < 90 else found.block_k // 64 * 8
         if heads.head_dim >= 128 and found.block_q >= 128 and (heads.noise or heads.units):
             return False
-    if heads.units:
-        budget -= 16
-    if kernel == "grad_key" and group > 2 and found.block_q < 32:
-        return False  # two groups with larger tiles make fewer addresses
-    rows = {"forward": found.block_q, "grad_key": found.block_k}.get(kernel)
-    if rows is not None and rows < 16 * found.num_warps:
-        wide = heads.num_global * heads.head_dim >= 256
-        crowded = heads.units > 0 or heads.noise == 2 or (heads.noise == 1 and wide)
-        budget *= _SHARED_ROWS["crowded" if crowded or capability < 90 else kernel]
+    units = 64 if kernel == "grad_query" else 16
+    budget -= units * (heads.units > 0) + _DROPOUT * heads.dropout
     return heads.registers(kernel, group, found) <= budget
 
 
@@ -246,7 +255,8 @@ class FishCall:
         _, num_heads, self.num_cols, value_dim = value.shape
         units = 0 if x.second is None else x.second.shape[1]
         widths = (padded(head_dim), padded(value_dim))
-        self.heads = Heads(maps, num_heads, max(widths), units, x.noise, query.element_size())
+        sizes = (maps, num_heads, max(widths), units, x.noise, query.element_size())
+        self.heads = Heads(*sizes, dropout=x.draw is not None)
         bias_1, second, scale = (
             None if tensor is None else tensor.contiguous()
             for tensor in (x.bias_1, x.second, x.scale)
@@ -274,6 +284,14 @@ class FishCall:
     def plan(self, kernel: str) -> Plan:
         """Return how a kernel covers this call."""
         return make_plan(kernel, self.heads, self.arguments.query.base.device)
+
+    def key_passes(self) -> tuple[str, ...]:
+        """Return what the passes over tiles of keys make: one launch for all, or one for each."""
+        together = self.plan("grad_key_value")
+        apart = min(self.plan("grad_key").group, self.plan("grad_value").group)
+        if apart > together.group or (not together.fits and self.heads.itemsize < 4):
+            return ("grad_key", "grad_value")
+        return ("grad_key_value",)
 
     def run(
         self,

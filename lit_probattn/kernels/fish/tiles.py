@@ -219,11 +219,11 @@ def local_score(
 
 
 @triton.jit
-def head_gradient(
-    call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+def head_weights(
+    call, grad_out, LSE, score, b, head, row, col,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Return the dropped weights P of a head, E = P ∘ (dP - δ), and its tile of grad_out.
+    """Return the weights P of a head, what dropout makes of them, and its tile of grad_out.
 
     With FLIP tiles are (keys, queries).
     """
@@ -231,22 +231,38 @@ def head_gradient(
     at = (b * call.num_heads + source) * pairs.num_queries
     limit = tl.where(head < call.num_heads, pairs.num_queries, 0)
     lse = load_vector(LSE + at, row, limit, float("inf"), BLOCK_Q)
-    delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
     grad = load_head(
         grad_out, b, source, row, pairs.num_queries, form.value_dim, form.value_pad, BLOCK_Q, True
     )
-    if FLIP:
-        lse, delta = lse[None, :], delta[None, :]
-        grad_weight = tl.dot(value, tl.trans(grad), input_precision="ieee")
-    else:
-        lse, delta = lse[:, None], delta[:, None]
-        grad_weight = tl.dot(grad, tl.trans(value), input_precision="ieee")
+    weight = tl.exp2(score * LOG2E - (lse[None, :] if FLIP else lse[:, None]))
     kept = kept_pairs(pairs, b, head, row, col, BLOCK_Q, BLOCK_K, FLIP)
-    weight = tl.exp2(score * LOG2E - lse)
     dropped = weight
     if pairs.draw is not None:
-        grad_weight = tl.where(kept, grad_weight * pairs.keep_scale, 0.0)
         dropped = tl.where(kept, weight * pairs.keep_scale, 0.0)
+    return weight, dropped, kept, grad
+
+
+@triton.jit
+def head_gradient(
+    call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+    form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
+    """Return the dropped weights of a head, E = P ∘ (dP - δ), and its tile of grad_out."""
+    weight, dropped, kept, grad = head_weights(
+        call, grad_out, LSE, score, b, head, row, col, form, BLOCK_Q, BLOCK_K, FLIP
+    )
+    pairs, source = call.pairs, stored_head(call, head)
+    at = (b * call.num_heads + source) * pairs.num_queries
+    limit = tl.where(head < call.num_heads, pairs.num_queries, 0)
+    delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
+    if FLIP:
+        delta = delta[None, :]
+        grad_weight = tl.dot(value, tl.trans(grad), input_precision="ieee")
+    else:
+        delta = delta[:, None]
+        grad_weight = tl.dot(grad, tl.trans(value), input_precision="ieee")
+    if pairs.draw is not None:
+        grad_weight = tl.where(kept, grad_weight * pairs.keep_scale, 0.0)
     return dropped, weight * (grad_weight - delta), grad
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 
 import pandas as pd
 import pytest
+import torch
 
 from lit_probattn.configs import ConfigError
-from lit_probattn.kernels.runtime import Shape, default_launch, interpreted
+from lit_probattn.kernels.fish.plan import Heads, make_plan
+from lit_probattn.kernels.runtime import Shape, default_launch, interpreted, recording
 from profiling.kernels.cases import compile_cases
 from profiling.kernels.compile import SHARED_LIMIT, CompiledRow, compile_rows, faults
 from tests.support.paths import ROOT
@@ -37,13 +41,80 @@ def check(rows):
 
 
 @pytest.mark.timeout(600)
-def test_forward_kernels_do_not_spill_at_the_papers_head_size(tmp_path):
-    flags = ("--cases", "softmax,mgk", "--head-dims", "32", "--passes", "forward")
-    rows, done = compile_table(tmp_path, *flags, "--capabilities", "90")
+def test_the_worst_cases_do_not_spill_at_the_papers_head_size(tmp_path):
+    """Two components, with dropout; the 3 launches of a call, δ aside, or 4 with keys apart."""
+    flags = ("--cases", "mgk soft with dropout", "--head-dims", "64", "--capabilities", "90")
+    rows, done = compile_table(tmp_path, *flags)
     assert done.returncode == 0
-    assert set(rows.case) >= {"softmax", "mgk soft", "mgk hard", "smgk soft"}
-    assert set(rows.capability) == {90}
+    assert set(rows.case) == {"mgk soft with dropout", "smgk soft with dropout"}
     check(rows)
+    assert (rows.spill_bytes == 0).all()
+
+
+KEY_PASSES = ("grad_key", "grad_value", "grad_key_value")
+DEFAULTS = [
+    Shape(f"{family}_{kernel}", head_dim, 1 if family == "softmax" else 2, 2, draws)
+    for family, kernel, head_dim, draws in product(
+        ("softmax", "mgk", "mgk_hard", "smgk", "smgk_hard"),
+        ("forward", "grad_query", *KEY_PASSES, "grad_bias"),
+        (16, 32, 64, 128),
+        ("", "dropout"),
+    )
+]
+
+
+def stays(kernel, launch):
+    """Rows of the tile that stays in a program."""
+    return launch.block_q if kernel.endswith(("forward", "query", "bias")) else launch.block_k
+
+
+def test_tiles_have_sixteen_rows_for_every_warp():
+    """With fewer, two warps compute the same scores, exponentials and sums."""
+    for shape in DEFAULTS:
+        launch = default_launch(shape)
+        assert stays(shape.kernel, launch) >= 16 * launch.num_warps, (shape, launch)
+    for num_global, head_dim, units, noise, dropout, capability in product(
+        (1, 2, 4, 16), (16, 64, 128), (0, 8), (0, 1, 2), (False, True), (80, 90)
+    ):
+        heads = Heads(num_global, 8, head_dim, units, noise, 2, dropout)
+        for kernel in ("forward", "grad_query", *KEY_PASSES, "grad_bias"):
+            with recording(capability):
+                launch = make_plan(kernel, heads, torch.device("cpu")).launch
+            assert stays(kernel, launch) >= 16 * launch.num_warps, (kernel, heads, launch)
+
+
+def test_functions_that_old_compilers_confuse_are_refused(tmp_path):
+    code = """
+import triton
+import triton.language as tl
+from lit_probattn.kernels.runtime import Launched
+from profiling.kernels.compile import compile_launch
+
+@triton.jit
+def count(first, second):
+    return len(first)
+
+@triton.jit
+def kernel(OUT):
+    x = tl.load(OUT)
+    tl.store(OUT, x * count((x,), (x, x)) + x * count((x, x), (x,)))
+
+import torch
+try:
+    compile_launch(Launched(kernel, (torch.zeros(1),), {}), 90)
+except triton.CompilationError as error:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    print(error)
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "count is called with tuples of [[1], [1, 1]] and of [[1, 1], [1]]" in done.stdout
 
 
 @pytest.mark.slow
@@ -60,16 +131,19 @@ def test_every_kernel_compiles_at_every_head_size(tmp_path, dtype):
 
 def test_faults_name_what_must_not_be():
     good = CompiledRow(
-        "mgk", "forward_kernel", 64, "bfloat16", 90, "128x64", 8, 3, 200, 0, 1000, True, 1.0
+        *("mgk", "forward_kernel", 64, "bfloat16", 90, "128x64", 8, 3, 200, 0, 1000),
+        *(2, True, 64, False, 1.0),
     )
     fields = dict(vars(good))
     spilling = CompiledRow(**{**fields, "spill_bytes": 8})
     large = CompiledRow(**{**fields, "shared_bytes": 228 * 1024})
     backward = CompiledRow(**{**fields, "kernel": "grad_key_kernel", "spill_bytes": 8})
-    assert faults([good, backward]) == []
-    found = faults([spilling, large])
+    doubled = CompiledRow(**{**fields, "doubled": True})
+    assert faults([good, backward, replace(doubled, case="linear")]) == []
+    found = faults([spilling, large, doubled])
     assert "spills 8 bytes" in found[0]
     assert "233472 bytes of shared memory" in found[1]
+    assert "warps compute the same rows" in found[2]
 
 
 @pytest.mark.skipif(not interpreted(), reason="kernels are compiled in this process")
