@@ -55,10 +55,9 @@ from lit_probattn.training.run_folder import (
     find_checkpoint,
     folder_of_checkpoint,
     plan_fit,
-    remove_left_overs,
     share_plan,
 )
-from lit_probattn.training.run_record import write_record
+from lit_probattn.training.run_record import remove_left_overs, write_record
 from lit_probattn.training.saving import RunCheckpoint
 
 TRAINER_DEFAULTS = {

@@ -14,9 +14,7 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from lit_probattn.training.checkpoints import (
     CheckpointError,
     check_checkpoint,
     find_file,
+    list_checkpoints,
     newest_good_checkpoint,
     step_of,
 )
@@ -74,12 +73,6 @@ _OF_A_RANK = (
     *("data.init_args.data_dir", "data.init_args.cache_dir"),
     *("trainer.enable_progress_bar", "trainer.profiler", "run.root"),
 )
-# Temporary files of `replacing`: those that the lock protects, and those of evaluations.
-_TEMPORARY = re.compile(
-    r"\.((?P<own>(step|best)-\d{8}\.ckpt|metrics\.csv|config\.yaml|versions\.json)"
-    r"|(test|validate|predictions)-[\w-]+\.(json|parquet))\.\w+"
-)
-_ABANDONED_SECONDS = 3600.0
 # Names, and SHA-256, of the files that data were made from.
 Sources = Callable[[], Mapping[str, str]]
 
@@ -287,7 +280,7 @@ def _plan_again(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan | 
             continue
         checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
         if checkpoint is not None or job is not None:
-            return _continue(folder)
+            return _continue(folder, checkpoint)
     return None
 
 
@@ -305,7 +298,7 @@ def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
             continue
         checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
         if checkpoint is not None and not differences:
-            return _continue(folder)
+            return _continue(folder, checkpoint)
         if checkpoint is not None:
             nearest = folder, checkpoint, differences
     if nearest is None:
@@ -329,15 +322,16 @@ def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
     return plan
 
 
-def _continue(folder: Path) -> RunPlan:
-    """Take a folder that is there and go on from its newest checkpoint, if it has one."""
+def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
+    """Take a folder that is there and go on from its newest checkpoint, `checkpoint` until now."""
     holder = hold(folder / LOCK)
     if holder is not None:
         raise RunFolderError(
             f"{folder} is being written to by {holder}: wait until that has ended, or choose "
             "another --run.name"
         )
-    checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
+    if [checkpoint] != list_checkpoints(folder / "checkpoints", "step")[:1]:
+        checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
     place = "its beginning" if checkpoint is None else checkpoint.name
     return RunPlan(folder, checkpoint, notes=[f"continuing {folder} from {place}"])
 
@@ -364,8 +358,7 @@ def find_checkpoint(
     if request in ("best", "last"):
         folders = _candidates(settings, name) if folder is None else [folder]
         if config is not None and len(folders) > 1:
-            own = read_own_config
-            folders.sort(key=lambda path: len(config_differences(own(path), config)))
+            folders.sort(key=lambda path: len(config_differences(read_own_config(path), config)))
         _, checkpoint = _newest(folders, "best" if request == "best" else "step")
         if checkpoint is None:
             place = folder or Path(settings.root) / name
@@ -498,19 +491,6 @@ def is_unused(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     names -= {name for name in names if name.startswith((".", "events.out.tfevents."))}
     return names <= {CONFIG, RECORD} and all("backends" not in s for s in read_starts(folder))
-
-
-def remove_left_overs(folder: Path) -> None:
-    """Remove temporary files that killed processes left in a run folder, which must be held.
-
-    Evaluations do not hold it: what looks like theirs is removed when it is an hour old.
-    """
-    for path in [*folder.glob(".*"), *(folder / "checkpoints").glob(".*")]:
-        found = _TEMPORARY.fullmatch(path.name)
-        if found is None or path.is_dir():
-            continue
-        if found["own"] or time.time() - path.lstat().st_mtime > _ABANDONED_SECONDS:
-            path.unlink(missing_ok=True)
 
 
 def _start_time(folder: Path) -> tuple[str, int]:

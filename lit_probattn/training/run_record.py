@@ -1,11 +1,13 @@
-"""`versions.json` and `config.yaml` of a run folder: what is needed to run it again."""
+"""`versions.json` and `config.yaml` of a run folder; what killed and damaged runs leave in it."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import platform
+import re
 import shlex
+import time
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +22,12 @@ from lit_probattn.records.provenance import (
 )
 
 FILE_NAME = "versions.json"
+# Temporary files of `replacing`: those that the lock protects, and those of evaluations.
+_TEMPORARY = re.compile(
+    r"\.((?P<own>(step|best)-\d{8}\.ckpt|metrics\.csv|config\.yaml|versions\.json)"
+    r"|(test|validate|predictions)-[\w-]+\.(json|parquet))\.\w+"
+)
+_ABANDONED_SECONDS = 3600.0
 
 
 def write_record(
@@ -91,3 +99,16 @@ def set_aside(path: Path) -> Path:
     aside = next(name for name in names if not name.exists())
     path.rename(aside)
     return aside
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Remove temporary files that killed processes left in a run folder, which must be held.
+
+    Evaluations do not hold it: what looks like theirs is removed when it is an hour old.
+    """
+    for path in [*folder.glob(".*"), *(folder / "checkpoints").glob(".*")]:
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is None or path.is_dir():
+            continue
+        if found["own"] or time.time() - path.lstat().st_mtime > _ABANDONED_SECONDS:
+            path.unlink(missing_ok=True)

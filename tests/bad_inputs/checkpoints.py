@@ -97,6 +97,10 @@ def cases() -> Iterator[Case]:
     )
     yield Case(area, "a file that is not there", fit("--ckpt_path", "nowhere.ckpt"))
     yield Case(area, "a folder", fit("--ckpt_path", "DIR"))
+    yield Case(area, "an empty `--ckpt_path`", fit("--ckpt_path", ""))
+    yield Case(
+        area, "`limit_test_batches 0`", sound("--trainer.limit_test_batches", "0", name="test")
+    )
     yield Case(area, "an empty file", damaged(lambda content: b""))
     yield Case(area, "cut off in the middle", damaged(lambda content: content[: len(content) // 2]))
     yield Case(area, "one byte of a weight changed", damaged(_flip))

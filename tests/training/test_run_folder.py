@@ -20,9 +20,8 @@ from lit_probattn.training.run_folder import (
     RunPlan,
     RunSettings,
     plan_fit,
-    remove_left_overs,
 )
-from lit_probattn.training.run_record import read_starts, write_record
+from lit_probattn.training.run_record import read_starts, remove_left_overs, write_record
 from tests.datamodules.lra.files import write_pairs
 from tests.support.paths import ROOT
 from tests.support.runs import (
