@@ -4,9 +4,9 @@ Each cell's own model trains on this machine for a few steps at full length, wit
 backends of the whole batch. Memory is a line through the peaks of one and of two samples in the
 CPU's allocator, with parameters, gradients and the optimiser's two averages. Time is either
 measured or modelled, and the result says which. `measured`: the median of steps, of the whole batch
-or, where that takes long, of as many samples as are quick, with the busyness of the moment, and the
-start of each of the cell's commands. `flops`: three times the multiply-adds of a forward pass, by a
-given speed. An evaluated sample counts as a third of a trained one.
+or, where that takes long, of as many samples as are quick, with the busyness of the moment; the
+start of each of the cell's commands; checkpoints. `flops`: three times the multiply-adds of a
+forward pass, by a given speed. An evaluated sample counts as a third of a trained one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -38,10 +40,11 @@ from lit_probattn.tasks import (
     SeriesClassifier,
 )
 from lit_probattn.tasks.base import Task
+from lit_probattn.training.checkpoints import save_checkpoint
 from profiling.cost.count import attention_layers
 from profiling.measure.counters import torch_flops
 from profiling.measure.memory import cpu_peak_bytes
-from profiling.measure.timing import summarise, time_sides
+from profiling.measure.timing import summarise, time_once, time_sides
 
 # Steps are repeated so often; after so many seconds, no more than three times.
 _ROUNDS, _MAX_SECONDS = 7, 5.0
@@ -225,17 +228,19 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
     counted = counts(cell)
     steps = _MeasuredSteps(cell)
     peak = steps.peak_bytes()  # first: it warms up
-    starts = 0.0
+    beside = 0.0
     if tflops is None:
         per_sample, basis = steps.seconds(peak)
-        starts = start_seconds() * (1 + len(cell.evaluations()))
+        every = cell.config["run"].get("checkpoint_every") or _validation_interval(cell)
+        beside = start_seconds() * (1 + len(cell.evaluations()))
+        beside += save_seconds(steps.task) * (cell.max_steps // int(every))
     else:
         per_sample = 3 * 2 * counted["macs"] / (tflops * 1e12)
         basis = f"FLOP model at {tflops:g} TFLOP/s"
     training = cell.max_steps * steps.batch * per_sample
     evaluation = _evaluated_samples(cell, split_sizes(steps.data)) * per_sample / 3
     return Prediction(
-        hours=(starts + training + evaluation) / 3600,
+        hours=(beside + training + evaluation) / 3600,
         basis=basis,
         peak_bytes=peak,
         num_parameters=counted["parameters"],
@@ -255,10 +260,27 @@ def start_seconds() -> float:
     return time.perf_counter() - begin
 
 
+def save_seconds(task: Task) -> float:
+    """Seconds that it takes to save a checkpoint: weights and the optimiser's two averages."""
+    weights = task.state_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "predicted.ckpt"
+        saved = {
+            "state_dict": weights,
+            "averages": [{k: v.clone() for k, v in weights.items()} for _ in range(2)],
+        }
+        return time_once(lambda: save_checkpoint(saved, path), torch.device("cpu"))
+
+
 def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
     """Samples of all validations and of the test; what is not known counts as none."""
-    interval = int(cell.config["trainer"].get("val_check_interval") or cell.max_steps)
-    return (cell.max_steps // interval) * sizes.get("val", 0) + sizes.get("test", 0)
+    validations = cell.max_steps // _validation_interval(cell)
+    return validations * sizes.get("val", 0) + sizes.get("test", 0)
+
+
+def _validation_interval(cell: Cell) -> int:
+    """Optimiser steps between validations."""
+    return int(cell.config["trainer"].get("val_check_interval") or cell.max_steps)
 
 
 class _MeasuredSteps:

@@ -93,11 +93,13 @@ def test_time_of_a_cell_is_of_its_own_steps(tmp_path, monkeypatch):
 
     monkeypatch.setattr(prediction, "time_sides", timed)
     monkeypatch.setattr(prediction, "start_seconds", lambda: 5.0)
+    monkeypatch.setattr(prediction, "save_seconds", lambda task: 0.25)
+    beside = 2 * 5.0 + 4 * 0.25  # `fit` and `test` start; four checkpoints
     evaluated = (2 * 40 + 42) / 3
     for cell in cells[:2]:
         row = cell.row.name
         found = predict(cell)
-        seconds = 2 * 5.0 + (16 + evaluated / 8) * took[row]  # `fit` and `test` start
+        seconds = beside + (16 + evaluated / 8) * took[row]
         assert found.hours * 3600 == pytest.approx(seconds)
         assert found.basis == f"measured: {took[row]:.3f} s per step"
     assert asked == [(2, 0, 1), (8, 1, prediction._ROUNDS)] * 2
@@ -105,7 +107,7 @@ def test_time_of_a_cell_is_of_its_own_steps(tmp_path, monkeypatch):
     found = predict(cells[1])  # two samples take 0.469 s, so four are quick
     assert found.basis == "measured: 0.562 s per 4 samples of a step"
     per_sample = 0.5625 / 4
-    assert found.hours * 3600 == pytest.approx(10.0 + (16 * 8 + evaluated) * per_sample)
+    assert found.hours * 3600 == pytest.approx(beside + (16 * 8 + evaluated) * per_sample)
     monkeypatch.setattr(prediction, "_STEP_SECONDS", 0.01)
     assert predict(cells[1]).basis == "measured: 0.469 s per 2 samples of a step"
     assert prediction._ROUNDS >= 5
