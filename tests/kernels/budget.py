@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from profiling.kernels.cases import Case
 from profiling.kernels.parity import BUDGET, ParityRow
 
 INPUTS = ("out", "query", "key", "value")
+
+
+def draws_noise(case: Case) -> bool:
+    """Whether a case has noise scales: parameters of so few numbers that many calls are needed."""
+    return "noise_scale" in case.options and case.options.get("noise") != "none"
 
 
 def check_budget(rows: Sequence[ParityRow]) -> None:

@@ -16,7 +16,7 @@ from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philo
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows
 from tests.attention.fish.oracle import fish_oracle
-from tests.kernels.budget import check_budget
+from tests.kernels.budget import check_budget, draws_noise
 from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -30,7 +30,7 @@ SHAPES = [(11 + 2 * i, 14 + 7 * i % 18) for i in range(10)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
-    shapes = SHAPES if "noise_scale" in case.options else SHAPES[:3]
+    shapes = SHAPES if draws_noise(case) else SHAPES[:3]
     shapes = shapes if dtype == torch.float32 else shapes[::2]
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value", "mixing.weights.0"}

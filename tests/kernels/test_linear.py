@@ -9,20 +9,21 @@ from lit_probattn.kernels.linear.selftest import compare
 from lit_probattn.kernels.runtime import Launch, forced
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows
-from tests.kernels.budget import check_budget
+from tests.kernels.budget import check_budget, draws_noise
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OURS = [case for case in CASES if case.name.startswith(("linear", "mlk"))]
-SHAPES = [(37, 45), (33, 21), (40, 40)]
+SHAPES = [(37, 45), (33, 21), (10, 10)]
 # More for noise scales: the error of one number in three calls says little (budget.py).
-MANY = [*SHAPES, *((11 + 3 * i, 14 + 7 * i) for i in range(7))]
+MANY = [*SHAPES, *((11 + 3 * i, 14 + 3 * i) for i in range(5))]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
-    shapes = MANY if "noise_scale" in case.options else SHAPES
+    shapes = MANY if draws_noise(case) else SHAPES
+    shapes = shapes if dtype == torch.float32 else shapes[::2]
     rows = parity_rows(case, dtype, device=DEVICE, head_dim=9, shapes=shapes)
     assert {row.tensor for row in rows} >= {"out", "query", "key", "value"}
     check_budget(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -15,10 +16,12 @@ import torch
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints
+from tests.support.forks import fork_module
 from tests.support.runs import (
     ROOT,
     arguments,
     fingerprint,
+    in_child,
     in_ranks,
     kill_me,
     metrics,
@@ -85,6 +88,25 @@ def test_two_processes_with_accumulation_train_like_one(one_process, tmp_path):
     assert_same_training(one_process, tmp_path)
 
 
+def test_the_strategy_starts_the_second_process_with_the_same_command(
+    one_process, tmp_path, monkeypatch
+):
+    """As `python -m lit_probattn` would; what Lightning starts is a fork here."""
+    words = command(tmp_path, *TWO)
+
+    def work():
+        import __main__
+
+        __main__.__spec__ = importlib.util.find_spec("lit_probattn.__main__")
+        sys.argv = ["lit_probattn", *words]
+        fork_module(monkeypatch, "lit_probattn.__main__", main)
+        return main(words)
+
+    assert in_child(work) == 0
+    assert_same_training(one_process, tmp_path)
+
+
+@pytest.mark.slow
 def test_two_processes_started_by_the_command_line(one_process, tmp_path):
     """The strategy `ddp`, which starts the second process with the same command."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
