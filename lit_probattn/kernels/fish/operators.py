@@ -112,7 +112,7 @@ def _backward(
             slots = 0 if "first" in skipped else call.heads.slots(group)
             places = (tiles, len(x.query), plan.num_groups, slots)
             sums = x.query.new_empty(places, dtype=torch.float32)
-        constants = {"SLOTS": slots, "KEYS": True, "VALUES": "value" in name}
+        constants: dict[str, Any] = {"SLOTS": slots, "KEYS": True, "VALUES": "value" in name}
         if "key" not in name:
             constants |= {"SLOTS": 0, "KEYS": False}
         args = (*shared, exact, grad_key, grad_value, sums)
