@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.attention import AttentionFactory
@@ -16,6 +16,30 @@ from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
 from lit_probattn.models.heads import Pooling
 from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
+
+
+class WeightedMean(Metric):
+    """Mean with weights over all batches and ranks; NaN is kept.
+
+    MeanMetric of torchmetrics drops NaN with a warning, or, told not to look, forgets the weights.
+    """
+
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "weight"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, value: Tensor, weight: Tensor) -> None:
+        """Add values (B,) with their weights (B,)."""
+        self.total += (value * weight).sum()
+        self.weight += weight.sum()
+
+    def compute(self) -> Tensor:
+        """Return the mean."""
+        return self.total / self.weight
 
 
 class LabelTask(Task):
@@ -32,7 +56,7 @@ class LabelTask(Task):
         super().__init__(**training_options)
         self.keep_arguments()  # the subclass's too
         self.num_classes = num_classes
-        self.eval_loss = MeanMetric(nan_strategy="disable")
+        self.eval_loss = WeightedMean()
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, batch: Batch) -> Tensor:

@@ -178,7 +178,9 @@ def _file_for_runs(folder: Path) -> str:
 
 
 def _version_exists(folder: Path) -> str:
-    (folder / "runs/mine/0").mkdir(parents=True)
+    checkpoints = folder / "runs/mine/0/checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "step-00000001.ckpt").touch()
     return command_error(arguments("fit", folder, "--run.name", "mine", "--run.version", "0"))
 
 

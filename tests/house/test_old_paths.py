@@ -53,6 +53,7 @@ LOOSE = {
     "lit_probattn": {
         "__init__",
         "__main__",
+        "allowed_code",
         "configs",
         "quickstart",
         "randomness",

@@ -75,6 +75,8 @@ def in_ranks(work: Callable[[], int], count: int = 2, timeout: float = 120.0) ->
 def _fork(work: Callable[[], int], environment: dict[str, str]) -> Any:
     def target() -> None:
         os.environ.update(environment)
+        # A shell starts what runs in its background with SIGINT ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         status = 70  # an exception
         try:
             status = work()

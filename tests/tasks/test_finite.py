@@ -96,7 +96,7 @@ def test_anomaly_detection_says_the_same_of_a_loss():
             trainer(10, detect_anomaly=detect).fit(module, data())
         lines.append(str(caught.value))
     assert lines[0] == lines[1]
-    assert "the loss is not finite at step 1" in lines[0]
+    assert "the loss is not finite at step 2" in lines[0]
 
 
 def test_anomaly_detection_names_the_function_of_a_bad_gradient(monkeypatch):
