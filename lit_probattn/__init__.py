@@ -3,6 +3,17 @@
 from importlib import import_module
 
 
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("lit-probattn")
+    except PackageNotFoundError:
+        return "0+unknown"  # a folder on the path, not installed
+
+
 def forward_command(name: str, module: str) -> None:
     """Run `main` of a module where the caller is the program: keeps commands whose code moved.
 

@@ -22,6 +22,8 @@ from lit_probattn import allowed_code
 from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.records.provenance import is_first_rank
 
+KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message is one readable line."""
@@ -164,6 +166,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             longer be had.
     """
     place = find(path)
+    if place.exists() and not place.is_file():
+        kind = "a folder" if place.is_dir() else "not a regular file"
+        raise ConfigError(f"{path} is {kind}; expected a YAML file")
     if not place.is_file():
         folder = place.parent
         names = [str(p) for p in folder.glob("*.yaml")] if folder.is_dir() else []
@@ -446,6 +451,15 @@ def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
     return found
 
 
+def takes_any_name(cls: type) -> bool:
+    """Return whether a class takes arguments that no constructor of it names."""
+    if issubclass(cls, Attention):
+        return False  # its constructor names what it was given too much
+    *_, last = constructors(cls)
+    kinds = {parameter.kind for parameter in inspect.signature(last).parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds
+
+
 def types_of(cls: type) -> dict[str, Any]:
     """Return the types of these parameters, where they can be found out."""
     found: dict[str, Any] = {}
@@ -490,9 +504,19 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
     except ConfigError:
         raise
     except Exception as error:
-        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
         name = config.get("class_path", f"a {base.__name__} without class_path")
-        raise ConfigError(f"{name}: {lines[-1] if lines else repr(error)}") from error
+        raise ConfigError(f"{name}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What is behind an error of the parser, in one line, without the values that it repeats."""
+    keys = KEY.findall(str(error))
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__ or error
+        keys += KEY.findall(str(error))
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    place = f"{keys[-1]}: " if keys and keys[-1] != "it" else ""
+    return place + (" ".join(text.partition("Given value")[0].split()) or repr(error))
 
 
 def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> AttentionFactory:

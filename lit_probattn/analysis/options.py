@@ -74,5 +74,5 @@ def samples(num_samples: int, max_len: int) -> tuple[Flag, ...]:
         Flag("num_samples", "samples", num_samples, least=1),
         Flag("batch_size", "samples of a batch; default: the run's", type=int, least=1),
         Flag("max_len", "cut sequences to this many positions, 0 for none", max_len, least=0),
-        Flag("seed", "decides which samples are drawn", 0),
+        Flag("seed", "decides which samples are drawn", 0, least=0),
     )

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from lit_probattn import __version__
 from lit_probattn.allowed_code import take_flags
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
 from lit_probattn.cli.files import (
@@ -31,9 +32,9 @@ from lit_probattn.cli.files import (
     run_folder_of,
     run_name,
 )
-from lit_probattn.cli.parser import Instantiator, RunParser, refuse_nulls
+from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
 from lit_probattn.configs import SIZES_OF_DATA, only_allowed_code
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.provenance import replace_text, versions
 from lit_probattn.training.callbacks import (
     FinalValidation,
     PredictionWriter,
@@ -118,6 +119,9 @@ class RunCLI(BareCLI):
         command = self.config.get("subcommand")
         if command is not None:
             refuse_nulls(self.config[command], {"run": RunSettings}, SIZES_OF_DATA)
+            refuse_more_arguments(self.config[command])
+            if self.config[command].get("ckpt_path") == "":
+                raise CommandError("--ckpt_path is empty: give best, last, auto or a path")
 
     def add_instantiators(self) -> None:
         """Construct model and data by `Instantiator`."""
@@ -324,5 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.argv.remove("--debug")
             os.environ[DEBUG_VARIABLE] = "1"  # child processes of a distributed run read it
         arguments = sys.argv[1:]
+    if list(arguments) == ["--version"]:
+        print(f"lit_probattn {__version__}, {versions()}")
+        return 0
     quieten()
     return exit_status(lambda: RunCLI(arguments))

@@ -83,6 +83,10 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     if is_out_of_memory(error):
         return told_out_of_memory(error), 2
     text = " ".join(str(error).split())
+    cause = error.__cause__
+    if isinstance(cause, ValueError) and isinstance(cause.__cause__, ModuleNotFoundError):
+        # the parser's account of a class whose package is not there
+        return " ".join(f"{cause.args[0].partition(':')[0]}: {cause.__cause__}".split()), 2
     if isinstance(error, NonFiniteError):
         return text, 1
     if isinstance(error, CommandError | ConfigError | CheckpointError | MisconfigurationException):

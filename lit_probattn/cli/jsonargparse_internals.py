@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from lit_probattn.attention import Attention
-from lit_probattn.configs import nearest, public_path
+from lit_probattn.configs import KEY, nearest, public_path
 
 # Where the library raises a bare TypeError, KeyError or ValueError, only its text says what and
 # where. The rest is read from exceptions: an unknown class from AttributeError, ImportError and
 # ModuleNotFoundError, a class and its arguments from `Refused`.
-KEY = re.compile(r'Parser key "([^"]+)"')
 UNKNOWN_FLAG = re.compile(r"unrecognized arguments: --([^\s=]+)")
 UNKNOWN_KEY = re.compile(r"[Oo]ption '([^']+)'")
 MISSING = re.compile(r"arguments are required: ([\w, ]+)")
 EXPECTED = re.compile(
     r"Expected a ((?:<class|typing\.).*?)(?:\. Got value: (.*?))?(?=\. Got value:|\n|$)"
 )
+NOT_KEYS = re.compile(r"Unable to load config ['\"](.*?)['\"]")
 NOT_A_PATH = re.compile(r"Expected a dot import path string: (\S+)")
 NOT_A_SUBCLASS = re.compile(r"Expected '([\w.]+)' to be a subclass")
 
@@ -76,6 +76,9 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
     problem = _unknown_class(cause)
     if problem:
         return f"{path}: {problem[0]} {problem[1]!r}{_suggest_class(problem[1], path)}"
+    keys = NOT_KEYS.search(message)
+    if keys and KEY.search(message):
+        return f"{KEY.findall(message)[-1]}: expected its keys, received {keys[1]!r}"
     return _wrong_value(message, path) or _in_one_line(message)
 
 

@@ -18,7 +18,16 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_probattn.cli.errors import CommandError, ConstructionError
 from lit_probattn.cli.jsonargparse_internals import Refused, option_names, readable
-from lit_probattn.configs import ConfigError, class_of, types_of, upgrade
+from lit_probattn.configs import (
+    ConfigError,
+    class_of,
+    nearest,
+    parameters_of,
+    public_path,
+    takes_any_name,
+    types_of,
+    upgrade,
+)
 from lit_probattn.training.lightning_internals import ModuleInstantiator
 
 
@@ -105,6 +114,24 @@ def refuse_nulls(config: Any, known: dict[str, type], linked: Collection[str]) -
                 _check(arguments, expected, f"{path}.init_args")
 
 
+def refuse_more_arguments(config: Any) -> None:
+    """Refuse `dict_kwargs` of classes that do not take any name.
+
+    Raises:
+        CommandError: there is such a key; with the nearest valid one.
+    """
+    for key in ("model", "data"):
+        for path, class_path, _ in _classes(config.get(key), key):
+            more, cls = config.get(f"{path}.dict_kwargs"), _import(class_path)
+            if not more or cls is None or takes_any_name(cls):
+                continue
+            name = next(iter(dict(more)))
+            raise CommandError(
+                f"unknown key '{path}.dict_kwargs.{name}' for {public_path(cls)}"
+                f"{nearest(name, parameters_of(cls))}"
+            )
+
+
 def _check(part: Any, expected: dict[str, Any], path: str) -> None:
     for name, value in dict(part).items() if part is not None else ():
         if value is None and name in expected and not _allows_none(expected[name]):
@@ -119,7 +146,9 @@ def _classes(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
     arguments = part.get("init_args")
     if isinstance(part.get("class_path"), str) and arguments is not None:
         yield path, part["class_path"], arguments
-        for name, value in dict(arguments).items():
+        # Not dict(): of a namespace that has the leaves only, under dotted names.
+        inside = arguments if isinstance(arguments, dict) else vars(arguments)
+        for name, value in inside.items():
             yield from _classes(value, f"{path}.init_args.{name}")
 
 

@@ -13,6 +13,7 @@ from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.randomness import RandomKey
 
 Activation = Literal["gelu", "relu"]
+MOST_LAYERS = 10_000  # more are a slip of the pen, and would fill the memory
 
 
 class MLP(nn.Module):
@@ -116,9 +117,10 @@ class Transformer(nn.Module):
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        for name, size in (("num_layers", num_layers), ("mlp_dim", mlp_dim)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, received {size}")
+        if mlp_dim < 1:
+            raise ValueError(f"mlp_dim must be at least 1, received {mlp_dim}")
+        if not 1 <= num_layers <= MOST_LAYERS:
+            raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
         self.blocks = nn.ModuleList(
             Block(
                 attention(embed_dim, head_dim=head_dim),

@@ -150,7 +150,11 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise OpenError(f"--data takes KEY=VALUE, received {text!r}")
-        pairs[key] = yaml.safe_load(value)
+        try:
+            pairs[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            reason = getattr(error, "problem", "cannot be read")
+            raise OpenError(f"--data {text}: not valid YAML: {reason}") from error
     return pairs
 
 

@@ -169,6 +169,11 @@ def test_wrong_use_is_one_line(tmp_path, capsys):
         capsys, ["rank", *given, "--num_samples", "0"]
     )
     assert "KEY=VALUE" in error(capsys, ["rank", *given, "--data", "seed"])
+    line = error(capsys, ["rank", *given, "--data", "min_length=[1"])
+    assert "--data min_length=[1: not valid YAML: expected ',' or ']'" in line
+    assert "--seed must be at least 0, received -1" in error(
+        capsys, ["rank", *given, "--seed", "-1"]
+    )
     assert "num_trian" in error(capsys, ["rank", *given, "--data", "num_trian=3"])
     assert "unknown device" in error(capsys, ["rank", *given, "--device", "tpus"])
     assert "must be positive" in error(capsys, ["rank", *given, "--threshold", "0"])

@@ -33,7 +33,14 @@ WRONG = [
     ([f"--{ATTENTION}.class_path", "nowhere.Attention"], "no module named 'nowhere' .available: "),
     (["--model", "lit_probattn.tasks.SequenceClasifier"], "did you mean .*SequenceClassifier"),
     (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
+    ([f"--{ATTENTION}.dict_kwargs", "{foo: 1}"], "'model.*attention.dict_kwargs.foo' for lit_prob"),
+    (["--data.dict_kwargs", "{batch_sizes: 1}"], "batch_sizes' for .*did you mean 'batch_size'"),
     # wrong types and values
+    (["--run", "null"], "^error: run: expected its keys, received 'null'$"),
+    (
+        ["--trainer.logger", "WandbLogger"],
+        "^error: .*WandbLogger.*: Requirement 'wandb.*pip",
+    ),
     (["--model.init_args.num_layers", "four"], "num_layers: expected int, received 'four'"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),
     (["--trainer.precision", "17"], "trainer.precision: expected"),
@@ -42,6 +49,7 @@ WRONG = [
     ([f"--{ATTENTION}.init_args.num_heads", "0"], f"{ATTENTION}.init_args: num_heads must be"),
     ([f"--{ATTENTION}.init_args.num_kv_heads", "3"], "num_kv_heads must divide num_heads"),
     (["--data.init_args.batch_size", "0"], "data.init_args: batch_size must be at least 1"),
+    (["--model.init_args.num_layers", "100000000"], "num_layers must be from 1 to 10000"),
     (["--model.init_args.lr", "-1"], "model.init_args: lr must be positive, received -1"),
     (["--model.init_args.dropout", "1.5"], "model.init_args: dropout .* got 1.5"),
     (["--run.name", "../../escape"], r"run.name must be .* one folder .* '../../escape'"),
@@ -57,6 +65,9 @@ WRONG = [
     (["--trainer.strategy", "dpp"], "invalid strategy name"),
     # checkpoints
     (["--ckpt_path", "last"], "nothing to continue: .*auto"),
+    (["--ckpt_path", ""], "--ckpt_path is empty: give best, last, auto or a path"),
+    (["--config", "configs"], "configs is a folder; expected a YAML file"),
+    (["--config", "/dev/null"], "/dev/null is not a regular file; expected a YAML file"),
     (["--ckpt_path", "nowhere.ckpt"], "checkpoint not found: nowhere.ckpt"),
     (["--ckpt_path", ""], "--ckpt_path is empty: give best, last, a path"),
 ]

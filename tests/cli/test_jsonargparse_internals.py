@@ -21,11 +21,16 @@ class Inner:
     def __init__(self, size: int, name: str = "a") -> None: ...
 
 
+class Group:
+    def __init__(self, count: int = 1) -> None: ...
+
+
 def parser() -> RunParser:
     made = RunParser()
     made.add_argument("--number", type=int)
     made.add_argument("--choice", type=Literal["a", "b"])
     made.add_argument("--attention", type=AttentionFactory)
+    made.add_class_arguments(Group, "group")
     made.add_subclass_arguments(Inner, "inner", required=False)
     return made
 
@@ -49,6 +54,7 @@ INNER = f"{__name__}.Inner"
 WORDING = [
     (internals.UNKNOWN_FLAG, ["--num_ber", "3"], ("num_ber",)),
     (internals.KEY, ["--number", "x"], ("number",)),
+    (internals.NOT_KEYS, ["--group", "null"], ("null",)),
     (internals.EXPECTED, ["--number", "x"], ("<class 'int'>", "x")),
     (internals.EXPECTED, ["--choice", "c"], ("typing.Literal['a', 'b']", "c")),
 ]

@@ -7,10 +7,20 @@ import copy
 import pytest
 import yaml
 
+from datamodules import Synthetic
 from lit_probattn import configs
 from lit_probattn.cli.app import main
 from lit_probattn.cli.files import read_config_files, run_name
-from lit_probattn.configs import ConfigError, compose, find, merge, read_yaml, run_stem, upgrade
+from lit_probattn.configs import (
+    ConfigError,
+    compose,
+    find,
+    instantiate,
+    merge,
+    read_yaml,
+    run_stem,
+    upgrade,
+)
 from lit_probattn.training.run_folder import config_differences
 from tests.support.paths import CONFIGS, ROOT
 
@@ -150,6 +160,21 @@ def test_merge_is_by_key_and_makes_a_copy(tmp_path):
     files = [tmp_path / "1.yaml", tmp_path / "2.yaml"]
     composed = compose(files, {"a.b": 3, "new.key": 4})
     assert composed == {"a": {"b": 3, "c": [1]}, "d": None, "new": {"key": 4}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "datamodules.Synthetic: batch_size must be at least 1, received 0"),
+        ({"nonsense": 3}, "datamodules.Synthetic: .*nonsense"),
+        ({"batch_size": "x"}, "datamodules.Synthetic: .*batch_size.*int.*x"),
+    ],
+)
+def test_what_cannot_be_built_says_why(arguments, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        instantiate(Synthetic, {"class_path": "datamodules.Synthetic", "init_args": arguments})
+    assert "\n" not in str(error.value)
+    assert "Namespace" not in str(error.value)
 
 
 # ---- upgrading ---------------------------------------------------------------------------------

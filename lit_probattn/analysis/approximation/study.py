@@ -76,7 +76,7 @@ class Approximate(ModelStudy):
         Flag("solver_samples", "samples for ova with 1 < r ≤ value size", 8, least=1),
         Flag("local_samples", "samples for the errors of layers, 0 for none", 8),
         Flag("batch_size", "samples of a batch", 8, least=1),
-        Flag("seed", "decides which samples and draws", 0),
+        Flag("seed", "decides which samples and draws", 0, least=0),
         Flag("methods", "default: all that apply", nargs="+", choices=get_args(MethodName)),
         Flag("ranks", "values of r; default: up to the length", **_NUMBERS),
         Flag("window", "which keys r counts", "exact_r", choices=get_args(Window)),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
-from lit_probattn.models.transformer import MLP, Activation
+from lit_probattn.models.transformer import MLP, MOST_LAYERS, Activation
 from lit_probattn.randomness import RandomKey
 from lit_probattn.torch_internals import FollowingModule
 
@@ -189,8 +189,8 @@ class SeriesTransformer(nn.Module):
         activation: Activation = "gelu",
     ) -> None:
         super().__init__()
-        if num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1, received {num_layers}")
+        if not 1 <= num_layers <= MOST_LAYERS:
+            raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
         self.needs_full_length = norm == "batch" and norm_positions == "all"
         self.max_seq_len = max_seq_len
         self.embedding = SeriesEmbedding(num_features, max_seq_len, embed_dim, positions, dropout)
