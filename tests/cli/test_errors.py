@@ -69,7 +69,7 @@ WRONG = [
     (["--config", "configs"], "configs is a folder; expected a YAML file"),
     (["--config", "/dev/null"], "/dev/null is not a regular file; expected a YAML file"),
     (["--ckpt_path", "nowhere.ckpt"], "checkpoint not found: nowhere.ckpt"),
-    (["--ckpt_path", ""], "--ckpt_path is empty: give best, last, a path"),
+    (["--ckpt_path", ""], "--ckpt_path is empty: give best, last, auto or a path"),
 ]
 
 
