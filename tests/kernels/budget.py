@@ -18,8 +18,8 @@ def draws_noise(case: Case) -> bool:
 def check_budget(rows: Sequence[ParityRow]) -> None:
     """Hold output and input gradients to the budget each, and parameters of a layer together.
 
-    A noise scale has two numbers: the root mean square error over ten calls is itself uncertain by
-    a sixth, on both sides of the ratio. Over all parameters it is not.
+    A noise scale has two numbers: the root mean square error over six calls is itself uncertain by
+    a fifth, on both sides of the ratio. Over all parameters it is not.
     """
     squares = []
     for row in rows:
