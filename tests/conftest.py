@@ -18,6 +18,7 @@ from tests.support.patching import CheckedMonkeyPatch
 
 torch.set_num_threads(1)
 keep_out_of_the_users_cache()
+os.environ.setdefault("LIT_PROBATTN_ALLOW_CODE", "tests")  # workers of sweeps make classes of ours
 
 
 def _import_kernels_for_the_interpreter() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from lit_probattn.records.provenance import replacing
+from lit_probattn.records.provenance import replace_text, replacing
 from lit_probattn.records.rows import append_lines
 
 Source = Literal["measured", "predicted", "analytic"]
@@ -132,6 +132,14 @@ def repair(path: Path) -> list[ProfileRow]:
             file.truncate(path.stat().st_size - excess)
             os.fsync(file.fileno())
     return rows
+
+
+def without(path: Path, rows: Sequence[ProfileRow], points: Collection[str]) -> list[ProfileRow]:
+    """Return the rows of a file without those of some points, and keep only these in the file."""
+    kept = [row for row in rows if row.point_id not in points]
+    if len(kept) < len(rows):
+        replace_text(path, "".join(f"{row.model_dump_json()}\n" for row in kept))
+    return kept
 
 
 def append_rows(path: Path, rows: Sequence[ProfileRow]) -> None:

@@ -40,6 +40,7 @@ QUIET = {
 }
 # Softmax; MGK with priors by gradient (A), M-step (B) and nearest component (C); MLK; FiSH with
 # noise. `--variants all` adds every other file of configs/attention.
+LEAST_STEPS = 5  # the recipe warms up for 4
 REQUIRED = ("softmax", "mgk", "mgk_soft_e", "mgk_hard_e", "mlk", "fish")
 
 
@@ -181,7 +182,7 @@ main = command(
     __doc__,
     run,
     {
-        "steps": flag(50, "optimiser steps", least=1),
+        "steps": flag(50, "optimiser steps", least=LEAST_STEPS),
         "precision": flag("32-true", "precision of the trainer", choices=("32-true", "64-true")),
         "variants": flag(list(REQUIRED), "files of configs/attention without .yaml, or `all`"),
     },

@@ -26,7 +26,7 @@ from lit_probattn.records.provenance import (
 )
 from lit_probattn.records.tables import markdown_lines
 from lit_probattn.training.memory import available_bytes, predicted_bytes
-from profiling.measure.rows import ProfileRow, append_rows, repair, write_tables
+from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows, make_step, measure_point, skipped_rows
@@ -114,8 +114,8 @@ def run_sweep(
         stream: receives progress lines; None prints them.
 
     Raises:
-        ConfigError: the plan cannot be made, the folder holds another sweep, or another process
-            is running the same shard.
+        ConfigError: the plan cannot be made, the folder holds another sweep, another process is
+            running the same shard, or the device of what is missing is not there.
     """
     points = make_plan(config, root)[index::count]
     claim_folder(config, folder)
@@ -136,9 +136,16 @@ def _run_missing(
     stream: Callable[[str], None] | None,
 ) -> list[ProfileRow]:
     rows = repair(path)
-    done = {row.point_id for row in rows}
+    failed = {row.point_id for row in rows if row.status == "failed"}
+    done = {row.point_id for row in rows} - failed
     missing = [p for p in points if p.point_id not in done]
-    before, without = len(points) - len(missing), 0
+    reason = missing_device(config.device)
+    if reason is not None and not all(p.in_process or p.problem is not None for p in missing):
+        raise ConfigError(
+            f"{reason}: run {config.name} where there is one, or set another device and name"
+        )
+    rows = without(path, rows, failed & {p.point_id for p in missing})
+    before, unmeasured = len(points) - len(missing), 0
     progress = Progress(len(points), "points", stream)
     if before:
         (stream or print)(f"{before} of {len(points)} points finished before, not run again")
@@ -148,9 +155,9 @@ def _run_missing(
             fresh = _run_point(point, worker, config.point_timeout_s)
             append_rows(path, fresh)
             rows += fresh
-            without += any(row.status != "ok" for row in fresh)
+            unmeasured += any(row.status != "ok" for row in fresh)
             left = (time.monotonic() - progress.begin) / number * (len(missing) - number)
-            note = f"{point.label}, {without} without numbers" if without else point.label
+            note = f"{point.label}, {unmeasured} without numbers" if unmeasured else point.label
             progress.show(before + number, left, note)
     finally:
         worker.close()
@@ -160,9 +167,6 @@ def _run_missing(
 def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRow]:
     if point.in_process or point.problem is not None:
         return measure_point(point)
-    missing = missing_device(point.device)
-    if missing is not None:
-        return failed_rows(point, missing)
     skipped = cannot_fit(point)
     if skipped:
         return skipped

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import tempfile
 from pathlib import Path
 
@@ -20,7 +22,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for number, case in enumerate(all_cases()):
             try:
-                rows.append((case, message_of(case, Path(name) / str(number))))
+                with contextlib.redirect_stdout(io.StringIO()):  # the page is all that is printed
+                    rows.append((case, message_of(case, Path(name) / str(number))))
             except AssertionError as error:
                 raise SystemExit(f"{case.area}: {case.given}: {error}") from error
     text = page(rows)

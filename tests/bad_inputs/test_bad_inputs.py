@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.bad_inputs import Case, all_cases, message_of, page
+from tests.bad_inputs.__main__ import main as write_page
 from tests.bad_inputs.cases import table_cell
 from tests.support.paths import ROOT
 
@@ -19,6 +20,18 @@ COMMANDS = [case for case in CASES if "(" not in case.area and case.area != "Cac
 READERS = [case for case in CASES if case not in COMMANDS]
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the page was written without")
+
+
+def test_only_the_page_is_printed(monkeypatch, capsys):
+    def tell(folder):
+        print("run folder: x")
+        return "error: it is wrong"
+
+    case = Case("Area", "a wrong thing", tell)
+    monkeypatch.setattr("tests.bad_inputs.__main__.all_cases", lambda: [case])
+    monkeypatch.setattr("sys.argv", ["bad_inputs"])
+    write_page()
+    assert capsys.readouterr().out.startswith("# Bad inputs")
 
 
 def rows(cases: list[Case], folder: Path) -> list[tuple[Case, str]]:

@@ -27,7 +27,7 @@ def main() -> None:
     for place, target in enumerate(chosen):
         end = time.monotonic() + options.seconds / len(chosen)
         for number in itertools.count(options.seed + 1000 * place):
-            target.run(EXAMPLES_PER_ROUND, number)
+            target.run(EXAMPLES_PER_ROUND, number, until=end)
             if time.monotonic() > end:
                 break
         answers = ", ".join(f"{count} {answer}" for answer, count in sorted(target.answers.items()))

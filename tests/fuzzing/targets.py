@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import signal
 import tempfile
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -37,12 +39,13 @@ class Target:
     check: Callable[[Any, Path], str]
     answers: Counter[str] = field(default_factory=Counter)
 
-    def run(self, max_examples: int, number: int | None = None) -> None:
+    def run(self, max_examples: int, number: int | None = None, until: float = math.inf) -> None:
         """Check so many examples.
 
         Args:
             max_examples: how many.
             number: seed; None gives the same examples every time.
+            until: moment of `time.monotonic` after which examples are no longer checked.
         """
         options = settings(
             max_examples=max_examples,
@@ -54,6 +57,8 @@ class Target:
         )
 
         def one(example: Any) -> None:
+            if monotonic() > until:
+                return
             with tempfile.TemporaryDirectory() as name, bounded(HANGS_AFTER_S):
                 self.answers[self.check(example, Path(name))] += 1
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import zipfile
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from PIL import Image as PilImage
 
 from datamodules.core.errors import DataError
@@ -21,7 +23,7 @@ from lit_probattn.training.checkpoints import CheckpointError, load_checkpoint, 
 from tests.datamodules.lra.files import python2_pickle
 from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS
 from tests.fuzzing.binary_targets import parquet_content, zip_content
-from tests.fuzzing.targets import all_targets, bounded
+from tests.fuzzing.targets import Target, all_targets, bounded
 from tests.support.runs import arguments, error_of
 
 TARGETS = all_targets()
@@ -42,6 +44,13 @@ def test_many_edited_inputs(name):
 
 
 # ---- what it found --------------------------------------------------------------------------
+
+
+def test_the_time_that_was_given_is_kept(monkeypatch):
+    target = Target("made", st.integers(), lambda *_: "accepted")
+    monkeypatch.setattr("tests.fuzzing.targets.monotonic", itertools.count().__next__)
+    target.run(200, 1, until=5)
+    assert target.answers["accepted"] == 6
 
 
 def test_an_archive_whose_table_of_contents_is_damaged_gives_no_weights(tmp_path):

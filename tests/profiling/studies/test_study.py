@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_probattn.configs import ConfigError
+from lit_probattn.configs import ConfigError, read_yaml
 from profiling import cli
-from profiling.studies import fish_memory, running_text, study, swin_step
+from profiling.studies import ddp_overhead, fish_memory, layouts, running_text, study, swin_step
 from profiling.studies.study import STUDIES, TIMED, Report, command, flag, measure_sides, shown
-from tests.support.paths import ROOT
+from tests.support.paths import CONFIGS, ROOT
 
 
 def test_every_file_is_a_study_and_every_study_has_help(capsys):
@@ -56,6 +56,14 @@ def test_a_study_runs_as_a_module(monkeypatch, capsys):
         runpy.run_module("profiling.studies.running_text", run_name="__main__")
     assert stop.value.code == 0
     assert "usage: python -m profiling study running_text" in capsys.readouterr().out
+
+
+def test_the_schedule_of_the_recipe_fits_into_the_least_steps(capsys):
+    recipe = read_yaml(CONFIGS / "tasks/tiny/lra_listops.yaml")["model"]["init_args"]
+    for measurement in (layouts, ddp_overhead):
+        with pytest.raises(SystemExit):
+            measurement.main(["--steps", str(recipe["warmup_steps"])])
+        assert f"--steps: expected at least {recipe['warmup_steps'] + 1}" in capsys.readouterr().err
 
 
 def test_flags_take_the_type_of_their_default():

@@ -19,7 +19,9 @@ from lit_probattn.records.locks import claim
 from profiling.measure.rows import read_rows
 from profiling.report.page import load_results
 from profiling.sweep.plan import make_plan
+from profiling.sweep.points import failed_rows
 from profiling.sweep.run import describe_plan, run_sweep
+from profiling.sweep.worker import WorkerFailure
 from tests.profiling.helpers import MGK, SOFTMAX, attention, fork_workers, sweep
 from tests.support.paths import ROOT
 
@@ -137,11 +139,29 @@ def test_attention_that_cannot_be_built(tmp_path):
 def test_a_device_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     config = sweep(device="cuda", measure=["cost", "time"], grid={"embed_dim": [8], "seq_len": [8]})
-    rows = run(config, tmp_path)
-    assert {r.status for r in rows if r.quantity == "cost"} == {"ok"}
-    assert {(r.status, r.reason) for r in rows if r.quantity == "time"} == {
-        ("failed", "device cuda is not available: PyTorch finds no CUDA device")
-    }
+    with pytest.raises(ConfigError, match=r"device cuda is not available: .*: run .* where there"):
+        run(config, tmp_path)
+    counted = sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]})
+    assert {row.status for row in run(counted, tmp_path / "counted")} == {"ok"}
+
+
+def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
+    config = sweep(measure=["time"], grid={"embed_dim": [8], "seq_len": [8]})
+    calls = []
+
+    def tried(self, point, timeout_s):
+        calls.append(point.point_id)
+        if len(calls) == 1:
+            raise WorkerFailure("the worker was killed")
+        return failed_rows(point, "made up", status="ok")
+
+    monkeypatch.setattr("profiling.sweep.run.Worker.run", tried)
+    first = run(config, tmp_path)
+    assert sorted(row.status for row in first) == ["failed", *["ok"] * (len(first) - 1)]
+    for _ in range(2):
+        assert {row.status for row in run(config, tmp_path)} == {"ok"}
+        assert len(load_results(tmp_path)) == len(first)
+        assert calls[len(first) :] == calls[:1], "only what failed, once"
 
 
 def test_shards_cover_the_plan_once(tmp_path):
