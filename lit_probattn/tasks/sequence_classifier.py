@@ -32,7 +32,8 @@ class LabelTask(Task):
         super().__init__(**training_options)
         self.keep_arguments()  # the subclass's too
         self.num_classes = num_classes
-        self.eval_loss = MeanMetric(nan_strategy="disable")
+        # NaN stays NaN; the strategy "disable" would leave out the weights.
+        self.eval_loss = MeanMetric(nan_strategy=float("nan"))
         self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, batch: Batch) -> Tensor:
