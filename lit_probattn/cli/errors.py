@@ -14,6 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Collection
+from traceback import walk_tb
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -94,9 +95,12 @@ def explain(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.errno in _STORAGE:
         place = "" if error.filename is None else f": {error.filename}"
         return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2
-    if found := _WORKER.search(text):
+    found = _WORKER.search(text)
+    # Its half of a connection may be missed before its death is.
+    if found or (isinstance(error, ConnectionError | EOFError) and _is_from_loader(error)):
+        process = f"process ({found[1]})" if found else "process"
         return (
-            f"a loader process ({found[1]}) was killed, most likely because memory ran out: lower "
+            f"a loader {process} was killed, most likely because memory ran out: lower "
             "--data.init_args.num_workers or --data.init_args.batch_size; the same command with "
             "--ckpt_path last goes on from the last checkpoint"
         ), 2
@@ -146,6 +150,12 @@ def _is_raised(error: BaseException, packages: Collection[str]) -> bool:
     line = linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
     known = not packages or module.partition(".")[0] in packages
     return known and line.lstrip().startswith("raise")
+
+
+def _is_from_loader(error: BaseException) -> bool:
+    """Whether an exception came out of the queue between PyTorch's DataLoader and its processes."""
+    modules = {frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)}
+    return modules >= {"torch.utils.data.dataloader", "multiprocessing.queues"}
 
 
 def _field(error: ConstructionError) -> str:

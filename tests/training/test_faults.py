@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_what_the_disk_refuses_is_one_line(code, tmp_path, monkeypatch, capsys):
     assert line.lower().startswith(f"error: {os.strerror(code).lower()}: runs/a/0/metrics.csv; ")
 
 
-def test_a_killed_loader_process_is_one_line(tmp_path, monkeypatch, capfd):
+def kill_loaders(monkeypatch):
     train = SequenceClassifier.training_step
 
     def step(self, batch, batch_idx):
@@ -133,11 +134,25 @@ def test_a_killed_loader_process_is_one_line(tmp_path, monkeypatch, capfd):
         return train(self, batch, batch_idx)
 
     monkeypatch.setattr(SequenceClassifier, "training_step", step)
+
+
+def reset_connection(monkeypatch):
+    """What is seen of it while the process still counts as alive."""
+
+    def detach(self):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(resource_sharer.DupFd, "detach", detach)
+
+
+@pytest.mark.parametrize("fault", [kill_loaders, reset_connection])
+def test_a_killed_loader_process_is_one_line(tmp_path, monkeypatch, capfd, fault):
+    fault(monkeypatch)
     command = arguments("fit", tmp_path, "--data.init_args.num_workers", "1")
     assert in_child(lambda: main(command)) == 2
     line = the_error(capfd.readouterr().err)
     assert re.search(
-        r"a loader process \(\d+\) was killed, most likely because memory ran out", line
+        r"a loader process( \(\d+\))? was killed, most likely because memory ran out", line
     )
     assert "lower --data.init_args.num_workers or --data.init_args.batch_size" in line
 
