@@ -340,7 +340,7 @@ def default_launch(shape: Shape) -> Launch:
         return Launch(128, 32 if crowded else 64, 8 if wide or several or drops else 4, 3)
     if shape.kernel.endswith("grad_query"):
         if several:
-            return Launch(128, 32 if crowded else 64, 8, 2)
+            return Launch(128, 32 if crowded or drops else 64, 8, 2)
         return Launch(64, 32 if wide else 64, 4, 2)
     if shape.kernel.endswith("grad_bias"):
         return Launch(64, 32 if wide or several else 64, 4, 2)

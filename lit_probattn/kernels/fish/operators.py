@@ -107,14 +107,14 @@ def _backward(
     for name in call.key_passes():
         plan = call.plan(name)
         tiles = math.ceil(call.num_cols / plan.launch.block_k)
-        if "key" in name:
+        has_keys = "key" in name
+        if has_keys:
             group, grad_key = plan.group, _new_parts(x.key, plan)
             slots = 0 if "first" in skipped else call.heads.slots(group)
             places = (tiles, len(x.query), plan.num_groups, slots)
             sums = x.query.new_empty(places, dtype=torch.float32)
-        constants: dict[str, Any] = {"SLOTS": slots, "KEYS": True, "VALUES": "value" in name}
-        if "key" not in name:
-            constants |= {"SLOTS": 0, "KEYS": False}
+        constants: dict[str, Any] = {"KEYS": has_keys, "VALUES": "value" in name}
+        constants["SLOTS"] = slots if has_keys else 0
         args = (*shared, exact, grad_key, grad_value, sums)
         tiles *= len(x.query)
         call.run(kernels.fish_key_gradient_kernel, plan, tiles, args, **constants)

@@ -29,7 +29,7 @@ _BUDGET = {
     80: {"forward": 236, "query": 260, "key": 245, "value": 245, "bias": 220},
     90: {"forward": 256, "query": 305, "key": 262, "value": 245, "bias": 240},
 }
-_DROPOUT = 32  # registers that drawing keep decisions takes
+_DROPOUT = 40  # registers that drawing keep decisions takes
 # Bytes of shared memory that the tiles of a program may take.
 _SHARED = {80: 156 << 10, 90: 216 << 10}
 # Most local heads of one program, and most columns of their accumulators together.
