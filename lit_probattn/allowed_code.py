@@ -72,11 +72,11 @@ def guarded() -> Iterator[None]:
         except ModuleNotFoundError as error:
             raise RefusedCodeError(f"{FLAG} {name}: {error}") from error
     guard = _Guard()
-    sys.meta_path.insert(0, guard)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, guard)
     try:
         yield
     finally:
-        sys.meta_path.remove(guard)  # type: ignore[arg-type]
+        sys.meta_path.remove(guard)
 
 
 def _allowed() -> list[str]:
@@ -109,7 +109,7 @@ def _place(spec: ModuleSpec) -> Path | None:
 
 
 def _is_installed(name: str, place: Path) -> bool:
-    ours = [Path(__file__).parents[1]] if name in OUR_PACKAGES else []
+    ours = [str(Path(__file__).parents[1])] if name in OUR_PACKAGES else []
     python = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     sites = [*site.getsitepackages(), site.getusersitepackages()]
     if any(place.is_relative_to(Path(root).resolve()) for root in (*ours, *python, *sites)):
@@ -127,4 +127,4 @@ def _roots_of(name: str) -> Iterator[Path]:
         yield Path(str(distribution.locate_file(""))).resolve()
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):
-            yield Path(url2pathname(urlparse(origin["url"]).path)).resolve()
+            yield Path(url2pathname(urlparse(str(origin["url"])).path)).resolve()
