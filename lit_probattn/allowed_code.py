@@ -109,7 +109,7 @@ def _place(spec: ModuleSpec) -> Path | None:
 
 
 def _is_installed(name: str, place: Path) -> bool:
-    ours = [Path(__file__).parents[1]] if name in OUR_PACKAGES else []
+    ours = [str(Path(__file__).parents[1])] if name in OUR_PACKAGES else []
     python = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     sites = [*site.getsitepackages(), site.getusersitepackages()]
     roots = [*ours, *(Path(root).resolve() for root in (*python, *sites))]
@@ -128,4 +128,4 @@ def _roots_of(name: str) -> Iterator[Path]:
         yield Path(str(distribution.locate_file(""))).resolve()
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):
-            yield Path(url2pathname(urlparse(origin["url"]).path)).resolve()
+            yield Path(url2pathname(urlparse(str(origin["url"])).path)).resolve()

@@ -9,6 +9,10 @@ from tests.bad_inputs.cases import Case, command_error, data_command, fit
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, write_attention
 
+ANOTHER_TASK = """\
+model: {class_path: lit_probattn.tasks.SequenceClassifier}
+data: {class_path: datamodules.ListOps}
+"""
 ATTENTION = "model.init_args.attention"
 
 
@@ -65,6 +69,12 @@ def cases() -> Iterator[Case]:
     yield Case(line, "`schedule onecycle`", fit("--model.init_args.schedule", "onecycle"))
     yield Case(line, "`trainer.precision 17`", fit("--trainer.precision", "17"))
     yield Case(line, "`seed_everything x`", fit("--seed_everything", "x"))
+    yield Case(line, "`--run.name ../../x`", fit("--run.name", "../../x"))
+    yield Case(line, "an empty `--ckpt_path`", fit("--ckpt_path", ""))
+    yield Case(line, "`num_layers 100000000`", fit("--model.init_args.num_layers", "100000000"))
+    yield Case(
+        line, "`dict_kwargs` of the attention", fit(f"--{ATTENTION}.dict_kwargs", "{num_head: 1}")
+    )
     yield Case(line, "`monitor_mode largest`", fit("--run.monitor_mode", "largest"))
     data = "Commands of datamodules"
     yield Case(data, "`preparee`", data_command("preparee", "text"))
@@ -84,6 +94,11 @@ def cases() -> Iterator[Case]:
     yield Case(files, "the attention file first", _files("ATTENTION", "TASK"))
     yield Case(files, "no task file", _files("ATTENTION"))
     yield Case(files, "no attention file", _files("TASK"))
+    yield Case(files, "two task files", _files("TASK", "ATTENTION", ANOTHER_TASK))
+    yield Case(files, "a folder", lambda f: command_error(["fit", "--config", str(f)]))
+    yield Case(files, "a key twice", _config("trainer: {max_steps: 3}\ntrainer: {devices: 1}"))
+    yield Case(files, "a number as a key", _config("trainer: {1: 3}"))
+    yield Case(files, "an alias of itself", _config("trainer: &a {callbacks: *a}"))
     yield Case(files, "no YAML: `model: [1,`", _config("model: [1,"))
     yield Case(files, "an empty file", _config(""))
     yield Case(files, "a list", _config("- 1"))
