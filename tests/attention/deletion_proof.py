@@ -74,7 +74,7 @@ REMOVALS = {
         texts={
             "docs/bad_inputs.md": ("lit_probattn.attention.PolynomialAttention, ",),
             "docs/value_aware.md": (
-                " polynomial is (q·k)²,",
+                ", (q·k)² is\n`polynomial`",
                 ", and with an even power (the\nlayer `polynomial`, which works on scores)",
                 " (the polynomial adds 1e-12 to the square of each product instead)",
             ),

@@ -40,14 +40,14 @@ def trends_of(ratios):
 def test_words_for_the_course_of_a_ratio(values, word):
     (sentence,) = trends_of({(8, 64 * 2**i): value for i, value in enumerate(values)})
     numbers = f"{min(values):.3f} to {max(values):.3f}" if word != "stays the same" else "0.900"
-    head = f"multiply-adds, attention: v / b = {numbers}"
+    head = f"count: multiply-adds, attention: v / b = {numbers}"
     assert sentence == f"{head}; over N the ratio {word} (eval)."
 
 
 def test_courses_that_differ_name_their_places():
     (sentence,) = trends_of({(8, 64): 0.5, (8, 128): 0.6, (16, 64): 0.9, (16, 128): 0.7})
     assert sentence == (
-        "multiply-adds, attention: v / b = 0.500 to 0.900; over N the ratio rises at D = 8, "
+        "count: multiply-adds, attention: v / b = 0.500 to 0.900; over N the ratio rises at D = 8, "
         "falls at D = 16; over D the ratio rises (eval)."
     )
 
@@ -57,7 +57,7 @@ def test_the_smallest_and_the_largest_ratio_have_their_places():
         ratio_rows({(8, 64): 0.9, (8, 128): 0.5, (16, 64): 1.25, (16, 128): 0.6})
     )
     assert lines[2:] == [
-        "| multiply-adds | attention | v / b | eval | measured | 0.500 (D=8, N=128) "
+        "| multiply-adds | attention | v / b | eval | counted | 0.500 (D=8, N=128) "
         "| 1.250 (D=16, N=64) |",
         "",
     ]
@@ -70,8 +70,8 @@ def test_alike_modes_share_a_line_and_others_do_not():
     ]
     lines = [line.split(" | ")[3:] for line in extremes_table(pd.concat(tables))[2:4]]
     assert lines == [
-        ["eval, train", "measured", "0.500 (N=64)", "0.750 (N=128) |"],
-        ["forward", "measured", "0.500 (N=64)", "0.800 (N=128) |"],
+        ["eval, train", "counted", "0.500 (N=64)", "0.750 (N=128) |"],
+        ["forward", "counted", "0.500 (N=64)", "0.800 (N=128) |"],
     ]
 
 

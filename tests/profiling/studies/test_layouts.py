@@ -46,7 +46,7 @@ def test_the_report_names_variants_layouts_and_steps(monkeypatch, capsys):
         return {variant: np.full(steps, 1.0 + change) for variant in variants}
 
     monkeypatch.setattr(layouts, "losses_of", losses_of)
-    assert layouts.main(["--variants", "mlk", "fish", "--steps", "3"]) == 0
+    assert layouts.main(["--variants", "mlk", "fish", "--steps", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("over 3 steps, 32-true, global batch 8" in line for line in lines)
     assert f"| variant | {' | '.join(map(str, LAYOUTS))} |" in lines
