@@ -48,7 +48,7 @@ def test_the_report_names_variants_layouts_and_steps(monkeypatch, capsys):
     monkeypatch.setattr(layouts, "losses_of", losses_of)
     assert layouts.main(["--variants", "mlk", "fish", "--steps", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any("over 3 steps, 32-true, global batch 8" in line for line in lines)
+    assert any("over 5 steps, 32-true, global batch 8" in line for line in lines)
     assert f"| variant | {' | '.join(map(str, LAYOUTS))} |" in lines
     assert lines[-2:] == [
         f"| {variant} | 3.0e-08 | 1.0e-07 | 1.1e-07 | 3.0e-07 |" for variant in ("mlk", "fish")
