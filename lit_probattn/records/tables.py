@@ -51,7 +51,7 @@ def _png_bytes(figure: Figure, note: str) -> bytes:
         whole.paste(parts[1], (0, parts[0].height))
         buffer = io.BytesIO()
         kept = whole.quantize(colours) if colours else whole
-        kept.save(buffer, format="PNG", optimize=True, pnginfo=told)
+        kept.save(buffer, format="PNG", optimize=bool(colours), pnginfo=told)
         if buffer.tell() <= MAX_BYTES:
             return buffer.getvalue()
     raise PictureError("the picture is larger than 300 kB: show fewer layers, heads or samples")

@@ -80,8 +80,8 @@ def test_a_picture_has_its_note_and_a_bounded_size(tmp_path):
 
 
 def test_large_pictures_are_reduced(tmp_path):
-    figure, [[axis]] = panels(1, 1, 12, 12)
-    noise = np.random.default_rng(0).random((1500, 1500))
+    figure, [[axis]] = panels(1, 1, 6, 6)
+    noise = np.random.default_rng(0).random((600, 600))
     axis.imshow(noise, interpolation="nearest")
     assert save_png(figure, tmp_path / "a.png", "a note").stat().st_size <= MAX_BYTES
 
