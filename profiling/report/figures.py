@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-from matplotlib import colormaps
+import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -96,8 +96,7 @@ def _length_axis(axis: Axes, column: str, values: list[int]) -> None:
 
 def _shades(values: list[object]) -> dict[object, tuple[float, ...]]:
     """Return colours from dark to light, in the order of the values."""
-    steps = [0.05 + 0.8 * i / max(1, len(values) - 1) for i in range(len(values))]
-    return dict(zip(values, map(colormaps["viridis"], steps), strict=True))
+    return dict(zip(values, seaborn.color_palette("viridis", len(values)), strict=True))
 
 
 def _curve_and_dots(
@@ -117,18 +116,14 @@ def heat_maps(table: pd.DataFrame, names: dict[str, str], path: Path, note: str)
     for axis, variant in zip(axes, variants, strict=True):
         part = table[table["variant"] == variant]
         grid = part.pivot_table(index="embed_dim", columns="seq_len", values="ratio_measured")
-        image = axis.imshow(grid.to_numpy(), aspect="auto", origin="lower", **colours)
-        axis.set_xticks(range(grid.shape[1]), [str(n) for n in grid.columns])
-        axis.set_yticks(range(grid.shape[0]), [str(d) for d in grid.index])
-        for row, values in enumerate(grid.to_numpy()):
-            for column, value in enumerate(values):
-                is_dark = abs(colours["norm"](value) - 0.5) > 0.3
-                style: Any = {"ha": "center", "va": "center", "color": "w" if is_dark else "k"}
-                if value == value:
-                    axis.text(column, row, f"{value:.3f}", fontsize=8, **style)
+        seaborn.heatmap(
+            grid, ax=axis, annot=True, fmt=".3f", annot_kws={"fontsize": 8}, cbar=False, **colours
+        )
+        axis.invert_yaxis()
+        axis.tick_params(rotation=0)
         axis.set(xlabel=_AXES["seq_len"], ylabel=_AXES["embed_dim"])
         axis.set_title(f"{_panel_title(variant, names)}\n{_ratio_to(part, names)}", fontsize=9)
-    ratio_bar(figure, image, axes)
+    ratio_bar(figure, axes[0].collections[0], axes)
     first = table.iloc[0]
     metric = str(first["metric"])
     title = _title(metric, first["scope"], first["mode"])
@@ -157,7 +152,7 @@ def ratio_lines(
         _length_axis(axis, x, sorted(table[x].unique()))
         axis.set_ylabel(f"{_ratio_to(part, names)}\n({CHEAPER})", fontsize=8)
         axis.set_title(_panel_title(variant, names), fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
+        seaborn.despine(ax=axis)
     if len(shades) > 1:
         title = _AXES["embed_dim"] if hue == "embed_dim" else "baseline"
         axes[-1].legend(title=title, title_fontsize=7, **_BESIDE)
@@ -194,7 +189,7 @@ def value_lines(long: pd.DataFrame, names: dict[str, str], x: str, path: Path, n
         title = textwrap.fill(f"{_title(metric, scope, mode)}", 34)
         axis.set_title("\n".join(filter(None, (title, panel, marks))), fontsize=8)
         axis.set_ylabel(f"{METRICS[metric][0]} ({unit})")
-        axis.spines[["top", "right"]].set_visible(False)
+        seaborn.despine(ax=axis)
         if metric in ("time_median_s", "peak_memory_bytes"):
             plain_log(axis)
         else:
@@ -236,7 +231,7 @@ def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path | None:
     axis.set_ylabel("expected / counted or measured − 1")
     axis.axhline(0.0, color="0.6", lw=0.8, ls=":")
     axis.legend(**_BESIDE)
-    axis.spines[["top", "right"]].set_visible(False)
+    seaborn.despine(ax=axis)
     _headline(figure, "Relative error of closed forms and predictions")
     return save_png(figure, path, note)
 

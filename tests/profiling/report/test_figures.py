@@ -45,7 +45,7 @@ def test_colours_of_ratios_are_centred_on_one_whatever_else_is_there(drawn, larg
     figures.heat_maps(ratios({8: 0.95, 16: 1.17, 32: largest}), NAMES, "path", "note")
     (figure,) = drawn
     panel, bar = figure.axes
-    (image,) = panel.images
+    (image,) = panel.collections
     assert image.cmap.name == "RdBu_r"
     place = [float(image.norm(value)) for value in (0.5, 0.95, 1.0, 1.17, 2.0)]
     assert place == pytest.approx([0.0, 0.463, 0.5, 0.6133, 1.0], abs=1e-3)
