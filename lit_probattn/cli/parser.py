@@ -47,6 +47,11 @@ class RunParser(LightningArgumentParser):
         self.owner, self.names = theclass, super().add_class_arguments(theclass, *args, **kwargs)
         return self.names
 
+    def dump(self, namespace: Any, *args: Any, **kwargs: Any) -> str:
+        """Serialise a configuration; parsing has checked it, so it is not checked again."""
+        text: str = super().dump(namespace, *args, **{"skip_validation": True, **kwargs})
+        return text
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise `CommandError`, unless this parser only tries whether a value fits."""
         if not self.exit_on_error:

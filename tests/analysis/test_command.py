@@ -20,6 +20,7 @@ from lit_probattn.analysis.results import AnalysisError, shown_command
 from lit_probattn.analysis.studies import curves
 from lit_probattn.records.tables import MAX_BYTES
 from tests.analysis.made import checkpoint
+from tests.support.slow import mostly_slow
 
 MAPS = ("attention_maps", "rank", "head_distance", "spectrum")
 MIXTURES = ("query_likelihood", "responsibilities", "priors")
@@ -36,7 +37,7 @@ def flags(path: Path, out: Path) -> list[str]:
     return ["--checkpoint", str(path), "--out", str(out), "--device", "cpu"]
 
 
-@pytest.mark.parametrize("task", CASES)
+@pytest.mark.parametrize("task", mostly_slow(CASES, ["sequence"]))
 def test_studies_write_table_picture_and_text(task, tmp_path):
     cls, options, studies = CASES[task]
     path = checkpoint(tmp_path, task, cls, **options)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import lit_probattn
-from lit_probattn.cli.app import main
+from lit_probattn.cli.app import RunCLI, main
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import config_differences
 from tests.support.runs import (
@@ -239,3 +239,14 @@ def test_damaged_checkpoint_is_one_line(trained, tmp_path, capsys):
     more = ("--ckpt_path", str(tmp_path / "cut.ckpt"))
     line = error_of(arguments("test", trained, *more), capsys)
     assert "cut.ckpt is damaged" in line
+
+
+def test_only_the_parser_of_the_given_command_is_built(capsys):
+    """Four parsers would make every start slower; help shows all four."""
+    made = RunCLI.__new__(RunCLI)
+    made.given = ["validate"]
+    assert set(made.subcommands()) == {"validate"}
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert all(name in told for name in ("fit", "validate", "test", "predict"))

@@ -90,6 +90,7 @@ def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):
     assert "free some" in first.text
 
 
+@pytest.mark.slow
 def test_processes_reach_each_other():
     gloo, nccl = reach.check_contact(100)
     assert gloo.status == "ok", gloo.text

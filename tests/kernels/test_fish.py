@@ -18,6 +18,7 @@ from profiling.kernels.parity import parity_rows
 from tests.attention.fish.oracle import fish_oracle
 from tests.kernels.budget import check_budget, draws_noise
 from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
+from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
@@ -27,8 +28,13 @@ SHAPES = [(11 + 2 * i, 14 + 7 * i % 18) for i in range(6)]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    mostly_slow(
+        itertools.product(OURS, [torch.float32, torch.float16]),
+        [("fish, noise per head", torch.float16), ("gfish", torch.float16)],
+    ),
+)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
     shapes = SHAPES if draws_noise(case) else SHAPES[:3]
     shapes = shapes if dtype == torch.float32 else shapes[::2]
@@ -38,8 +44,17 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("family", ["fish", "gfish"])
-@pytest.mark.parametrize(("blocks", "heads"), [((16, 32), 2), ((32, 16), 1)])
+@pytest.mark.parametrize(
+    ("family", "blocks", "heads"),
+    mostly_slow(
+        [
+            (family, *tile)
+            for family in ("fish", "gfish")
+            for tile in (((16, 32), 2), ((32, 16), 1))
+        ],
+        [("fish", (16, 32), 2)],
+    ),
+)
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
     monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
     with forced(Launch(*blocks)):

@@ -13,6 +13,7 @@ from lit_probattn.kernels.fish.operators import fish_forward
 from lit_probattn.kernels.linear.operators import linear_forward
 from lit_probattn.randomness import RandomKey
 from profiling.measure.counters import torch_flops
+from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, G, H, N, L, E, D, U = 2, 2, 3, 9, 11, 5, 7, 4
@@ -38,12 +39,12 @@ def fish_arguments(noise, units):
     )
 
 
-@pytest.mark.parametrize(("noise", "units"), [(0, 0), (1, U), (2, 0)])
+@pytest.mark.parametrize(("noise", "units"), mostly_slow([(0, 0), (1, U), (2, 0)], [(2, 0)]))
 def test_fish_passes_opcheck(noise, units):
     torch.library.opcheck(fish_forward, fish_arguments(noise, units), test_utils=CHECKS)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", mostly_slow([False, True], [True]))
 def test_linear_passes_opcheck(weighted):
     heads = H if weighted else 2 * G
     weights = (draw(H, G), draw(H, G)) if weighted else (None, None)
@@ -99,7 +100,7 @@ def test_linear_counts_the_products_of_the_formula(name):
     assert torch_flops(lambda: layer(x)) == 2 * layer.cost(29).macs
 
 
-@pytest.mark.parametrize("name", ["fish", "gfish", "mlk", "lfish"])
+@pytest.mark.parametrize("name", mostly_slow(["fish", "gfish", "mlk", "lfish"], ["fish"]))
 def test_activation_checkpoints_give_the_same_gradients(name):
     layer = LAYERS[name]().to(DEVICE)
     layer.backend, layer.dropout = "triton", 0.2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from lit_probattn.kernels.runtime import Launch, forced
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows
 from tests.kernels.budget import check_budget, draws_noise
+from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OURS = [case for case in CASES if case.name.startswith(("linear", "mlk"))]
@@ -19,8 +22,13 @@ MANY = [*SHAPES, *((11 + 3 * i, 14 + 3 * i) for i in range(3))]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    mostly_slow(
+        itertools.product(OURS, [torch.float32, torch.float16]),
+        [("linear fish", torch.float16), ("mlk, shifted keys", torch.float32)],
+    ),
+)
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
     shapes = MANY if draws_noise(case) else SHAPES
     shapes = shapes if dtype == torch.float32 else shapes[::2]
@@ -30,9 +38,13 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("chunk", [16, 64])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("weighted", "is_causal", "chunk"),
+    mostly_slow(
+        itertools.product([False, True], [False, True], [16, 64]),
+        [(False, False, 16), (True, True, 64)],
+    ),
+)
 def test_chunks_of_any_length_agree(weighted, is_causal, chunk):
     for sizes in ((21, 40), (40, 21), (1, 5)):
         with forced(Launch(chunk, chunk)):

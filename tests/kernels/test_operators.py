@@ -36,10 +36,10 @@ def arguments(products, terms, *, kind="soft", masked=False, grad=True):
 @pytest.mark.parametrize(
     "args",
     [
-        pytest.param(lambda: arguments(1, False), id="softmax"),
-        pytest.param(lambda: arguments(K, True, masked=True), id="mgk"),
+        pytest.param(lambda: arguments(1, False), id="softmax", marks=pytest.mark.slow),
+        pytest.param(lambda: arguments(K, True, masked=True), id="mgk", marks=pytest.mark.slow),
         pytest.param(lambda: arguments(K, True, kind="hard"), id="hard"),
-        pytest.param(lambda: arguments(1, True), id="smgk"),
+        pytest.param(lambda: arguments(1, True), id="smgk", marks=pytest.mark.slow),
     ],
 )
 def test_operator_passes_opcheck(args):

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import BUDGET, parity_rows
+from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter's bfloat16 is wrong; a GPU's is what training uses.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 SHAPES = [(37, 45), (29, 31), (7, 33), (33, 5)]
+# What runs every time: one case of each form of the kernels, and float32 where gradients are few.
+FAST = [
+    ("softmax, grouped", torch.float16),
+    ("gaussian", torch.float16),
+    ("mgk soft, K=3, variances 1 3 5", torch.float16),
+    ("mgk soft, prior per position", torch.float32),
+    ("mgk hard", torch.float16),
+    ("smgk soft, learned variances", torch.float16),
+    ("smgk hard", torch.float16),
+]
 DENSE = [case for case in CASES if case.name.startswith(("softmax", "gaussian", "mgk", "smgk"))]
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "dtype"), mostly_slow(itertools.product(DENSE, DTYPES), FAST))
 def test_error_is_within_twice_that_of_eager_code(case, dtype):
     # Priors have a few numbers only: float32 draws more, so that a ratio is no accident.
     shapes = SHAPES if dtype == torch.float32 else SHAPES[:2]

@@ -284,6 +284,7 @@ def one_process(root, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_evaluation_and_predictions_are_exact_for_two_processes(root, one_process):
     values, tables = [], []
     for more in ((), ("--trainer.devices", "2", "--trainer.strategy", "ddp")):

@@ -33,7 +33,9 @@ def train_losses(folder: Path) -> list[float]:
     ("task", "write", "attention", "steps", "more"),
     [
         ("tiny/lra_retrieval", write_pairs, "softmax", 100, ()),
-        ("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 100, ()),
+        pytest.param(
+            *("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 100, ()), marks=pytest.mark.slow
+        ),
         ("tiny/lra_image", write_cifar, "linear", 40, ()),
         (
             "tiny/lra_pathfinder32",

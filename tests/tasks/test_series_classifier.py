@@ -176,7 +176,10 @@ def task(attention=softmax, **options) -> SeriesClassifier:
     return SeriesClassifier(attention, **sizes, **{**small, **recipe, **options})
 
 
-@pytest.mark.parametrize("attention", [softmax, gfish, soft_mgk])
+@pytest.mark.parametrize(
+    "attention",
+    [gfish, *(pytest.param(other, marks=pytest.mark.slow) for other in (softmax, soft_mgk))],
+)
 def test_any_attention_learns_four_series_by_heart(attention):
     run = fit(task(attention), steps=150)
     assert float(run.callback_metrics["train/loss"]) < 0.1

@@ -47,14 +47,29 @@ def stop_in(monkeypatch, hook, where):
 
 
 NO_VALIDATION = ("--trainer.limit_val_batches", "0")
+SLOW = pytest.mark.slow
+
+
+def at(micro_batch):
+    """Whether this is the micro-batch to stop in."""
+    return lambda _, index: index == micro_batch
 
 
 @pytest.mark.parametrize(
     ("hook", "where", "step", "more"),
     [
-        pytest.param("training_step", lambda _, i: i == 10, 6, (), id="first half of a step"),
-        pytest.param("training_step", lambda _, i: i == 11, 6, (), id="second half"),
-        pytest.param("training_step", lambda _, i: i == 10, 6, NO_VALIDATION, id="no validation"),
+        pytest.param("training_step", at(10), 6, (), id="first half of a step"),
+        pytest.param(
+            "training_step", lambda _, i: i == 11, 6, (), id="second half", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "training_step",
+            lambda _, i: i == 10,
+            6,
+            NO_VALIDATION,
+            id="no validation",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "validation_step", lambda t, _: t.trainer.global_step == 8, 8, (), id="in a validation"
         ),

@@ -108,9 +108,9 @@ def kill_in_the_middle_of_a_write(monkeypatch):
     "patch",
     [
         pytest.param(kill_before_micro_batch(17), id="mid-accumulation"),
-        pytest.param(kill_before_micro_batch(24), id="after-a-checkpoint"),
-        pytest.param(kill_in_validation, id="in-validation"),
-        pytest.param(kill_after_best, id="between-best-and-step"),
+        pytest.param(kill_before_micro_batch(24), id="after-a-checkpoint", marks=pytest.mark.slow),
+        pytest.param(kill_in_validation, id="in-validation", marks=pytest.mark.slow),
+        pytest.param(kill_after_best, id="between-best-and-step", marks=pytest.mark.slow),
         pytest.param(kill_after_a_step_checkpoint, id="between-step-and-its-row"),
         pytest.param(kill_in_the_middle_of_a_write, id="mid-write"),
     ],

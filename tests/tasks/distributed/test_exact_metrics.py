@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.exact_metrics import NUM_TEST, TASKS, WORLD_SIZES, scores, table
+from tests.support.slow import mostly_slow
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", mostly_slow(TASKS, ["classifier"]))
 def test_metrics_are_exact_for_every_number_of_processes(task, tmp_path):
     found = scores(task, tmp_path, "64-true")
     print(table(found))

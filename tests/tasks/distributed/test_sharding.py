@@ -43,6 +43,7 @@ def sharded(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_two_shards_train_like_one_process(sharded, tmp_path):
     run(command(tmp_path))
     rows = metrics(only_version(tmp_path)), metrics(only_version(sharded))

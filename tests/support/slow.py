@@ -1,0 +1,34 @@
+"""Which cases of a test run every time, and which with `make test-full` only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
+    """Return the cases as parameters of a test, those that are not in `fast` marked slow.
+
+    Args:
+        cases: values, or tuples of values where the test has several parameters. A value is known
+            by its `name`, or else by itself.
+        fast: names or values, tuples of them, as the cases are known.
+
+    Raises:
+        ValueError: `fast` names no case, so that a test would lose it unseen.
+    """
+    chosen, parameters = set(fast), []
+    found = set()
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        known = tuple(getattr(value, "name", value) for value in values)
+        key = known if isinstance(case, tuple) else known[0]
+        found |= {key} & chosen
+        label = "-".join(str(value).removeprefix("torch.") for value in known)
+        marks = [] if key in chosen else [pytest.mark.slow]
+        parameters.append(pytest.param(*values, id=label, marks=marks))
+    if found != chosen:
+        raise ValueError(f"no case {chosen - found}")
+    return parameters
