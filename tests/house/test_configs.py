@@ -45,10 +45,19 @@ def test_trainer_file_sets_hardware_only(trainer, capsys):
 
 
 @pytest.mark.parametrize("attention", ATTENTION, ids=name)
-def test_attention_file_sets_the_attention_only_and_trains(attention, tmp_path):
+def test_attention_file_sets_the_attention_only(attention, capsys):
     written = yaml.safe_load(attention.read_text())
     assert list(written) == ["model"]
     assert list(written["model"]["init_args"]) == ["attention"]
+    tiny = CONFIGS / "tasks" / "tiny" / "lra_listops.yaml"
+    found = parsed(capsys, tiny, attention)["model"]["init_args"]["attention"]
+    assert found["class_path"] == written["model"]["init_args"]["attention"]["class_path"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ATTENTION, ids=name)
+def test_attention_file_trains(attention, tmp_path):
+    """By the command; models/test_language_model.py trains each in `make test`."""
     status = main(
         [
             *("fit", "--config", str(CONFIGS / "tasks" / "tiny" / "lra_listops.yaml")),
