@@ -448,7 +448,8 @@ def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
     found: dict[str, inspect.Parameter] = {}
     for constructor in constructors(cls):
         found = {**inspect.signature(constructor).parameters, **found}
-    return found
+    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name: parameter for name, parameter in found.items() if parameter.kind not in rest}
 
 
 def takes_any_name(cls: type) -> bool:

@@ -33,7 +33,7 @@ WRONG = [
     ([f"--{ATTENTION}.class_path", "nowhere.Attention"], "no module named 'nowhere' .available: "),
     (["--model", "lit_probattn.tasks.SequenceClasifier"], "did you mean .*SequenceClassifier"),
     (["--data", "datamodules.Listops"], "did you mean 'datamodules.ListOps'"),
-    ([f"--{ATTENTION}.dict_kwargs", "{foo: 1}"], "'model.*attention.dict_kwargs.foo' for lit_prob"),
+    ([f"--{ATTENTION}.dict_kwargs", "{foo: 1}"], "for lit_prob.* backend, bias, dropout, "),
     (["--data.dict_kwargs", "{batch_sizes: 1}"], "batch_sizes' for .*did you mean 'batch_size'"),
     # wrong types and values
     (["--run", "null"], "^error: run: expected its keys, received 'null'$"),
