@@ -1,11 +1,17 @@
-"""Which cases of a test run every time, and which with `make test-full` only."""
+"""What of a test runs every time, and what with `make test-full` only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
+# Parameters of a test that goes through combinations; see `some_of`.
+SHARES = ["a third", pytest.param("all", marks=pytest.mark.slow)]
 
 
 def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
@@ -32,3 +38,15 @@ def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
     if found != chosen:
         raise ValueError(f"no case {chosen - found}")
     return parameters
+
+
+def some_of(combinations: Sequence[T], share: str, *case: object) -> list[T]:
+    """Return all combinations, or a third of them, chosen by the case.
+
+    So cases together go through all of them every time, and each case through all with
+    `make test-full`.
+    """
+    if share == "all":
+        return list(combinations)
+    choice = random.Random(zlib.crc32(repr(case).encode()))
+    return choice.sample(list(combinations), -(-len(combinations) // 3))

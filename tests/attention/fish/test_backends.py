@@ -18,10 +18,12 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
+from tests.support.slow import SHARES, some_of
 
 BATCH, EMBED, HEAD = 2, 11, 5
 SHAPES = [(13, 13), (5, 17), (17, 7), (1, 3)]
 MASKS = ["none", "key", "key+pairs+bias"]
+COMBINATIONS = list(itertools.product(SHAPES, MASKS, (False, True)))
 TOLERANCE = 1e-12  # float64, sums of at most 17 terms of order one
 SIZES = {"num_heads": 7, "num_global_heads": 3}
 BEFORE = {"scale_position": "before"}
@@ -104,11 +106,13 @@ def both(layer, backend, inputs, call):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize(("options", "noise", "backend"), CASES)
-def test_backend_equals_the_sums(options, noise, backend):
+def test_backend_equals_the_sums(options, noise, backend, share):
     layer = make_layer(options, noise=noise)
     rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7])).fold(2)
-    for (rows, cols), masks, is_causal in itertools.product(SHAPES, MASKS, (False, True)):
+    combinations = some_of(COMBINATIONS, share, options, noise, backend)
+    for (rows, cols), masks, is_causal in combinations:
         inputs, call = make_call(layer, rows, cols, masks, is_causal, rng, backend != "sdpa")
         expected, found = both(layer, backend, inputs, call)
         out, grad = largest_difference(found, expected)

@@ -17,6 +17,7 @@ from tests.support.helpers import (
     use_backend,
     use_oracle,
 )
+from tests.support.slow import SHARES, some_of
 
 BATCH, EMBED, HEAD, VALUE = 2, 11, 5, 3
 H, G = 7, 3
@@ -127,12 +128,14 @@ def make_call(layer, num_queries, num_keys, masked, is_causal, rng):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize(("name", "noise", "backend"), CASES)
-def test_backend_equals_the_sums(name, noise, backend):
+def test_backend_equals_the_sums(name, noise, backend, share):
     layer = make_layer(VARIANTS[name], noise=noise)
     rng = RandomKey(3, step=5, sample_ids=torch.tensor([41, 7])).fold(2)
     cases = [(shape, masked, causal) for shape in SHAPES for masked, causal in ((0, 0), (1, 1))]
-    for (rows, cols), masked, is_causal in [*cases, (SHAPES[0], 1, 0), (SHAPES[0], 0, 1)]:
+    cases += [(SHAPES[0], 1, 0), (SHAPES[0], 0, 1)]
+    for (rows, cols), masked, is_causal in some_of(cases, share, name, noise, backend):
         inputs, call = make_call(layer, rows, cols, bool(masked), bool(is_causal), rng)
         use_oracle(layer, oracle)
         expected = run_with_gradients(layer, inputs, call)
