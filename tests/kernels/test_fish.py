@@ -111,7 +111,9 @@ def make_layer(options, dtype=torch.float32):
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(LAYERS, ["gfish, noise per unit", "more heads than a group"])
+)
 def test_layer_equals_independent_sums(name):
     """The whole layer, with every mask, a sample that sees nothing and a bias with a gradient."""
     layer, exact = make_layer(LAYERS[name]), make_layer(LAYERS[name], torch.float64)
@@ -172,7 +174,7 @@ def test_pairs_may_be_hidden_per_head():
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("family", ["fish", "gfish"])
+@pytest.mark.parametrize("family", mostly_slow(["fish", "gfish"], ["fish"]))
 def test_keys_and_values_may_have_a_pass_each(family, monkeypatch):
     monkeypatch.setattr(fish_call.FishCall, "key_passes", lambda call: ("grad_key", "grad_value"))
     for found, exact in self_test(family, DEVICE, torch.float32, 8, (17, 35)):

@@ -265,6 +265,7 @@ def test_resumed_run_has_the_weights_and_averages_of_an_uninterrupted_one(traine
     assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(trained))
 
 
+@pytest.mark.slow
 def test_loss_that_is_not_finite_on_one_rank_stops_both(tmp_path, monkeypatch, capfd):
     """The rank that looks for the bad module repeats its batch alone: it must wait for nobody."""
     pytest.importorskip("aeon")

@@ -106,7 +106,12 @@ ADVICE = re.compile(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        pytest.param(
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
+            marks=pytest.mark.slow,
+        ),
         MemoryError("Unable to allocate 3.7 TiB for an array"),
     ],
     ids=lambda error: type(error).__name__,

@@ -30,6 +30,7 @@ from tests.support.runs import (
     run,
     write_attention,
 )
+from tests.support.slow import mostly_slow
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 EVERY_STEP = ("--trainer.log_every_n_steps", "1")
@@ -83,6 +84,7 @@ def test_accumulation_trains_like_one_batch(one_process, tmp_path):
     assert_same_training(one_process, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_with_accumulation_train_like_one(one_process, tmp_path):
     assert in_ranks(lambda: main(command(tmp_path, *TWO, *ACCUMULATED))) == [0, 0]
     assert_same_training(one_process, tmp_path)
@@ -122,7 +124,7 @@ def test_two_processes_started_by_the_command_line(one_process, tmp_path):
     assert_same_training(one_process, tmp_path)
 
 
-@pytest.mark.parametrize("split", ["validate", "test"])
+@pytest.mark.parametrize("split", mostly_slow(["validate", "test"], ["test"]))
 def test_evaluation_is_exact_for_two_processes(one_process, split):
     """21 samples, the same weights: the accuracy is equal, not only close."""
     values = []
