@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-import resource
+import subprocess
 import sys
 from functools import partial
 
 import pytest
 import torch
 
-from lit_probattn.cli.app import main
 from lit_probattn.training.memory import (
     Step,
     is_out_of_memory,
@@ -19,7 +17,8 @@ from lit_probattn.training.memory import (
     told_out_of_memory,
 )
 from profiling.measure.memory import measured_cpu_bytes
-from tests.support.runs import arguments, error_of, in_child, write_attention
+from tests.support.paths import ROOT
+from tests.support.runs import arguments, error_of, write_attention
 from tests.tasks.tiny import data, task, trainer
 
 GIB = 1 << 30
@@ -61,29 +60,35 @@ def test_prediction_is_what_the_step_takes(rows):
     assert predicted_step_bytes(step, rows, None) == pytest.approx(expected, rel=0.05)
 
 
+LIMITED = """
+import resource, sys
+import profiling.measure.memory  # loaded before the limit, as a GPU would find it
+from lit_probattn.cli.app import main
+with open("/proc/self/status") as file:
+    used = next(int(line.split()[1]) for line in file if line.startswith("VmData"))
+limit = used * 1024 + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
 def limited(command, extra_bytes):
-    """Run a command in a process that may allocate so many more bytes; returns its exit code."""
+    """Run a command in a process that may allocate so many more bytes; return what became of it.
 
-    def work():
-        import profiling.measure.memory  # noqa: F401  (loaded before the limit, as a GPU would find it)
-
-        ctypes.CDLL(None).malloc_trim(0)  # what tests before this one freed is not to be had
-        with open("/proc/self/status") as file:
-            used = next(int(line.split()[1]) for line in file if line.startswith("VmData"))
-        limit = used * 1024 + extra_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        return main(command)
-
-    return in_child(work)
+    The process is a new one: a forked one cannot predict where autograd has threads.
+    """
+    words = [sys.executable, "-c", LIMITED, str(extra_bytes), *command]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-def test_advice_is_one_line_and_taking_it_helps(tmp_path, capfd):
+@pytest.mark.slow
+def test_advice_is_one_line_and_taking_it_helps(tmp_path):
     reference = write_attention(tmp_path, "SoftmaxAttention", backend="reference")
     command = partial(arguments, "fit", tmp_path, *LONG, attention=reference)
-    assert limited(command(), GIB // 4) == 2
-    told = capfd.readouterr().err.splitlines()
-    (line,) = [text for text in told if text.startswith("error: ")]
+    done = limited(command(), GIB // 4)
+    assert done.returncode == 2
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
     assert "out of memory on cpu in training at step 0: a micro-batch of 8 samples" in line
     needed = float(re.search(r"predicted to need ([\d.]+) GiB", line)[1])
     assert 0.25 < needed < 4
@@ -96,7 +101,8 @@ def test_advice_is_one_line_and_taking_it_helps(tmp_path, capfd):
     assert backend in ("blockwise", "sdpa")
     assert size < 0.1
     more = ("--model.init_args.attention.init_args.backend", backend)
-    assert limited(command(*more), GIB // 4) == 0, capfd.readouterr().err
+    done = limited(command(*more), GIB // 4)
+    assert done.returncode == 0, done.stderr
 
 
 ADVICE = re.compile(
