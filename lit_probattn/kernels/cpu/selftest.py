@@ -74,4 +74,4 @@ def _softmax_error() -> float:
     found = [m.clone() for m in maps]
     rows.rows_backward(block, maps, weights, grad.clone(), rows.RowGrads(found))
     pairs = [(out, expected), (weights, expected), *zip(found, wanted, strict=True)]
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
