@@ -115,11 +115,19 @@ def _memory(options: argparse.Namespace) -> int:
 
 def _kernels(options: argparse.Namespace) -> int:
     from profiling.kernels.command import run, write
-    from profiling.kernels.config import load_kernels
+    from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels
 
     if options.config:
-        text, passed = run_kernels(load_kernels(options.config), Path.cwd())
+        config = narrowed(
+            load_kernels(options.config),
+            seq_lens=options.seq_lens,
+            head_dims=options.head_dims,
+            num_threads=options.threads,
+            cases=options.cases,
+        )
+        folder = None if options.out is None else Path(options.out)
+        text, passed = run_kernels(config, Path.cwd(), folder)
         rows: list[dict[str, object]] = []
     else:
         text, rows, passed = run(options)

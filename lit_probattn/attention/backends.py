@@ -37,6 +37,7 @@ class Call:
         device: device type, `cpu` or `cuda`.
         dtype: dtype of query, key and value.
         num_scores: score maps that the reference would store, B · H · N · L (times components).
+        num_keys: L.
         dropout: attention dropout is active.
         bias_needs_grad: an additive bias needs a gradient.
         attn_mask: pairs are masked.
@@ -46,6 +47,7 @@ class Call:
     device: str
     dtype: torch.dtype
     num_scores: int
+    num_keys: int
     dropout: bool
     bias_needs_grad: bool
     attn_mask: bool = False
@@ -64,20 +66,24 @@ class AutoRule:
         order: names, best first; the first that serves the call is taken.
         store_up_to: up to this many scores the materialising reference is taken in place of
             `blockwise`: nothing has to be recomputed.
+        native_from: calls with fewer keys pass over `native`; without and with dropout.
     """
 
     order: tuple[str, ...]
     store_up_to: int = 0
+    native_from: tuple[float, float] = (0, 0)
 
 
-# CPU, float32, forward and backward, N from 32 to 4096, softmax and MGK, with and without dropout:
-# the fused reduction was the fastest nearly wherever it serves; of the others the reference was up
-# to about 4 million scores, and two to three times slower than blocks from 16 million on.
+# CPU, float32, forward and backward, head sizes 8 to 64, N from 64 to 4096: of softmax and of MGK
+# without dropout the fused reduction was the fastest, of everything else the C library's rows
+# (sMGK, FiSH and the polynomial kernel have rules of their own). Where there is no library the
+# reference was the fastest up to about 4 million scores, and two to three times slower than blocks
+# from 16 million on.
 # CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
 # reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
 # reference is left out of short calls too, for its memory.
 AUTO_RULES = {
-    "cpu": AutoRule(("sdpa", "blockwise", "reference"), store_up_to=1 << 22),
+    "cpu": AutoRule(("sdpa", "native", "blockwise", "reference"), store_up_to=1 << 22),
     "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),
     "meta": AutoRule(("sdpa", "blockwise", "reference")),  # counting: no kernel would run
 }
@@ -150,6 +156,8 @@ def _automatic(
     """Return the first name in the rule's order that serves the call; others are not asked."""
     reasons = {}
     for name in (name for name in rule.order if name in available):
+        if name == "native" and call.num_keys < rule.native_from[call.dropout]:
+            continue
         reason = unsupported(name, call)
         if reason is not None:
             reasons[name] = reason
@@ -203,7 +211,7 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
     if backend == "sdpa" and call.bias_needs_grad:
         return "cannot give a gradient to the additive bias without storing all scores"
     if backend == "native":
-        return native_refusal(call)
+        return native_refusal(call.device)
     if backend == "triton":
         sizes = (core.layout.head_dim, core.layout.value_head_dim)
         return kernel_refusal(core.kernel, call, *sizes, bias_gradient=True)
@@ -211,12 +219,12 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
 
 
 @torch.compiler.assume_constant_result
-def native_refusal(call: Call) -> str | None:
-    """Say why the C library of the CPU cannot serve a call ("cannot …"), or None if it can."""
+def native_refusal(device: str) -> str | None:
+    """Say why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
+    if device != "cpu":
+        return f"cannot run on {device}: it is for the CPU"
     from lit_probattn.kernels.cpu.selftest import failure
 
-    if call.device != "cpu":
-        return f"cannot run on {call.device}: it is for the CPU"
     return failure()
 
 

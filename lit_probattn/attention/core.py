@@ -250,6 +250,7 @@ class Core(nn.Module):
             device=query.device.type,
             dtype=query.dtype,
             num_scores=self.num_scores(query.shape[0], query.shape[2], call.value.shape[2]),
+            num_keys=call.value.shape[2],
             dropout=call.dropout is not None,
             bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
             attn_mask=call.masks.attn_mask is not None,

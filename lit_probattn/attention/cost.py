@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lit_probattn.attention.sdpa import LEAST_SIZE
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -56,9 +58,12 @@ class CostTerm:
 
 
 def fused_pairs(size: int, value_dim: int, num_keys: int, backend: str) -> PairMacs:
-    """Return the products of K keys of `size`; PyTorch's kernels pad, and repeat the values."""
+    """Return the products of K keys of `size`; PyTorch's kernels pad, and repeat the values.
+
+    The padding is that on a CPU.
+    """
     if backend == "sdpa":
-        size = max(size, value_dim)
+        size = max(size, value_dim, LEAST_SIZE)
         return PairMacs(num_keys * size, num_keys * size)
     return PairMacs(num_keys * size, value_dim)
 

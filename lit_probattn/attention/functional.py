@@ -107,11 +107,31 @@ def squared_distance(query: Tensor, key: Tensor) -> Tensor:
 
 
 def first_maximum(scores: Sequence[Tensor]) -> Tensor:
-    """Return the elementwise maximum; the gradient goes to the first largest entry only."""
+    """Return the elementwise maximum; the gradient goes to the first largest entry only.
+
+    NaN in any of them gives NaN.
+    """
     largest, *rest = scores
     for candidate in rest:
-        largest = torch.where(candidate > largest, candidate, largest)
+        largest = _Larger.apply(largest, candidate)
     return largest
+
+
+class _Larger(torch.autograd.Function):
+    """The larger of two, several times faster than `torch.where` on scores; saves which it was."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            ctx.save_for_backward(second > first)
+        return torch.maximum(first, second)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (is_second,) = ctx.saved_tensors
+        to_second = is_second.to(grad.dtype).mul_(grad)
+        return grad - to_second, to_second
 
 
 def log_sum_exp(scores: Sequence[Tensor]) -> Tensor:

@@ -7,13 +7,13 @@ those of every other variant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.backends import Backend, BackendFunction
+from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, BackendFunction
 from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout
 from lit_probattn.attention.cost import Cost
@@ -96,6 +96,11 @@ class PolynomialCore(Core):
         "reference": polynomial_reference,
         "blockwise": polynomial_blockwise,
         "native": polynomial_native,
+    }
+    # The logarithm stays torch's: the C library gains little but the dropout.
+    auto_rules: Mapping[str, AutoRule] = {
+        **AUTO_RULES,
+        "cpu": replace(AUTO_RULES["cpu"], native_from=(256, 128)),
     }
 
     def __init__(self, layout: HeadLayout, backend: Backend = "auto", *, degree: int = 2) -> None:

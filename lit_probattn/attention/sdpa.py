@@ -16,6 +16,8 @@ from lit_probattn.attention.masks import Masks
 
 # Queries per call where masks have to be built block by block.
 _BLOCK_ROWS = 256
+# Head size below which PyTorch's kernel for the CPU slows down.
+LEAST_SIZE = 16
 
 
 def fused_attention(
@@ -93,8 +95,11 @@ def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int
 
 
 def _kernel_size(size: int, device: torch.device) -> int:
-    """Return the head size to pad to: CUDA kernels take multiples of 8."""
-    return -(-size // 8) * 8 if device.type == "cuda" else size
+    """Return the head size to pad to: CUDA kernels take multiples of 8, the CPU's at least 16.
+
+    The CPU's kernel takes longer for 8 to 15 entries than for 16, and above 16 padding never pays.
+    """
+    return -(-size // 8) * 8 if device.type == "cuda" else max(size, LEAST_SIZE)
 
 
 def _pad_to(tensor: Tensor, size: int) -> Tensor:

@@ -191,6 +191,7 @@ def set_backends(model: nn.Module, batch: int, length: int) -> None:
             device="cpu",
             dtype=torch.float32,
             num_scores=layer.core.num_scores(batch, length, length),
+            num_keys=length,
             dropout=layer.dropout > 0,
             bias_needs_grad=False,
         )

@@ -11,6 +11,7 @@ from lit_probattn.attention import Attention, variants
 from lit_probattn.attention.backends import Call
 from lit_probattn.doctor.findings import Finding
 from lit_probattn.kernels import runtime, selftest
+from lit_probattn.kernels.cpu import selftest as library
 
 BACKENDS, KERNELS = "Backends that `auto` chooses", "Kernels"
 # A batch of the Long Range Arena's Text, and a short one.
@@ -48,6 +49,7 @@ def _choose(layer: Attention, device: str, seq_len: int, dropout: bool) -> str:
         device=device,
         dtype=torch.float32,
         num_scores=layer.core.num_scores(BATCH, seq_len, seq_len),
+        num_keys=seq_len,
         dropout=dropout,
         bias_needs_grad=False,
     )
@@ -55,7 +57,10 @@ def _choose(layer: Attention, device: str, seq_len: int, dropout: bool) -> str:
 
 
 def check_kernels() -> Iterator[Finding]:
-    """Yield the self-test of every family of kernels, where there is a GPU."""
+    """Yield the self-tests: the C library's, and every family of kernels', where there is a GPU."""
+    reason = library.failure()
+    text = "passes its self-test" if reason is None else reason
+    yield Finding(KERNELS, "C library of the CPU", "ok" if reason is None else "note", text)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     why_not = runtime.refusal(device, torch.float32, HEAD_DIM)
     for family in _families():

@@ -61,13 +61,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     parser.add_argument("--dtypes", type=dtypes, help="comma-separated, e.g. float32,bfloat16")
-    parser.add_argument("--cases", help="only kernels whose name contains one of these parts")
+    parser.add_argument(
+        "--cases", help="only kernels, or comparisons of --config, with one of these in their name"
+    )
     parser.add_argument("--head-dims", type=integers, help="head sizes, comma-separated")
+    parser.add_argument("--seq-lens", type=integers, help="lengths in place of the file's")
+    parser.add_argument("--threads", type=integers, help="threads in place of the file's")
     parser.add_argument(
         "--passes", choices=["all", "forward"], default="all", help="kernels to compile"
     )
     parser.add_argument("--capabilities", type=integers, default=[80, 90], help="default 80,90")
-    parser.add_argument("--out", help="report folder; by default the report is only printed")
+    parser.add_argument(
+        "--out",
+        help="report folder; by default the report is only printed. With --config, points that "
+        "were measured there are not measured again",
+    )
 
 
 def run(options: argparse.Namespace) -> Outcome:

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -20,7 +21,8 @@ from lit_probattn.attention import Attention, HeadCall, MGKAttention
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import ConfigError, build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
-from lit_probattn.records.provenance import device_name
+from lit_probattn.records.provenance import device_name, git_revision, versions
+from lit_probattn.records.rows import RowStore
 from lit_probattn.records.tables import markdown_lines
 from profiling.kernels.cases import draw_heads
 from profiling.kernels.command import header
@@ -43,8 +45,8 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
     """Return a function that runs a side once, forward or forward and backward.
 
     Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
-    priors inside, as in the layer, and parameters get their gradients. An attention that cannot
-    be built is a ConfigError.
+    priors inside, as in the layer, and parameters get their gradients. Backend `auto` is what a
+    layer would choose. An attention that cannot be built is a ConfigError.
     """
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(config.seed)
@@ -76,7 +78,8 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
         if side.backend == "flex":
             forward = partial(_flex, layer, call)
         else:
-            forward = partial(run_heads, layer, side.backend, call)
+            chosen = layer.core.pick(call) if side.backend == "auto" else side.backend
+            forward = partial(run_heads, layer, chosen, call)
     with torch.no_grad():
         grad_out = make(*forward().shape)
 
@@ -142,6 +145,9 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
     device = torch.device(config.device)
     functions, memory, flops, failed = {}, {}, {}, {}
     for name, side in config.sides.items():
+        if side.max_seq_len is not None and config.seq_len > side.max_seq_len:
+            failed[name] = f"left out beyond {side.max_seq_len} tokens"
+            continue
         try:
             function = side_function(side, config)
             function()
@@ -182,10 +188,55 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / min(time_once(function, device) for _ in range(10))
 
 
-def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
+_POINT = ("head_dim", "seq_len", "batch_size", "is_causal", "mode", "num_threads")
+
+
+def _point(config: KernelsConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in _POINT}
+
+
+def open_store(config: KernelsConfig, folder: Path) -> RowStore:
+    """Return the measured points of a folder; those of other sides or other code are dropped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = config.model_dump(exclude={"grid", "comparisons", "parity_tests", *_POINT})
+    settings = {**given, "revision": git_revision(), "versions": versions()}
+    return RowStore(folder / "points.jsonl", settings, _POINT)
+
+
+def measure_once(
+    config: KernelsConfig, store: RowStore | None
+) -> tuple[dict[str, SideResult], dict[str, str]]:
+    """Return `measure` with the threads of the point, or what the store has of it."""
+    point = _point(config)
+    row = next((r for r in store.rows if _point_of(r) == point), None) if store else None
+    if row is None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(config.num_threads or threads)
+        try:
+            results, failed = measure(config)
+        finally:
+            torch.set_num_threads(threads)
+        row = {**point, "failed": failed, "sides": {n: asdict(r) for n, r in results.items()}}
+        if store is not None:
+            store.add(row)
+    return {n: _result(side) for n, side in row["sides"].items()}, row["failed"]
+
+
+def _point_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in _POINT}
+
+
+def _result(side: dict[str, Any]) -> SideResult:
+    return SideResult(
+        summarise(side["seconds"]), **{k: v for k, v in side.items() if k != "timing"}
+    )
+
+
+def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -> tuple[str, bool]:
     """Run the parity tests, then measure; return the report and whether all bounds hold.
 
-    When the tests are red there are times of every side but no ratio between them.
+    When the tests are red there are times of every side but no ratio between them. Points are kept
+    in `folder`, where there is one, and not measured again.
 
     Raises:
         ConfigError: the device is not there, or a side cannot be built.
@@ -205,21 +256,25 @@ def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
     ]
     lines = header("Implementations of attention side by side", facts)
     passed = green
+    store = None if folder is None else open_store(config, folder)
     for point in points(config):
-        section, holds = _section(point, ceiling, green)
+        section, holds = _section(point, ceiling, green, store)
         lines += section
         passed &= holds
     return "\n".join(lines), passed
 
 
-def _section(config: KernelsConfig, ceiling: float, green: bool) -> tuple[list[str], bool]:
+def _section(
+    config: KernelsConfig, ceiling: float, green: bool, store: RowStore | None
+) -> tuple[list[str], bool]:
     """Measure one point; return its part of the report and whether its bounds hold."""
-    results, failed = measure(config)
+    results, failed = measure_once(config, store)
+    threads = "" if config.num_threads is None else f", {config.num_threads} threads"
     passes = "forward + backward" if config.mode == "train" else "forward"
     lines = [
         "",
         f"## N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}, "
-        f"{passes}{', causal' if config.is_causal else ''}",
+        f"{passes}{', causal' if config.is_causal else ''}{threads}",
         "",
         *markdown_lines(pd.DataFrame([_side_line(n, r, ceiling) for n, r in results.items()])),
         "",

@@ -26,7 +26,12 @@ from lit_probattn.attention.polynomial import PolynomialCore, polynomial_scores
 from lit_probattn.configs import class_of
 from tests.analysis.approximation.test_swap import LENGTH, batches, language_model, layers_of
 from tests.attention.mgk.oracles import combine
-from tests.support.helpers import largest_difference, run_with_gradients, use_oracle
+from tests.support.helpers import (
+    largest_difference,
+    run_with_gradients,
+    skip_without_library,
+    use_oracle,
+)
 
 B, N, C, E, H = 2, 13, 11, 5, 3
 
@@ -49,6 +54,7 @@ def test_layer_equals_the_sums(backend, masks, degree):
         torch.manual_seed(3)
         return PolynomialAttention(C, H, head_dim=E, degree=degree).double()
 
+    skip_without_library(backend)
     ours, theirs = layer(), layer()
     ours.backend = backend
     use_oracle(theirs, oracle)

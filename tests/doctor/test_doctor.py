@@ -13,6 +13,7 @@ import torch
 from lit_probattn import attention
 from lit_probattn.doctor import data, machine, reach
 from lit_probattn.doctor.__main__ import main
+from lit_probattn.kernels.cpu.selftest import failure
 from tests.datamodules.lra.files import write_pathfinder
 from tests.datamodules.text import made as made_text
 from tests.support.helpers import LOOPBACK, listening_on
@@ -38,15 +39,22 @@ def test_report_names_what_is_there(tmp_path, capsys):
     assert status == "note"
     assert f"expected the folder {tmp_path}/aclImdb" in text
     assert "GiB free" in found["Space", "runs"][1]
+    why_not = failure()
+    library = why_not is None
     variants = [name for name in attention.__all__ if name.endswith("Attention")]
     for name in variants:
         if name != "Attention":
             status, text = found["Backends that `auto` chooses", f"{name} on cpu"]
             assert status == "ok"
-            assert "training, 4096 tokens, dropout: blockwise" in text
+            cls = attention.variants()[name]
+            blocks = "native" if library and "native" in cls(8, 2).core.backends else "blockwise"
+            assert f"training, 4096 tokens, dropout: {blocks}" in text
     softmax = found["Backends that `auto` chooses", "SoftmaxAttention on cpu"][1]
     assert "evaluation, 4096 tokens: sdpa" in softmax
-    assert "training, 128 tokens, dropout: reference" in softmax
+    short = "native" if library else "reference"
+    assert f"training, 128 tokens, dropout: {short}" in softmax
+    status, text = found["Kernels", "C library of the CPU"]
+    assert (status, text) == (("ok", "passes its self-test") if library else ("note", why_not))
 
 
 def test_caches_are_found(tmp_path, capsys):

@@ -19,7 +19,7 @@ from tests.conftest import late_choice
 
 B, N, C, E = 2, 13, 11, 7
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ON_CUDA = Call("cuda", torch.bfloat16, 10**9, dropout=True, bias_needs_grad=False)
+ON_CUDA = Call("cuda", torch.bfloat16, 10**9, 4096, dropout=True, bias_needs_grad=False)
 LAYERS = {
     "softmax": lambda **options: SoftmaxAttention(C, 2, head_dim=E, **options),
     "mgk": lambda **options: MGKAttention(C, 2, head_dim=E, **options),

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    FiSHAttention,
+    MGKAttention,
+    PolynomialAttention,
+    SoftmaxAttention,
+    recorded_choices,
+)
+from lit_probattn.attention.backends import Call
 from lit_probattn.attention.draws import keep_pairs, normal_noise
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.rowpass.eager import TorchRows
@@ -178,6 +185,76 @@ def test_eight_first_starts_at_once_build_one_library(tmp_path):
     assert [start.returncode for start in starts] == [0] * 8
     assert len(names) == 1
     assert [str(p) for p in (tmp_path / "lit_probattn").glob("*.so")] == list(names)
+
+
+# Variant, its options, dropout, keys -> what `auto` takes with the library and without.
+MGK_HARD, SMGK = {"e_step": "hard"}, {"shifted_keys": True}
+FISH = {"num_global_heads": 1, "noise": "none"}
+AUTO = [
+    (SoftmaxAttention, {}, False, 4096, "sdpa", "sdpa"),
+    (SoftmaxAttention, {}, True, 4096, "native", "blockwise"),
+    (SoftmaxAttention, {}, True, 64, "native", "reference"),
+    (MGKAttention, {}, False, 4096, "sdpa", "sdpa"),
+    (MGKAttention, {}, True, 4096, "native", "blockwise"),
+    (MGKAttention, MGK_HARD, False, 4096, "native", "blockwise"),
+    (MGKAttention, SMGK, False, 4096, "native", "sdpa"),
+    (MGKAttention, SMGK | {"head_dim": 16}, False, 4096, "sdpa", "sdpa"),
+    (MGKAttention, SMGK | {"head_dim": 16}, True, 4096, "native", "blockwise"),
+    (FiSHAttention, FISH, False, 4096, "blockwise", "blockwise"),
+    (FiSHAttention, FISH, True, 4096, "native", "blockwise"),
+    (FiSHAttention, FISH, True, 64, "reference", "reference"),
+    (PolynomialAttention, {}, False, 4096, "native", "blockwise"),
+    (PolynomialAttention, {}, True, 64, "reference", "reference"),
+]
+
+
+@pytest.mark.parametrize(("cls", "options", "dropout", "keys", "with_library", "without"), AUTO)
+def test_auto_takes_the_library_where_it_was_faster(
+    cls, options, dropout, keys, with_library, without, monkeypatch
+):
+    core = cls(64, 2, **{"head_dim": 32, **options}).core
+    call = Call("cpu", torch.float32, core.num_scores(1, keys, keys), keys, dropout, False)
+    refusal = "lit_probattn.attention.backends.native_refusal"
+    monkeypatch.setattr(refusal, lambda device: None)
+    assert core.pick_for(call) == with_library
+    monkeypatch.setattr(refusal, lambda device: "cannot be found")
+    assert core.pick_for(call) == without
+
+
+def test_auto_serves_without_a_compiler_and_says_so_once(fresh, monkeypatch, caplog):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    caplog.set_level("INFO", logger="lit_probattn")
+    layer, x = MGKAttention(12, 2, head_dim=5, e_step="hard"), torch.randn(2, 7, 12)
+    layer.core.variant = "hard mgk without a compiler"
+    for _ in range(2):
+        layer(x).sum().backward()
+    told = [record.message for record in caplog.records if "C library" in record.message]
+    assert told == [
+        "the C library of the CPU cannot find the C compiler CC=no-such-compiler; torch "
+        "operations serve instead"
+    ]
+    assert recorded_choices()["hard mgk without a compiler (cpu, float32)"] == "reference"
+
+
+@needs_library
+def test_the_self_test_runs_outside_modes(fresh):
+    """The first call may come while sizes are predicted, on tensors that hold nothing."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
+        assert selftest.failure() is None
+        assert selftest.draws_noise() in (True, False)
+
+
+@needs_library
+def test_a_compiled_layer_computes_the_same():
+    layer = MGKAttention(12, 2, head_dim=5, e_step="hard", dropout=0.3, backend="native")
+    x, rng = torch.randn(2, 7, 12), RandomKey(3)
+    expected = layer(x, rng=rng)
+    found = torch.compile(layer, backend="eager")(x, rng=rng)
+    assert torch.equal(found, expected)
+    found.sum().backward()
+    assert float(layer.value_proj.weight.grad.abs().sum()) > 0.0
 
 
 def test_native_is_for_the_cpu():

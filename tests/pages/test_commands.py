@@ -95,6 +95,7 @@ TABLE = [
     Row(r"head_size theory", "--steps 20"),
     Row(r"analysis approximate ", "--num_samples 2 --solver_samples 1 --local_samples 1 "
         "--ranks 1 4 --rounds 1 --features 16 --draws 1"),
+    Row(r"kernels --config .*kernels_cpu", "--seq-lens 64 --head-dims 16"),
     Row(r"kernels --parity", "--dtypes float32 --head-dims 16 --cases smgk"),
     Row(r"kernels --compile-table", "--head-dims 16 --cases smgk --passes forward"),
     Row(r"kernels --train-steps", "--train-steps 1"),
@@ -114,7 +115,9 @@ BEFORE = {"docs/analysis.md": [TINY_FIT], "docs/head_size.md": [TINY_FIT]}
 # Settings of files that commands name, made small.
 SMALL_FILES = {
     "configs/profiling/kernels_cpu.yaml": [
-        (r"seq_len: \d+", "seq_len: 64"),
+        (r"seq_lens: \[.*\]", "seq_lens: [64]"),
+        (r"head_dims: \[.*\]", "head_dims: [16]"),
+        (r"repeats: \d+", "repeats: 1"),
         (r"ratio: [\d.]+", "ratio: 100"),  # limits are for the full length
     ],
     "configs/profiling/quick.yaml": [

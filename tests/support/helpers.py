@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -70,8 +71,22 @@ def largest_difference(
 
 
 def cpu_backends(layer: Attention) -> list[str]:
-    """Return the implementations that run on any CPU in float64; kernels have their own tests."""
-    return [name for name in layer.core.backends if name != "triton"]
+    """Return the implementations that run on this CPU in float64; kernels have their own tests."""
+    absent = {"triton"} if _no_library() is None else {"triton", "native"}
+    return [name for name in layer.core.backends if name not in absent]
+
+
+def _no_library() -> str | None:
+    from lit_probattn.attention.backends import native_refusal
+
+    return native_refusal("cpu")
+
+
+def skip_without_library(backend: str) -> None:
+    """Skip a test of `native` where the C library of the CPU cannot serve."""
+    reason = _no_library() if backend == "native" else None
+    if reason is not None:
+        pytest.skip(f"the C library {reason}")
 
 
 def use_oracle(layer: Attention, oracle: Callable[..., Tensor]) -> None:
@@ -87,7 +102,11 @@ def use_oracle(layer: Attention, oracle: Callable[..., Tensor]) -> None:
 
 
 def use_backend(layer: Attention, backend: Backend) -> None:
-    """Let the layer compute with its own implementations again, by the one that is named."""
+    """Let the layer compute with its own implementations again, by the one that is named.
+
+    The test is skipped where `native` is named and there is no library.
+    """
+    skip_without_library(backend)
     layer.core.backends = type(layer.core).backends
     layer.backend = backend
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class NativeRows:
-    """The pass in C; float32 and float64 on the CPU."""
+    """The pass in C; float32 and float64 on the CPU; a graph of torch.compile breaks here."""
 
+    @torch.compiler.disable
     def forward(self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor) -> None:
         """See `RowPass`."""
         if type(out) is not Tensor:  # a tensor that only carries its shape
@@ -27,6 +28,7 @@ class NativeRows:
 
         native.rows_forward(_block(terms, place), maps, out)
 
+    @torch.compiler.disable
     def backward(
         self,
         terms: RowTerms,

@@ -149,7 +149,8 @@ def keep(
 ) -> Tensor:
     """Return `AttentionDropout.keep` of a block, the same bits; (B, H, rows, cols) bool."""
     samples = dropout.key.samples(batch_size, torch.device("cpu")).contiguous()
-    kept = torch.empty(batch_size, num_heads, len(rows), len(cols), dtype=torch.bool)
+    shape = (batch_size, num_heads, len(rows), len(cols))
+    kept = torch.empty(shape, dtype=torch.bool, device="cpu")
     sizes = (batch_size, num_heads, rows.start, len(rows), cols.start, len(cols))
     words = dropout.key.philox_key(STREAM_DROPOUT)
     load().keep_block(kept.data_ptr(), samples.data_ptr(), *sizes, *words, dropout.threshold)
@@ -160,7 +161,8 @@ def normal_noise(
     key: RandomKey, batch_size: int, num_maps: int, rows: range, cols: range
 ) -> Tensor:
     """Return `randomness.normal_noise` of a block, (B, num_maps, rows, cols) float32."""
-    noise = torch.empty(batch_size, num_maps, len(rows), len(cols))
+    shape = (batch_size, num_maps, len(rows), len(cols))
+    noise = torch.empty(shape, dtype=torch.float32, device="cpu")
     samples = key.samples(batch_size, torch.device("cpu")).tolist()
     words, call = key.philox_key(STREAM_NOISE), load().noise_block
     places = (rows.start, len(rows), cols.start, len(cols))

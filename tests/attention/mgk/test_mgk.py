@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
-from lit_probattn.attention.functional import masked_softmax
+from lit_probattn.attention.functional import first_maximum, masked_softmax
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores, mgk_scores
 from tests.support.helpers import cpu_backends
 
@@ -247,3 +247,20 @@ def test_weights_are_probabilities():
         masked_softmax(torch.zeros(1, 1, 1, 2), torch.tensor([True, False])),
         torch.tensor([[[[1.0, 0]]]]),
     )
+
+
+def test_the_first_largest_component_takes_the_gradient():
+    """Ties and infinite scores against a loop; NaN is not hidden by another component."""
+    low, nan = float("-inf"), float("nan")
+    table = [[1.0, 1, 1], [0, 2, 2], [2, 0, 2], [low, low, low], [low, 3, low], [1, 2, 3]]
+    scores = torch.tensor(table, dtype=torch.float64).T.contiguous().requires_grad_()
+    largest = first_maximum(scores.unbind(0))
+    assert torch.equal(largest, scores.detach().amax(0))
+    weight = torch.arange(1.0, 7.0, dtype=torch.float64)
+    (found,) = torch.autograd.grad((largest * weight).masked_fill(largest == low, 0).sum(), scores)
+    expected = torch.zeros_like(scores)
+    for column, row in enumerate(table):
+        if max(row) > low:
+            expected[row.index(max(row)), column] = weight[column]
+    assert torch.equal(found, expected)
+    assert first_maximum([torch.tensor([1.0, nan]), torch.tensor([nan, 1.0])]).isnan().all()
