@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_probattn.kernels.cpu import rows
 from lit_probattn.kernels.cpu.library import Unavailable, load
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
+from lit_probattn.torch_internals import outside_modes
 
 logger = logging.getLogger("lit_probattn")
 
@@ -25,7 +26,8 @@ def failure() -> str | None:
     reason: str | None = None
     try:
         load()
-        with torch.inference_mode(False), torch.enable_grad():
+        # Fake tensors, which a caller may work with, have no memory for the library to read.
+        with torch.inference_mode(False), torch.enable_grad(), outside_modes():
             wrong = next((name for name, right in _checks() if not right), None)
         if wrong is not None:
             reason = f"cannot be trusted: its self-test of {wrong} failed"
@@ -43,13 +45,14 @@ def draws_noise() -> bool:
         return False
     blocks = ((3, range(2, 9), range(5, 140)), (8, range(3), range(70)))
     cpu = torch.device("cpu")
-    return all(
-        torch.equal(
-            rows.normal_noise(_KEY, 2, maps, row, col),
-            normal_noise(_KEY, 2, maps, row, col, cpu),
+    with outside_modes():
+        return all(
+            torch.equal(
+                rows.normal_noise(_KEY, 2, maps, row, col),
+                normal_noise(_KEY, 2, maps, row, col, cpu),
+            )
+            for maps, row, col in blocks
         )
-        for maps, row, col in blocks
-    )
 
 
 def _checks() -> list[tuple[str, bool]]:
