@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, model_validator
 
 from lit_probattn.configs import ConfigError, read_yaml
-from profiling.sweep.config import AttentionEntry, Strict, describe
+from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 
 Mode = Literal["train", "eval"]
 SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
@@ -29,15 +29,21 @@ class Grid(Strict):
     head_dims: list[int] = Field(min_length=1)
     is_causal: list[bool] = Field(default=[False], min_length=1)
     modes: list[Mode] = Field(default=["train"], min_length=1)
+    dtypes: list[Dtype] | None = None
     tokens: int = Field(ge=1, description="batch size times length, the same at every point")
 
 
 class Side(Strict):
-    """One implementation: an attention variant on a backend, or PyTorch's fused softmax."""
+    """One implementation: an attention variant on a backend, or PyTorch's fused softmax.
+
+    Args:
+        seq_lens: lengths at which it runs, for what is too slow or too large at others; None: all.
+    """
 
     attention: AttentionEntry | None = None
     torch_sdpa: TorchSdpa | None = None
     backend: str = "reference"
+    seq_lens: list[int] | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
@@ -46,21 +52,56 @@ class Side(Strict):
         return self
 
 
-class Comparison(Strict):
-    """Two sides, and what their ratios must not exceed."""
+class Bounds(Strict):
+    """What must hold of a comparison; None asks for nothing."""
+
+    max_time_ratio: float | None = None
+    min_time_ratio: float | None = None
+    max_memory_ratio: float | None = None
+    min_tflops: float | None = Field(default=None, description="of `side`, by CUDA graph")
+
+
+class Gate(Bounds):
+    """Bounds at some points: those that agree with all that is given."""
+
+    head_dim: int | None = None
+    mode: Mode | None = None
+    seq_len: int | None = None
+    min_seq_len: int = 1
+    dtype: Dtype | None = None
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Gate:
+        if all(getattr(self, name) is None for name in Bounds.model_fields):
+            raise ValueError(f"a gate needs one of {', '.join(Bounds.model_fields)}")
+        return self
+
+    def applies(self, point: KernelsConfig) -> bool:
+        """Whether this is asked of a point; masked halves of causal calls are asked nothing."""
+        names = ("head_dim", "mode", "seq_len", "dtype")
+        given = {name: getattr(self, name) for name in names}
+        same = all(value in (None, getattr(point, name)) for name, value in given.items())
+        return same and point.seq_len >= self.min_seq_len and not point.is_causal
+
+
+class Comparison(Bounds):
+    """Two sides, what their ratios must not exceed anywhere, and what at some points."""
 
     name: str
     side: str
     against: str
-    max_time_ratio: float | None = None
-    max_memory_ratio: float | None = None
+    gates: list[Gate] = Field(default_factory=list)
+
+    def bounds(self, point: KernelsConfig) -> list[Bounds]:
+        """Return what is asked of the comparison at a point."""
+        return [self, *(gate for gate in self.gates if gate.applies(point))]
 
 
 class KernelsConfig(Strict):
     """The file of `python -m profiling kernels`."""
 
     device: str = "cpu"
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    dtype: Dtype = "float32"
     mode: Mode = "train"
     batch_size: int = Field(ge=1)
     seq_len: int = Field(ge=1)
@@ -70,7 +111,7 @@ class KernelsConfig(Strict):
     warmup: int = Field(default=3, ge=0)
     repeats: int = Field(default=20, ge=1)
     max_seconds: float = 120.0
-    grid: Grid | None = None
+    grid: Grid | list[Grid] | None = None
     sides: dict[str, Side]
     comparisons: list[Comparison]
     parity_tests: list[str] = Field(default_factory=list)
@@ -88,17 +129,32 @@ class KernelsConfig(Strict):
 
 
 def points(config: KernelsConfig) -> list[KernelsConfig]:
-    """Return the configurations of all points of the grid; the file's own without one."""
+    """Return the configurations of all points, grid after grid; the file's own without one.
+
+    A point has the sides that run at its length, and the comparisons of these.
+    """
     if config.grid is None:
-        return [config]
-    grid = config.grid
-    names = ("head_dim", "seq_len", "is_causal", "mode")
+        return [_at(config, {})]
     found = []
-    for values in product(grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes):
-        batch_size = max(1, grid.tokens // values[1])
-        point = {**dict(zip(names, values, strict=True)), "batch_size": batch_size, "grid": None}
-        found.append(config.model_copy(update=point))
+    for grid in config.grid if isinstance(config.grid, list) else [config.grid]:
+        names = ("dtype", "head_dim", "seq_len", "is_causal", "mode")
+        axes = (grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes)
+        for values in product(grid.dtypes or [config.dtype], *axes):
+            place: dict[str, object] = dict(zip(names, values, strict=True))
+            place["batch_size"] = max(1, grid.tokens // values[2])
+            found.append(_at(config, place))
     return found
+
+
+def _at(config: KernelsConfig, place: dict[str, object]) -> KernelsConfig:
+    point = config.model_copy(update={**place, "grid": None})
+    sides = {
+        name: side
+        for name, side in config.sides.items()
+        if side.seq_lens is None or point.seq_len in side.seq_lens
+    }
+    compared = [c for c in config.comparisons if c.side in sides and c.against in sides]
+    return point.model_copy(update={"sides": sides, "comparisons": compared})
 
 
 def load_kernels(path: str | Path) -> KernelsConfig:
