@@ -259,9 +259,8 @@ def run_kernels(config: KernelsConfig, root: Path) -> tuple[str, bool]:
     ceiling = product_ceiling(torch.device(config.device), getattr(torch, config.dtype))
     rows = [row for point in points(config) for row in measured_rows(point, ceiling, green)]
     passed = green and not any(row.get("holds") is False for row in rows)
-    return speed_report(
-        config, rows, ceiling, f"{'passed' if green else 'FAILED'}: {summary}"
-    ), passed
+    tests = f"{'passed' if green else 'FAILED'}: {summary}"
+    return speed_report(config, rows, ceiling, tests, device_name(config.device)), passed
 
 
 def place_name(config: KernelsConfig) -> str:
@@ -346,7 +345,11 @@ def _verdict(name: str, bound: float | None, value: float | None) -> tuple[str, 
 
 
 def speed_report(
-    config: KernelsConfig, rows: Sequence[Mapping[str, Any]], ceiling: float, tests: str
+    config: KernelsConfig,
+    rows: Sequence[Mapping[str, Any]],
+    ceiling: float,
+    tests: str,
+    hardware: str,
 ) -> str:
     """Return the report of measured rows: a section per point.
 
@@ -355,6 +358,7 @@ def speed_report(
         rows: of `measured_rows`, of any number of points.
         ceiling: FLOP/s of a large matrix product.
         tests: what the parity tests said.
+        hardware: where they were measured.
     """
     missed = [row for row in rows if row.get("holds") is False]
     dearer = [row for row in rows if row.get("time_ratio", 0.0) > 1.0 and row["timed"] == "graph"]
@@ -363,8 +367,7 @@ def speed_report(
         "projections",
         f"Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles. "
         "On a GPU: replays of a CUDA graph; calls from Python in the column beside",
-        f"Hardware: {device_name(config.device)}; a large matrix product reaches "
-        f"{ceiling / 1e12:.3g} TFLOP/s",
+        f"Hardware: {hardware}; a large matrix product reaches {ceiling / 1e12:.3g} TFLOP/s",
         "TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
         f"Parity tests: {tests}",
     ]

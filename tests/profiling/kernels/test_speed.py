@@ -156,7 +156,7 @@ def test_a_report_begins_with_what_is_missed_and_what_is_dearer():
     results = gpu_results(point, graph)
     rows = [{**place, "side": name, **_side_row(results[name], 1e12)} for name in results]
     rows.append({**place, "comparison": "a", **compared(point, graph)})
-    head, table = speed_report(point, rows, 1e12, "passed").split("\n## ")
+    head, table = speed_report(point, rows, 1e12, "passed", "a GPU").split("\n## ")
     assert "Bounds: 0 of 1 hold" in head
     assert "MISSED: a at N = 64" in head
     assert "Above 1: a at N = 64" in head
