@@ -38,18 +38,30 @@ class Side(Strict):
 
     Args:
         seq_lens: lengths at which it runs, for what is too slow or too large at others; None: all.
+        head_dims: head sizes at which it runs.
+        dtypes: dtypes in which it runs.
     """
 
     attention: AttentionEntry | None = None
     torch_sdpa: TorchSdpa | None = None
     backend: str = "reference"
     seq_lens: list[int] | None = None
+    head_dims: list[int] | None = None
+    dtypes: list[Dtype] | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
         if (self.attention is None) == (self.torch_sdpa is None):
             raise ValueError("a side needs either attention or torch_sdpa")
         return self
+
+    def runs_at(self, point: KernelsConfig) -> bool:
+        """Whether this side runs at a point."""
+        asked = ((self.seq_lens, point.seq_len), (self.head_dims, point.head_dim))
+        return all(
+            values is None or value in values
+            for values, value in (*asked, (self.dtypes, point.dtype))
+        )
 
 
 class Bounds(Strict):
@@ -148,11 +160,7 @@ def points(config: KernelsConfig) -> list[KernelsConfig]:
 
 def _at(config: KernelsConfig, place: dict[str, object]) -> KernelsConfig:
     point = config.model_copy(update={**place, "grid": None})
-    sides = {
-        name: side
-        for name, side in config.sides.items()
-        if side.seq_lens is None or point.seq_len in side.seq_lens
-    }
+    sides = {name: side for name, side in config.sides.items() if side.runs_at(point)}
     compared = [c for c in config.comparisons if c.side in sides and c.against in sides]
     return point.model_copy(update={"sides": sides, "comparisons": compared})
 

@@ -284,7 +284,10 @@ def kernels_config(place: Place, name: str) -> KernelsConfig:
     config = load_kernels(f"configs/profiling/{name}.yaml")
     if not place.rehearses:
         return config
-    every = {k: v.model_copy(update={"seq_lens": None}) for k, v in config.sides.items()}
+    every = {
+        k: v.model_copy(update={"seq_lens": None, "head_dims": None, "dtypes": None})
+        for k, v in config.sides.items()
+    }
     library = {k: Side(torch_sdpa=TorchSdpa(num_heads=8)) for k, v in every.items() if v.torch_sdpa}
     ours = {k: v for k, v in every.items() if v.attention is not None}
     fused = [k for k, v in ours.items() if v.backend == "triton"][:2]
@@ -296,12 +299,12 @@ def kernels_config(place: Place, name: str) -> KernelsConfig:
     return config.model_copy(update={"sides": sides, "comparisons": compared, **tiny})
 
 
-def _speed(name: str, place: Place) -> list[Phase]:
-    """The points of every grid, after their kernels have been compiled on all cores."""
+def _speed(name: str, grids: slice, place: Place) -> list[Phase]:
+    """The points of some grids, after their kernels have been compiled on all cores."""
     config = kernels_config(place, name)
     phases = []
-    grids = config.grid if isinstance(config.grid, list) else [config.grid]
-    for grid in grids:
+    every = config.grid[grids] if isinstance(config.grid, list) else [config.grid]
+    for grid in every:
         here = points(config.model_copy(update={"grid": grid}))
         phases.append(Phase(compile_units(here, place.capability), place.cores))
         phases.append(Phase([_point_unit(point, place) for point in here]))
@@ -488,7 +491,7 @@ def _tuning(place: Place) -> list[Phase]:
 
     cases = [case for case in compile_cases() if "dropout" not in case.name]
     units = [
-        Unit(f"{case.name}, {size}", partial(_tuned, place, case, size), 60, 3)
+        Unit(f"{case.name}, {size}", partial(_tuned, place, case, size), 150, 3)
         for size in (64, 128)
         for case in cases
         if "linear" not in case.name and "fish" not in case.name
@@ -520,8 +523,11 @@ def table_page(title: str, place: Place, rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def _kernel_stage(name: str, config: str, about: str, minutes: float) -> Stage:
-    return Stage(name, about, minutes, partial(_speed, config), partial(_speed_page, config))
+def _kernel_stage(
+    name: str, config: str, about: str, minutes: float, first: int = 0, last: int | None = None
+) -> Stage:
+    phases = partial(_speed, config, slice(first, last))
+    return Stage(name, about, minutes, phases, partial(_speed_page, config))
 
 
 def _sweep_stage(name: str, config: str, about: str, minutes: float) -> Stage:
@@ -539,13 +545,14 @@ def _table_stage(
 STAGES = (
     _table_stage("environment", "Versions, and what the GPU reaches", 1, _environment),
     _table_stage("checks", "Whether the kernels are right", 6, _checks),
-    _kernel_stage("speed", "kernels_cuda", "Softmax, MGK and sMGK, with gates", 8),
+    _kernel_stage("speed", "kernels_cuda", "Softmax, MGK and sMGK, with gates", 8, 0, 2),
     _kernel_stage("speed_fish", "kernels_fish_cuda", "FiSH and linear attention, with gates", 6),
     _kernel_stage("memory", "kernels_memory_cuda", "Memory of a step over N", 3),
     _sweep_stage("table7", "mgk_table7_cuda", "MGK, Table 7", 3),
     _sweep_stage("lm", "lm_cuda", "The language model over D and N", 8),
     _table_stage("train", "Losses with kernels and with the reference", 4, _train),
     _sweep_stage("attention", "attention_cuda", "One layer over D and N", 8),
+    _kernel_stage("speed_more", "kernels_cuda", "Other lengths, heads of 32, float32", 8, 2),
     _table_stage("tests", "The tests of the kernels", 8, _tests),
     _table_stage("tuning", "The fastest launch configurations", 8, _tuning),
 )

@@ -80,10 +80,11 @@ def run_units(units: Sequence[Unit], path: Path, session: Session, jobs: int = 1
 
     They run in forked processes that share them, and this process leaves CUDA alone. When one of
     these dies, another goes on with the next unit. What failed in another session is tried again,
-    what failed or died in this one is not.
+    after the rest, since it may hang; what failed or died in this one is not.
     """
     rows = read_units(path)
     done = finished(rows)
+    before = {row["unit"] for row in rows} - done
     kept = [row for row in rows if row["unit"] in done or row["session"] == session.name]
     if kept != rows or (path.exists() and not path.read_bytes().endswith(b"\n")):
         replace_text(path, "".join(f"{json.dumps(row)}\n" for row in kept))
@@ -91,6 +92,7 @@ def run_units(units: Sequence[Unit], path: Path, session: Session, jobs: int = 1
     while True:
         tried = {row["unit"] for row in read_units(path)}
         missing = [unit for unit in units if unit.key not in tried]
+        missing.sort(key=lambda unit: unit.key in before)
         if not missing or session.is_over:
             return not missing
         shares = [missing[i::jobs] for i in range(min(jobs, len(missing)))]

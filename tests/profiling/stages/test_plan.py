@@ -67,7 +67,10 @@ def test_the_budget_covers_every_stage_within_eight_minutes(capsys):
     assert [line.split(" | ")[0].strip("| ") for line in lines] == NAMES
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert 0 < float(cells[2]) <= float(cells[3]) <= 8, line
+        assert 0 < float(cells[2]), line
+        # Tuning compiles one candidate after the other: it goes on in a later session.
+        assert float(cells[3]) <= 8, line
+        assert float(cells[2]) <= float(cells[3]) or cells[0] == "tuning", line
         assert int(cells[4]) > 0
     by_name = {line.split(" | ")[0].strip("| "): float(line.rsplit("|", 2)[1]) for line in lines}
     assert by_name["lm"] <= 30, "the table of the first half hour"
@@ -158,7 +161,7 @@ def test_limits_failures_and_the_archive(tmp_path, monkeypatch, capsys):
     assert "| good | [good](good/report.md) | finished | 1 of 1 | 1 |" in page
     assert (tmp_path / "notes").read_text() == "xxx"
     command.run_plan(stages, place, 5.0, archive)
-    assert (tmp_path / "notes").read_text() == "xxxx", "only c was left, and what failed"
+    assert (tmp_path / "notes").read_text() == "xxxx", "only c was left; what hung comes last"
 
 
 def test_no_stage_begins_without_time(tmp_path, monkeypatch, capsys):
@@ -228,7 +231,7 @@ def test_kernels_that_share_their_form_are_compiled_once():
     assert len(keys) == len(set(keys))
     assert not any("reference" in key or "flash" in key for key in keys)
     long = [
-        key for key in keys if "mgk4_triton, bfloat16, head size 64, train, causal False" in key
+        key for key in keys if ": mgk4_triton, bfloat16, head size 64, train, causal False" in key
     ]
     assert len(long) == 2, "one for batches of one, one for all others"
 
