@@ -67,7 +67,7 @@ def test_the_budget_covers_every_stage_within_eight_minutes(capsys):
     assert [line.split(" | ")[0].strip("| ") for line in lines] == NAMES
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert 0 < float(cells[2]), line
+        assert float(cells[2]) > 0, line
         # Tuning compiles one candidate after the other: it goes on in a later session.
         assert float(cells[3]) <= 8, line
         assert float(cells[2]) <= float(cells[3]) or cells[0] == "tuning", line
@@ -86,8 +86,8 @@ def test_without_a_gpu_one_line(monkeypatch, capsys):
 
 
 def test_an_unknown_stage_is_one_line(capsys):
-    assert command.main(["speeed", "--rehearse"]) == 2
-    assert "unknown stage 'speeed'" in capsys.readouterr().err
+    assert command.main(["unknown_one", "--rehearse"]) == 2
+    assert "unknown stage 'unknown_one'" in capsys.readouterr().err
 
 
 def test_missing_packages_are_named_before_anything_is_imported():
