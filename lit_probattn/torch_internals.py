@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import socket
+import weakref
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
+from torch.utils._pytree import tree_iter
 
 __all__ = [
     "CDIST_OPERATORS",
@@ -85,18 +87,52 @@ def storage_key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+class _LiveBytes(TorchDispatchMode):
+    """Adds a storage's bytes when an operation first returns it, and subtracts them when it dies.
+
+    The work per operation does not depend on how much exists. `MemTracker`, which comes with
+    PyTorch and finds the same bytes, goes over all modules at every operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor, or what it has grown or shrunk by."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._known.get(key)
+        if known is None or known[1] != size:
+            self.live += size - (0 if known is None else known[1])
+            self.peak = max(self.peak, self.live)
+            self._known[key] = (weakref.ref(storage, lambda _: self._forget(key)), size)
+
+    def _forget(self, key: int) -> None:
+        self.live -= self._known.pop(key)[1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_iter(out):
+            if isinstance(value, Tensor):
+                self.add(value)
+        return out
+
+
 def peak_bytes(resident: Any, step: Any) -> int:
     """Return the most bytes on the CPU that exist at a time while `step` runs, `resident` included.
 
     Called under FakeTensorMode, for tensors that it made.
     """
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    tracker = MemTracker()
-    tracker.track_external(*resident)
+    tracker = _LiveBytes()
+    for item in resident:
+        owned = [item] if isinstance(item, Tensor) else [*item.parameters(), *item.buffers()]
+        for tensor in owned:
+            tracker.add(tensor)
     with tracker:
         step()
-    return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+    return tracker.peak
 
 
 def default_store() -> Any:

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, model_validator
 
 from lit_probattn.configs import ConfigError, read_yaml
-from profiling.sweep.config import AttentionEntry, Strict, describe
+from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 
 Mode = Literal["train", "eval"]
 SdpaBackend = Literal["any", "cudnn", "flash", "efficient", "math"]
@@ -29,17 +29,26 @@ class Grid(Strict):
     head_dims: list[int] = Field(min_length=1)
     is_causal: list[bool] = Field(default=[False], min_length=1)
     modes: list[Mode] = Field(default=["train"], min_length=1)
+    dtypes: list[Dtype] | None = None
     num_threads: list[int] = Field(default=[], description="of PyTorch on a CPU; none: as set")
     tokens: int = Field(ge=1, description="batch size times length, the same at every point")
 
 
 class Side(Strict):
-    """One implementation: an attention variant on a backend, or PyTorch's fused softmax."""
+    """One implementation: an attention variant on a backend, or PyTorch's fused softmax.
+
+    Args:
+        seq_lens: lengths at which it runs, for what is too slow or too large at others; None: all.
+        head_dims: head sizes at which it runs.
+        dtypes: dtypes in which it runs.
+    """
 
     attention: AttentionEntry | None = None
     torch_sdpa: TorchSdpa | None = None
     backend: str = "reference"
-    max_seq_len: int | None = Field(default=None, description="left out of longer points")
+    seq_lens: list[int] | None = None
+    head_dims: list[int] | None = None
+    dtypes: list[Dtype] | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Side:
@@ -47,33 +56,76 @@ class Side(Strict):
             raise ValueError("a side needs either attention or torch_sdpa")
         return self
 
+    def runs_at(self, point: KernelsConfig) -> bool:
+        """Whether this side runs at a point."""
+        asked = ((self.seq_lens, point.seq_len), (self.head_dims, point.head_dim))
+        return all(
+            values is None or value in values
+            for values, value in (*asked, (self.dtypes, point.dtype))
+        )
 
-class Comparison(Strict):
-    """Two sides, and what their ratios must not exceed."""
+
+class Bounds(Strict):
+    """What must hold of a comparison; None asks for nothing."""
+
+    max_time_ratio: float | None = None
+    min_time_ratio: float | None = None
+    max_memory_ratio: float | None = None
+    min_tflops: float | None = Field(default=None, description="of `side`, by CUDA graph")
+
+
+class Gate(Bounds):
+    """Bounds at some points: those that agree with all that is given."""
+
+    head_dim: int | None = None
+    mode: Mode | None = None
+    seq_len: int | None = None
+    min_seq_len: int = 1
+    dtype: Dtype | None = None
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Gate:
+        if all(getattr(self, name) is None for name in Bounds.model_fields):
+            raise ValueError(f"a gate needs one of {', '.join(Bounds.model_fields)}")
+        return self
+
+    def applies(self, point: KernelsConfig) -> bool:
+        """Whether this is asked of a point; masked halves of causal calls are asked nothing."""
+        names = ("head_dim", "mode", "seq_len", "dtype")
+        given = {name: getattr(self, name) for name in names}
+        same = all(value in (None, getattr(point, name)) for name, value in given.items())
+        return same and point.seq_len >= self.min_seq_len and not point.is_causal
+
+
+class Comparison(Bounds):
+    """Two sides, what their ratios must not exceed anywhere, and what at some points."""
 
     name: str
     side: str
     against: str
-    max_time_ratio: float | None = None
-    max_memory_ratio: float | None = None
+    gates: list[Gate] = Field(default_factory=list)
+
+    def bounds(self, point: KernelsConfig) -> list[Bounds]:
+        """Return what is asked of the comparison at a point."""
+        return [self, *(gate for gate in self.gates if gate.applies(point))]
 
 
 class KernelsConfig(Strict):
     """The file of `python -m profiling kernels`."""
 
     device: str = "cpu"
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    dtype: Dtype = "float32"
     mode: Mode = "train"
     batch_size: int = Field(ge=1)
     seq_len: int = Field(ge=1)
     head_dim: int = Field(ge=1)
     is_causal: bool = False
-    num_threads: int | None = None
+    num_threads: int | None = Field(default=None, ge=1)
     seed: int = 0
     warmup: int = Field(default=3, ge=0)
     repeats: int = Field(default=20, ge=1)
     max_seconds: float = 120.0
-    grid: Grid | None = None
+    grid: Grid | list[Grid] | None = None
     sides: dict[str, Side]
     comparisons: list[Comparison]
     parity_tests: list[str] = Field(default_factory=list)
@@ -91,18 +143,29 @@ class KernelsConfig(Strict):
 
 
 def points(config: KernelsConfig) -> list[KernelsConfig]:
-    """Return the configurations of all points of the grid; the file's own without one."""
+    """Return the configurations of all points, grid after grid; the file's own without one.
+
+    A point has the sides that run at its length, and the comparisons of these.
+    """
     if config.grid is None:
-        return [config]
-    grid = config.grid
-    names = ("head_dim", "seq_len", "is_causal", "mode", "num_threads")
-    threads: list[int | None] = [*grid.num_threads] or [config.num_threads]
+        return [_at(config, {})]
     found = []
-    for values in product(grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes, threads):
-        batch_size = max(1, grid.tokens // values[1])
-        point = {**dict(zip(names, values, strict=True)), "batch_size": batch_size, "grid": None}
-        found.append(config.model_copy(update=point))
+    for grid in config.grid if isinstance(config.grid, list) else [config.grid]:
+        names = ("dtype", "head_dim", "seq_len", "is_causal", "mode", "num_threads")
+        threads: list[int | None] = [*grid.num_threads] or [config.num_threads]
+        axes = (grid.head_dims, grid.seq_lens, grid.is_causal, grid.modes, threads)
+        for values in product(grid.dtypes or [config.dtype], *axes):
+            place: dict[str, object] = dict(zip(names, values, strict=True))
+            place["batch_size"] = max(1, grid.tokens // values[2])
+            found.append(_at(config, place))
     return found
+
+
+def _at(config: KernelsConfig, place: dict[str, object]) -> KernelsConfig:
+    point = config.model_copy(update={**place, "grid": None})
+    sides = {name: side for name, side in config.sides.items() if side.runs_at(point)}
+    compared = [c for c in config.comparisons if c.side in sides and c.against in sides]
+    return point.model_copy(update={"sides": sides, "comparisons": compared})
 
 
 def narrowed(
@@ -116,13 +179,15 @@ def narrowed(
     """Return the file with other points, and only comparisons whose name contains one of `cases`.
 
     Raises:
-        ConfigError: points are given for a file without a grid, or no comparison is left.
+        ConfigError: points are given for a file without one grid, or no comparison is left.
     """
     points_given = {"seq_lens": seq_lens, "head_dims": head_dims, "num_threads": num_threads}
     update = {name: values for name, values in points_given.items() if values is not None}
-    if update and config.grid is None:
-        raise ConfigError(f"{', '.join(update)}: the file has no grid whose points they replace")
-    if update and config.grid is not None:
+    if update and not isinstance(config.grid, Grid):
+        raise ConfigError(
+            f"{', '.join(update)}: the file has no single grid whose points they replace"
+        )
+    if update and isinstance(config.grid, Grid):
         config = config.model_copy(update={"grid": config.grid.model_copy(update=update)})
     if cases is None:
         return config

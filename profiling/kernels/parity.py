@@ -221,7 +221,14 @@ def _finite(value: Tensor) -> float:
     return float(value) if bool(torch.isfinite(value)) else float("inf")
 
 
-def losses(attention: str, backend: str, steps: int, device: str, folder: Path) -> list[float]:
+def losses(
+    attention: str,
+    backend: str,
+    steps: int,
+    device: str,
+    folder: Path,
+    flags: Sequence[str] = (),
+) -> list[float]:
     """Return the training loss of every step of a command-line run; ConfigError if it fails."""
     accelerator = "gpu" if device == "cuda" else "cpu"
     command = [
@@ -231,6 +238,7 @@ def losses(attention: str, backend: str, steps: int, device: str, folder: Path) 
         *("--trainer.max_steps", str(steps), "--trainer.val_check_interval", str(steps)),
         *("--trainer.log_every_n_steps", "1", "--trainer.limit_val_batches", "1"),
         *("--run.root", str(folder), "--run.name", f"{Path(attention).stem}-{backend}"),
+        *flags,
     ]
     environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"}
     if device == "cpu":
@@ -245,15 +253,18 @@ def losses(attention: str, backend: str, steps: int, device: str, folder: Path) 
 
 
 def compare_training(
-    steps: int, device: str, attention: Sequence[str] = ATTENTION
+    steps: int, device: str, attention: Sequence[str] = ATTENTION, flags: Sequence[str] = ()
 ) -> tuple[list[dict[str, object]], bool]:
-    """Train with both backends; return a line per step and whether all gaps are within BOUND."""
+    """Train with both backends; return a line per step and whether all gaps are within BOUND.
+
+    `flags` are further ones of the runs.
+    """
     lines: list[dict[str, object]] = []
     followed = True
     for path in attention:
         with tempfile.TemporaryDirectory() as folder:
-            found = losses(path, "triton", steps, device, Path(folder))
-            expected = losses(path, "reference", steps, device, Path(folder))
+            found = losses(path, "triton", steps, device, Path(folder), flags)
+            expected = losses(path, "reference", steps, device, Path(folder), flags)
         followed &= len(found) == len(expected) == steps
         for step, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1):
             gap = abs(ours - theirs)

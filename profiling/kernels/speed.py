@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,22 @@ from lit_probattn.configs import ConfigError, build_attention
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.records.provenance import device_name, git_revision, versions
 from lit_probattn.records.rows import RowStore
-from lit_probattn.records.tables import markdown_lines
+from lit_probattn.records.tables import counted, markdown_lines
 from profiling.kernels.cases import draw_heads
 from profiling.kernels.command import header
 from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
 from profiling.kernels.parity import run_heads
 from profiling.measure.counters import UncountedOperationError, torch_flops
 from profiling.measure.memory import peak_bytes
-from profiling.measure.timing import Timing, quantile, summarise, time_once, time_sides
+from profiling.measure.timing import (
+    NotCapturedError,
+    captured,
+    quantile,
+    round_ratios,
+    spread,
+    time_once,
+    time_sides,
+)
 from profiling.sweep.run import missing_device
 
 _SDPA = {
@@ -41,13 +49,33 @@ _SDPA = {
 }
 
 
-def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor]]:
+@dataclass(frozen=True)
+class _WatchedKey(RandomKey):
+    """A key that notes every draw."""
+
+    drawn: list[int] = field(default_factory=list, compare=False)
+
+    def philox_key(self, stream: int) -> tuple[int, int]:
+        """Note the draw and return its key words."""
+        self.drawn.append(stream)
+        return super().philox_key(stream)
+
+
+def side_function(
+    side: Side, config: KernelsConfig, drawn: list[int] | None = None
+) -> Callable[[], list[Tensor]]:
     """Return a function that runs a side once, forward or forward and backward.
 
     Only attention itself is inside: no projections. Keys are shifted, expanded and combined with
     priors inside, as in the layer, and parameters get their gradients. Backend `auto` is what a
     layer would choose. An attention that cannot be built is a ConfigError.
+
+    Args:
+        side: what runs.
+        config: where.
+        drawn: gets the stream of every random draw, of dropout and of noise.
     """
+    rng = _WatchedKey(config.seed, drawn=[] if drawn is None else drawn)
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(config.seed)
     train = config.mode == "train"
@@ -70,11 +98,11 @@ def side_function(side: Side, config: KernelsConfig) -> Callable[[], list[Tensor
         parameters = list(layer.core.parameters())
         dropout = None
         if layer.dropout and train:
-            dropout = AttentionDropout(layer.dropout, RandomKey(config.seed))
+            dropout = AttentionDropout(layer.dropout, rng)
         sizes = (config.batch_size, layer.num_heads, config.seq_len, config.seq_len)
         masks = make_masks(*sizes, is_causal=config.is_causal)
         query, key, value = inputs
-        call = HeadCall(query, key, value, masks, dropout=dropout, rng=RandomKey(config.seed))
+        call = HeadCall(query, key, value, masks, dropout=dropout, rng=rng)
         if side.backend == "flex":
             forward = partial(_flex, layer, call)
         else:
@@ -119,12 +147,29 @@ def _flex(layer: Attention, call: HeadCall) -> Tensor:
 
 @dataclass(frozen=True)
 class SideResult:
-    """What was measured of one side."""
+    """What was measured of one side.
 
-    timing: Timing
-    seconds: list[float]
+    Args:
+        eager: seconds of calls from Python, round by round.
+        graph: seconds of replays of the same kernels; None where there is no graph.
+        note: why there is none.
+    """
+
+    eager: list[float]
+    graph: list[float] | None
     peak_memory_bytes: int
     flops: int | None = None
+    note: str = ""
+
+    @property
+    def best(self) -> list[float]:
+        """Seconds of the kernels alone where they are known."""
+        return self.eager if self.graph is None else self.graph
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Products that run per second, by the median."""
+        return None if self.flops is None else self.flops / quantile(self.best, 0.5)
 
 
 def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
@@ -141,33 +186,46 @@ def parity(config: KernelsConfig, root: Path) -> tuple[bool, str]:
 
 
 def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str]]:
-    """Time every side in turns and take its peak memory; also say why a side could not run."""
+    """Time every side in turns and take its peak memory; also say why a side could not run.
+
+    On a GPU the kernels are timed by replaying a CUDA graph, in which no Python runs; calls from
+    Python are timed after them. Without a GPU there are only the calls.
+    """
     device = torch.device(config.device)
-    functions, memory, flops, failed = {}, {}, {}, {}
+    functions, replays, memory, flops = {}, {}, {}, {}
+    failed: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for name, side in config.sides.items():
-        if side.max_seq_len is not None and config.seq_len > side.max_seq_len:
-            failed[name] = f"left out beyond {side.max_seq_len} tokens"
-            continue
+        drawn: list[int] = []
         try:
-            function = side_function(side, config)
+            function = side_function(side, config, drawn)
             function()
             memory[name] = peak_bytes(function, device)
             flops[name] = _flops(function)
-            functions[name] = function
+            if drawn and device.type == "cuda":
+                # A graph would repeat one draw: its numbers are arguments of its kernels.
+                notes[name] = "eager only: draws dropout or noise"
+            else:
+                replays[name] = captured(function, device)
+        except NotCapturedError as error:
+            notes[name] = f"eager only: {error}"
         except torch.OutOfMemoryError:
             failed[name] = "out of memory"
+            continue
         except RuntimeError as error:  # a backend that does not take these sizes
             failed[name] = str(error).splitlines()[0][:80]
-    times = time_sides(
-        functions,
-        device=device,
-        warmup=config.warmup,
-        repeats=config.repeats,
-        max_seconds=config.max_seconds,
-    )
+            continue
+        functions[name] = function
+    names = ("warmup", "repeats", "max_seconds")
+    limits: dict[str, Any] = {name: getattr(config, name) for name in names}
+    graphs = time_sides(replays, device=device, **limits)
+    replays.clear()  # the graphs hold the memory of their calls
+    eager = time_sides(functions, device=device, **limits)
     results = {
-        name: SideResult(summarise(seconds), seconds, memory[name], flops[name])
-        for name, seconds in times.items()
+        name: SideResult(
+            eager[name], graphs.get(name), memory[name], flops[name], notes.get(name, "")
+        )
+        for name in functions
     }
     return results, failed
 
@@ -188,50 +246,6 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / min(time_once(function, device) for _ in range(10))
 
 
-_POINT = ("head_dim", "seq_len", "batch_size", "is_causal", "mode", "num_threads")
-
-
-def _point(config: KernelsConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in _POINT}
-
-
-def open_store(config: KernelsConfig, folder: Path) -> RowStore:
-    """Return the measured points of a folder; those of other sides or other code are dropped."""
-    folder.mkdir(parents=True, exist_ok=True)
-    given = config.model_dump(exclude={"grid", "comparisons", "parity_tests", *_POINT})
-    settings = {**given, "revision": git_revision(), "versions": versions()}
-    return RowStore(folder / "points.jsonl", settings, _POINT)
-
-
-def measure_once(
-    config: KernelsConfig, store: RowStore | None
-) -> tuple[dict[str, SideResult], dict[str, str]]:
-    """Return `measure` with the threads of the point, or what the store has of it."""
-    point = _point(config)
-    row = next((r for r in store.rows if _point_of(r) == point), None) if store else None
-    if row is None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(config.num_threads or threads)
-        try:
-            results, failed = measure(config)
-        finally:
-            torch.set_num_threads(threads)
-        row = {**point, "failed": failed, "sides": {n: asdict(r) for n, r in results.items()}}
-        if store is not None:
-            store.add(row)
-    return {n: _result(side) for n, side in row["sides"].items()}, row["failed"]
-
-
-def _point_of(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row.get(name) for name in _POINT}
-
-
-def _result(side: dict[str, Any]) -> SideResult:
-    return SideResult(
-        summarise(side["seconds"]), **{k: v for k, v in side.items() if k != "timing"}
-    )
-
-
 def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -> tuple[str, bool]:
     """Run the parity tests, then measure; return the report and whether all bounds hold.
 
@@ -246,86 +260,211 @@ def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -
         raise ConfigError(gone)
     green, summary = parity(config, root)
     ceiling = product_ceiling(torch.device(config.device), getattr(torch, config.dtype))
-    facts = [
-        f"Random data, {config.dtype}; attention alone, no projections",
-        f"Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles",
-        f"Hardware: {device_name(config.device)}; a large matrix product reaches "
-        f"{ceiling / 1e12:.3g} TFLOP/s",
-        "TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
-        f"Parity tests: {'passed' if green else 'FAILED'}: {summary}",
-    ]
-    lines = header("Implementations of attention side by side", facts)
-    passed = green
-    store = None if folder is None else open_store(config, folder)
-    for point in points(config):
-        section, holds = _section(point, ceiling, green, store)
-        lines += section
-        passed &= holds
-    return "\n".join(lines), passed
+    store = None if folder is None else open_store(config, folder, green)
+    rows = [row for point in points(config) for row in point_rows(point, ceiling, green, store)]
+    passed = green and not any(row.get("holds") is False for row in rows)
+    tests = f"{'passed' if green else 'FAILED'}: {summary}"
+    return speed_report(config, rows, ceiling, tests, device_name(config.device)), passed
 
 
-def _section(
+# What tells a point from the others of its file.
+_POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "num_threads"}
+
+
+def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore:
+    """Return the measured points of a folder; those of other sides or other code are dropped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = config.model_dump(exclude={"grid", "parity_tests", *_POINT})
+    settings = {**given, "green": green, "revision": git_revision(), "versions": versions()}
+    return RowStore(folder / "points.jsonl", settings, ("place",))
+
+
+def point_rows(
     config: KernelsConfig, ceiling: float, green: bool, store: RowStore | None
-) -> tuple[list[str], bool]:
-    """Measure one point; return its part of the report and whether its bounds hold."""
-    results, failed = measure_once(config, store)
-    threads = "" if config.num_threads is None else f", {config.num_threads} threads"
+) -> list[dict[str, Any]]:
+    """Return `measured_rows` with the threads of the point, or what the store has of it."""
+    place = place_name(config)
+    kept = [row["rows"] for row in (store.rows if store else []) if row["place"] == place]
+    if kept:
+        return list(kept[0])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.num_threads or threads)
+    try:
+        rows = measured_rows(config, ceiling, green)
+    finally:
+        torch.set_num_threads(threads)
+    if store is not None:
+        store.add({"place": place, "rows": rows})
+    return rows
+
+
+def place_name(config: KernelsConfig) -> str:
+    """Return the heading of a point, which tells it from the others."""
     passes = "forward + backward" if config.mode == "train" else "forward"
-    lines = [
-        "",
-        f"## N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}, "
-        f"{passes}{', causal' if config.is_causal else ''}{threads}",
-        "",
-        *markdown_lines(pd.DataFrame([_side_line(n, r, ceiling) for n, r in results.items()])),
-        "",
-        *(f"{name} did not run: {reason}" for name, reason in failed.items()),
-        "",
-    ]
-    if not green:
-        return [*lines, "No ratios: the parity tests did not pass, so speed says nothing."], False
-    compared = [
-        _compare(c, results)
-        for c in config.comparisons
-        if c.side in results and c.against in results
-    ]
-    lines += markdown_lines(pd.DataFrame([line for line, _ in compared]))
-    return lines, all(passed for _, passed in compared)
+    causal = ", causal" if config.is_causal else ""
+    sizes = f"N = {config.seq_len}, head size {config.head_dim}, batch {config.batch_size}"
+    threads = "" if config.num_threads is None else f", {counted(config.num_threads, 'thread')}"
+    return f"{sizes}, {config.dtype}, {passes}{causal}{threads}"
 
 
-def _side_line(name: str, result: SideResult, ceiling: float) -> dict[str, object]:
-    timing = result.timing
-    speed = None if result.flops is None else result.flops / timing.median_s
-    return {
-        "side": name,
-        "median (ms)": f"{timing.median_s * 1e3:.3f}",
-        "p20 – p80 (ms)": f"{timing.p20_s * 1e3:.3f} – {timing.p80_s * 1e3:.3f}",
-        "calls": timing.repeats,
-        "TFLOP/s": "–" if speed is None else f"{speed / 1e12:.3g}",
-        "of ceiling": "–" if speed is None else f"{speed / ceiling:.0%}",
-        "peak memory (MiB)": f"{result.peak_memory_bytes / 2**20:.1f}",
-    }
+def measured_rows(config: KernelsConfig, ceiling: float, green: bool) -> list[dict[str, Any]]:
+    """Measure one point; return a row per side, and per comparison if parity tests were green."""
+    results, failed = measure(config)
+    place = {"place": place_name(config)}
+    rows: list[dict[str, Any]] = [
+        {**place, "side": name, **_side_row(result, ceiling)} for name, result in results.items()
+    ]
+    rows += [{**place, "side": name, "failed": reason} for name, reason in failed.items()]
+    if green:
+        rows += [
+            {**place, "comparison": c.name, **_compare(c, config, results)}
+            for c in config.comparisons
+            if c.side in results and c.against in results
+        ]
+    return rows
+
+
+def _side_row(result: SideResult, ceiling: float) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, seconds in (("graph", result.graph), ("eager", result.eager)):
+        found = None if seconds is None else spread(f"{name}_s", seconds)
+        row |= (
+            dict.fromkeys((f"{name}_s", f"{name}_s_p20", f"{name}_s_p80"))
+            if found is None
+            else found
+        )
+    speed = result.flops_per_s
+    row |= {"calls": len(result.best), "peak_memory_bytes": result.peak_memory_bytes}
+    row |= {"flops": result.flops, "flops_per_s": speed, "note": result.note}
+    return {**row, "of_ceiling": None if speed is None else speed / ceiling}
 
 
 def _compare(
-    comparison: Comparison, results: dict[str, SideResult]
-) -> tuple[dict[str, object], bool]:
-    """Return one line of the comparison and whether its bounds hold; ratios are taken per round."""
+    comparison: Comparison, config: KernelsConfig, results: dict[str, SideResult]
+) -> dict[str, Any]:
+    """Return the ratios of two sides, taken per round, and whether what is asked of them holds.
+
+    Graphs are compared with graphs. Where one side has none, calls from Python are compared, and
+    bounds on time ask nothing of a GPU: Python's own time would decide.
+    """
     side, against = results[comparison.side], results[comparison.against]
-    rounds = [a / b for a, b in zip(side.seconds, against.seconds, strict=True)]
-    time_ratio = quantile(rounds, 0.5)
-    memory_ratio = side.peak_memory_bytes / against.peak_memory_bytes
-    bounds = {
-        "time": (time_ratio, comparison.max_time_ratio),
-        "memory": (memory_ratio, comparison.max_memory_ratio),
+    by_graph = side.graph is not None and against.graph is not None
+    seconds = (side.graph, against.graph) if by_graph else (side.eager, against.eager)
+    rounds = round_ratios(*(x or [] for x in seconds))
+    ratio = quantile(rounds, 0.5)
+    memory = side.peak_memory_bytes / against.peak_memory_bytes
+    tflops = None if side.graph is None else (side.flops_per_s or 0.0) / 1e12
+    timed = by_graph or config.device == "cpu"
+    verdicts = []
+    for bounds in comparison.bounds(config):
+        verdicts += [
+            _verdict("time ≤", bounds.max_time_ratio, ratio if timed else None),
+            _verdict("time ≥", bounds.min_time_ratio, ratio if timed else None),
+            _verdict("memory ≤", bounds.max_memory_ratio, memory),
+            _verdict("TFLOP/s ≥", bounds.min_tflops, tflops),
+        ]
+    asked = [verdict for verdict in verdicts if verdict is not None]
+    return {
+        **spread("time_ratio", rounds),
+        "memory_ratio": memory,
+        "timed": "graph" if by_graph else "eager",
+        "required": ", ".join(text for text, _ in asked),
+        "holds": all(holds for _, holds in asked) if asked else None,
     }
-    passed = all(bound is None or value <= bound for value, bound in bounds.values())
-    limits = [f"{what} ≤ {bound:g}" for what, (_, bound) in bounds.items() if bound is not None]
-    spread = " – ".join(f"{quantile(rounds, share):.3f}" for share in (0.2, 0.8))
-    line: dict[str, object] = {
-        "comparison": comparison.name,
-        "time ratio": f"{time_ratio:.3f} ({spread})",
-        "memory ratio": f"{memory_ratio:.4f}",
-        "required": ", ".join(limits) or "–",
-        "holds": ("yes" if passed else "NO") if limits else "–",
+
+
+def _verdict(name: str, bound: float | None, value: float | None) -> tuple[str, bool] | None:
+    """Return what is required and whether it holds; None if nothing is, or it is not measured."""
+    if bound is None or value is None:
+        return None
+    return f"{name} {bound:g}", value <= bound if name.endswith("≤") else value >= bound
+
+
+def speed_report(
+    config: KernelsConfig,
+    rows: Sequence[Mapping[str, Any]],
+    ceiling: float,
+    tests: str,
+    hardware: str,
+) -> str:
+    """Return the report of measured rows: a section per point.
+
+    Args:
+        config: the file.
+        rows: of `measured_rows`, of any number of points.
+        ceiling: FLOP/s of a large matrix product.
+        tests: what the parity tests said.
+        hardware: where they were measured.
+    """
+    missed = [row for row in rows if row.get("holds") is False]
+    dearer = [row for row in rows if row.get("time_ratio", 0.0) > 1.0 and row["timed"] == "graph"]
+    facts = [
+        f"Random data, {config.dtype} unless a heading says otherwise; attention alone, no "
+        "projections",
+        f"Sides take turns; {config.warmup} warm-up calls each; median and 20 %, 80 % quantiles. "
+        "On a GPU: replays of a CUDA graph; calls from Python in the column beside",
+        f"Hardware: {hardware}; a large matrix product reaches {ceiling / 1e12:.3g} TFLOP/s",
+        "TFLOP/s: products that run, 2 per multiply-add, causal masks halve nothing",
+        f"Parity tests: {tests}",
+    ]
+    gates = [row for row in rows if row.get("holds") is not None]
+    if gates:
+        facts.append(f"Bounds: {len(gates) - len(missed)} of {len(gates)} hold")
+    facts += [f"MISSED: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in missed]
+    facts += [f"Above 1: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in dearer]
+    lines = header("Implementations of attention side by side", facts)
+    for place in dict.fromkeys(row["place"] for row in rows):
+        here = [row for row in rows if row["place"] == place]
+        lines += ["", f"## {place}", ""]
+        sides = [_side_line(row) for row in here if "eager_s" in row]
+        lines += markdown_lines(pd.DataFrame(sides)) if sides else []
+        lines.append("")
+        lines += [f"{row['side']} did not run: {row['failed']}" for row in here if "failed" in row]
+        lines.append("")
+        compared = [_ratio_line(row) for row in here if "comparison" in row]
+        if compared:
+            lines += markdown_lines(pd.DataFrame(compared))
+        elif config.comparisons and not tests.startswith("passed"):
+            lines.append("No ratios: the parity tests did not pass, so speed says nothing.")
+    return "\n".join(lines)
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    return (
+        f"time ratio {row['time_ratio']:.3f} "
+        f"({row['time_ratio_p20']:.3f} – {row['time_ratio_p80']:.3f}), memory ratio "
+        f"{row['memory_ratio']:.4f}{', required: ' if row['required'] else ''}{row['required']}"
+    )
+
+
+def _side_line(row: Mapping[str, Any]) -> dict[str, object]:
+    def time(name: str) -> str:
+        if row[name] is None:
+            return "–"
+        low, high = (row[f"{name}_{end}"] * 1e3 for end in ("p20", "p80"))
+        return f"{row[name] * 1e3:.3f} ({low:.3f} – {high:.3f})"
+
+    speed = row["flops_per_s"]
+    return {
+        "side": row["side"],
+        "graph (ms)": time("graph_s"),
+        "eager (ms)": time("eager_s"),
+        "calls": row["calls"],
+        "TFLOP/s": "–" if speed is None else f"{speed / 1e12:.3g}",
+        "of ceiling": "–" if speed is None else f"{row['of_ceiling']:.0%}",
+        "peak memory (MiB)": f"{row['peak_memory_bytes'] / 2**20:.1f}",
+        "note": row["note"],
     }
-    return line, passed
+
+
+def _ratio_line(row: Mapping[str, Any]) -> dict[str, object]:
+    verdict = {True: "yes", False: "NO", None: "–"}[row["holds"]]
+    return {
+        "comparison": row["comparison"],
+        "time ratio": f"{row['time_ratio']:.3f} ({row['time_ratio_p20']:.3f} – "
+        f"{row['time_ratio_p80']:.3f})",
+        "timed": row["timed"],
+        "memory ratio": f"{row['memory_ratio']:.4f}",
+        "required": row["required"] or "–",
+        "holds": verdict,
+    }

@@ -97,3 +97,37 @@ def time_sides(
         for name, function in sides.items():
             times[name].append(time_once(function, device))
     return times
+
+
+class NotCapturedError(RuntimeError):
+    """A function cannot be a CUDA graph; the message says why."""
+
+
+def captured(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return a function that replays the kernels of a call as a CUDA graph, without any Python.
+
+    Three calls on a stream of their own come first, as capturing asks for.
+
+    Raises:
+        NotCapturedError: the device has no graphs, or the call does what a graph cannot hold.
+    """
+    if device.type != "cuda":
+        raise NotCapturedError(f"no CUDA graphs on {device.type}")
+    current, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own.wait_stream(current)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(own):
+            for _ in range(3):
+                function()
+        current.wait_stream(own)
+        with torch.cuda.graph(graph):
+            kept = function()
+    except RuntimeError as error:
+        raise NotCapturedError(str(error).splitlines()[0][:80]) from error
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay

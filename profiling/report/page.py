@@ -235,7 +235,7 @@ def unequal_lines(frame: pd.DataFrame) -> list[str]:
     sides: dict[str, dict[str, object]] = {}
     for variant, part in frame[frame["status"] == "ok"].groupby("variant", sort=False):
         # What ran is in the note of a count; the grid may say `auto`.
-        ran = part["backend_note"].dropna().str.partition(":")[0]
+        ran = part["backend_note"].dropna().astype(str).str.split(":").str[0]
         sides[str(variant)] = {
             "attention dropout": json.loads(part["attention_args"].iloc[0]).get("dropout", 0.0),
             "backend": ", ".join(sorted(set(ran if len(ran) else part["backend"]))),

@@ -220,12 +220,18 @@ def make_step(point: Point, device: torch.device) -> tuple[StepFunction, Residen
     return step, (model, inputs)
 
 
-def measure_memory(point: Point) -> list[ProfileRow]:
-    """Measure the peak memory of one step, beside the prediction by fake tensors."""
+def measure_memory(point: Point, predicted: tuple[int, int] | None = None) -> list[ProfileRow]:
+    """Measure the peak memory of one step, beside the prediction by fake tensors.
+
+    Args:
+        predicted: peak above resident, and resident, where they are known. Otherwise they are
+            predicted now, except on a GPU, which would wait for it.
+    """
     device = torch.device(point.device)
     build_on_cpu = partial(make_step, point, torch.device("cpu"))
     torch.manual_seed(point.seed)
-    predicted = _memory("predicted", *predicted_bytes(build_on_cpu))
+    if predicted is None and device.type == "cpu":
+        predicted = predicted_bytes(build_on_cpu)
     if device.type == "cpu":
         measured = _memory("measured", *measured_cpu_bytes(build_on_cpu))
     else:
@@ -240,7 +246,8 @@ def measure_memory(point: Point) -> list[ProfileRow]:
             peak_reserved_bytes=reserved,
             nvml_memory_bytes=nvml_used_bytes(device),
         )
-    return point_rows(point, [measured, predicted], None)
+    entries = [measured] if predicted is None else [measured, _memory("predicted", *predicted)]
+    return point_rows(point, entries, None)
 
 
 def measure_time(point: Point) -> list[ProfileRow]:
@@ -273,16 +280,21 @@ def measure_time(point: Point) -> list[ProfileRow]:
 
 MEASURES: dict[str, Callable[[Point], list[ProfileRow]]] = {
     "cost": measure_cost,
-    "memory": measure_memory,
     "time": measure_time,
 }
 
 
-def measure_point(point: Point) -> list[ProfileRow]:
-    """Return a point's rows; whatever goes wrong becomes a failed row with the reason."""
+def measure_point(point: Point, predicted: tuple[int, int] | None = None) -> list[ProfileRow]:
+    """Return a point's rows; whatever goes wrong becomes a failed row with the reason.
+
+    Args:
+        predicted: memory of its place, see `measure_memory`.
+    """
     if point.problem is not None:
         return failed_rows(point, point.problem)
     try:
+        if point.quantity == "memory":
+            return measure_memory(point, predicted)
         return MEASURES[point.quantity](point)
     except Exception as error:
         kind = type(error).__name__

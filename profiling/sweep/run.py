@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -25,11 +24,12 @@ from lit_probattn.records.provenance import (
     versions,
 )
 from lit_probattn.records.tables import markdown_lines
-from lit_probattn.training.memory import available_bytes, predicted_bytes
+from lit_probattn.training.memory import available_bytes
 from profiling.measure.rows import ProfileRow, append_rows, repair, without, write_tables
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
-from profiling.sweep.points import failed_rows, make_step, measure_point, skipped_rows
+from profiling.sweep.points import failed_rows, measure_point, skipped_rows
+from profiling.sweep.prepared import Predictions
 from profiling.sweep.worker import Worker, WorkerFailure
 
 # What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
@@ -61,11 +61,6 @@ def claim_folder(config: SweepConfig, folder: Path) -> None:
     replace_text(note, json.dumps(content, indent=1))
 
 
-def predicted_total(point: Point) -> int:
-    """Return the predicted peak, resident tensors included, in bytes."""
-    return sum(predicted_bytes(partial(make_step, point, torch.device("cpu"))))
-
-
 def limit_bytes(point: Point) -> int | None:
     """Return how much memory a point may take: the sweep's limit or what the device has free."""
     free = available_bytes(torch.device(point.device))
@@ -73,25 +68,19 @@ def limit_bytes(point: Point) -> int | None:
     return min(limits) if limits else None
 
 
-def cannot_fit(point: Point) -> list[ProfileRow]:
+def cannot_fit(point: Point, predicted: tuple[int, int] | None) -> list[ProfileRow]:
     """Return the rows of a point that cannot fit by the prediction; none if it can.
 
     The prediction itself is kept, as a row of its own.
     """
-    limit = None if point.in_process or point.problem is not None else limit_bytes(point)
-    if limit is None:
-        return []
-    try:
-        peak, resident = predicted_bytes(partial(make_step, point, torch.device("cpu")))
-    except Exception:
-        return []  # measuring it says what is wrong
-    if peak + resident <= limit:
+    limit = None if predicted is None else limit_bytes(point)
+    if limit is None or predicted is None or sum(predicted) <= limit:
         return []
     reason = (
-        f"predicted peak {(peak + resident) / 2**30:.2f} GiB exceeds the "
+        f"predicted peak {sum(predicted) / 2**30:.2f} GiB exceeds the "
         f"{limit / 2**30:.2f} GiB that {point.device} may take"
     )
-    return skipped_rows(point, reason, peak, resident)
+    return skipped_rows(point, reason, *predicted)
 
 
 def run_sweep(
@@ -102,6 +91,7 @@ def run_sweep(
     index: int = 0,
     count: int = 1,
     stream: Callable[[str], None] | None = None,
+    predictions: Predictions | None = None,
 ) -> list[ProfileRow]:
     """Run what is still missing of a sweep (or of one shard) and return all its rows.
 
@@ -112,6 +102,7 @@ def run_sweep(
         index: which shard, from 0.
         count: number of shards.
         stream: receives progress lines; None prints them.
+        predictions: of memory; None predicts every place once, except for a GPU.
 
     Raises:
         ConfigError: the plan cannot be made, the folder holds another sweep, another process is
@@ -123,7 +114,7 @@ def run_sweep(
     with claim(Path(f"{path}.lock")) as lock:
         if lock is None:
             raise ConfigError(f"another process is writing {path}")
-        rows = _run_missing(config, points, path, stream)
+        rows = _run_missing(config, points, path, stream, predictions or unprepared(config))
     if count == 1:
         write_tables(rows, folder)
     return rows
@@ -134,6 +125,7 @@ def _run_missing(
     points: Sequence[Point],
     path: Path,
     stream: Callable[[str], None] | None,
+    predictions: Predictions,
 ) -> list[ProfileRow]:
     rows = repair(path)
     failed = {row.point_id for row in rows if row.status == "failed"}
@@ -152,7 +144,7 @@ def _run_missing(
     worker = Worker(config.memory_limit_bytes, command_line())
     try:
         for number, point in enumerate(missing, 1):
-            fresh = _run_point(point, worker, config.point_timeout_s)
+            fresh = _run_point(point, worker, config.point_timeout_s, predictions)
             append_rows(path, fresh)
             rows += fresh
             unmeasured += any(row.status != "ok" for row in fresh)
@@ -164,16 +156,25 @@ def _run_missing(
     return rows
 
 
-def _run_point(point: Point, worker: Worker, timeout_s: float) -> list[ProfileRow]:
+def _run_point(
+    point: Point, worker: Worker, timeout_s: float, predictions: Predictions
+) -> list[ProfileRow]:
     if point.in_process or point.problem is not None:
         return measure_point(point)
-    skipped = cannot_fit(point)
+    known = predictions.of(point)
+    predicted = None if known is None else known.memory
+    skipped = cannot_fit(point, predicted)
     if skipped:
         return skipped
     try:
-        return worker.run(point, timeout_s)
+        return worker.run(point, timeout_s, predicted)
     except WorkerFailure as error:
         return failed_rows(point, str(error))
+
+
+def unprepared(config: SweepConfig) -> Predictions:
+    """Return predictions without a prepared file."""
+    return Predictions({}, live=torch.device(config.device).type != "cuda")
 
 
 def missing_device(device: str) -> str | None:
@@ -188,63 +189,87 @@ def missing_device(device: str) -> str | None:
     return None
 
 
-def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> str:
-    """Return the plan as text: every point, predicted memory, and what would be skipped."""
-    lines, skipped, broken = [], 0, 0
+def describe_plan(
+    config: SweepConfig,
+    root: Path,
+    index: int,
+    count: int,
+    predictions: Predictions | None = None,
+) -> str:
+    """Return the plan as text: every point, predicted memory, and what would be skipped.
+
+    For a GPU, memory is what `predictions` has prepared; a point that they lack has none.
+    """
+    predictions = predictions or unprepared(config)
+    lines, skipped, broken, unknown = [], 0, 0, 0
     points = make_plan(config, root)[index::count]
     for point in points:
         note = ""
         if point.problem is not None:
             note, broken = f"  FAILS: {point.problem}", broken + 1
         elif not point.in_process:
-            try:
-                total = predicted_total(point)
-            except Exception as error:
-                note, broken = f"  FAILS: {' '.join(str(error).split())[:160]}", broken + 1
+            known = predictions.of(point)
+            if known is None:
+                note, unknown = "  not prepared", unknown + 1
+            elif known.problem is not None:
+                note, broken = f"  FAILS: {known.problem}", broken + 1
             else:
-                limit = limit_bytes(point)
-                note = f"  predicted peak {total / 2**20:.1f} MiB"
-                if limit is not None and total > limit:
+                note = f"  {known}"
+                limit = None if known.memory is None else limit_bytes(point)
+                if limit is not None and sum(known.memory or ()) > limit:
                     note, skipped = f"{note}  SKIPPED: cannot fit", skipped + 1
         lines.append(f"{point.label}{note}")
     lines.append(
         f"{len(points)} points on {config.device}: {skipped} skipped by the memory prediction, "
         f"{broken} that fail, {len(points) - skipped - broken} to measure"
     )
+    if predictions.about is not None:
+        lines.append(f"Predictions were made beforehand: {predictions.about}")
+    if unknown:
+        lines.append(
+            f"{unknown} points are not prepared: `sweep --prepare` predicts and counts them"
+        )
     return "\n".join(lines)
 
 
-def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
+def memory_table(
+    config: SweepConfig, root: Path, predictions: Predictions | None = None
+) -> tuple[str, bool]:
     """Measure every place of a sweep and compare with the prediction.
+
+    Args:
+        config: the sweep.
+        root: folder that paths in the config start from.
+        predictions: of memory; None predicts every place now.
+
+    Raises:
+        ConfigError: the device is not there.
 
     Returns:
         The table as text, and whether no point failed and, on the CPU, all are equal but for what
         fake tensors cannot see: numbers that autograd keeps, and the fused kernel's workspace.
     """
+    gone = missing_device(config.device)
+    if gone is not None:
+        raise ConfigError(gone)
     only = config.model_copy(update={"measure": ["memory"]})
+    predictions = predictions or Predictions({}, live=True)
     worker = Worker(config.memory_limit_bytes, "python -m profiling memory")
     lines, good = [], True
     try:
         for point in make_plan(only, root):
-            reason = point.problem or missing_device(point.device)
-            rows = failed_rows(point, reason) if reason else cannot_fit(point)
-            if not rows:
-                try:
-                    rows = worker.run(point, config.point_timeout_s)
-                except WorkerFailure as error:
-                    rows = failed_rows(point, str(error))
+            rows = _run_point(point, worker, config.point_timeout_s, predictions)
             line, equal = _line(rows)
             lines.append({"point": point.label.removeprefix("memory "), **line})
             good = good and rows[0].status == "ok" and (equal or point.device != "cpu")
     finally:
         worker.close()
-    device = missing_device(config.device) or device_name(config.device)
     head = [
         "Peak memory of one step above what is resident (parameters, buffers, inputs), in bytes.",
         "Measured: the allocator. Predicted: fake tensors, nothing allocated. They do not see",
         "numbers of Python that autograd keeps (8 bytes each), nor the fused kernel's workspace",
         "on the CPU (a block of scores per thread).",
-        f"{device}; {versions()}; revision {git_revision()}",
+        f"{device_name(config.device)}; {versions()}; revision {git_revision()}",
         "",
     ]
     return "\n".join([*head, *markdown_lines(pd.DataFrame(lines))]), good

@@ -70,8 +70,10 @@ class Worker:
         self.replies = os.fdopen(receive, "rb")
         self.started += 1
 
-    def run(self, point: Point, timeout_s: float) -> list[ProfileRow]:
-        """Return the rows of a point.
+    def run(
+        self, point: Point, timeout_s: float, predicted: tuple[int, int] | None = None
+    ) -> list[ProfileRow]:
+        """Return the rows of a point; `predicted` is the memory of its place, where it is known.
 
         Raises:
             WorkerFailure: the worker died or took too long; another one serves the next point.
@@ -81,7 +83,8 @@ class Worker:
             self._start()
         assert self.process is not None
         assert self.process.stdin is not None
-        request = json.dumps(dataclasses.asdict(point)).encode() + b"\n"
+        asked = {"point": dataclasses.asdict(point), "predicted": predicted}
+        request = json.dumps(asked).encode() + b"\n"
         try:
             self.process.stdin.write(request)
             self.process.stdin.flush()
@@ -150,7 +153,10 @@ def serve(send: int, limit: int) -> None:
     with os.fdopen(send, "wb") as replies:
         for line in sys.stdin.buffer:
             request: dict[str, Any] = json.loads(line)
-            rows = measure_point(Point(**request))
+            predicted = request["predicted"]
+            rows = measure_point(
+                Point(**request["point"]), None if predicted is None else tuple(predicted)
+            )
             answer = json.dumps([row.model_dump() for row in rows])
             replies.write(answer.encode() + b"\n")
             replies.flush()

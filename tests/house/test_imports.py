@@ -50,7 +50,7 @@ SINGLE_DEVICE = ("lit_probattn/attention", "lit_probattn/kernels", "lit_probattn
 # In these rooms the folders have floors too, from the top.
 INNER_FLOORS = {
     "lit_probattn/attention": ("fish", "linear", "mgk"),
-    "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
+    "profiling": ("cli.py", "stages", "kernels", "studies", "report", "sweep", "cost", "measure"),
 }
 MOST_FILES = 15
 # Files of the package that lie in none of its folders; the last three only forward a command.

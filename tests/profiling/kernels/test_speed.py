@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from lit_probattn.configs import ConfigError
-from profiling.kernels.config import KernelsConfig, load_kernels, narrowed, points
-from profiling.kernels.speed import measure, run_kernels
+from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
+from profiling.kernels.speed import (
+    SideResult,
+    _compare,
+    _side_row,
+    measure,
+    measured_rows,
+    place_name,
+    run_kernels,
+    side_function,
+    speed_report,
+)
 from profiling.measure.memory import cpu_peak_bytes
-from profiling.measure.timing import quantile, summarise, time_sides
+from profiling.measure.timing import (
+    NotCapturedError,
+    captured,
+    quantile,
+    summarise,
+    time_sides,
+)
 from tests.profiling.helpers import MGK
+from tests.support.paths import ROOT
 
 
 def config(tests, **changes):
@@ -58,44 +76,6 @@ def test_red_tests_give_no_ratio(tmp_path, tests):
     assert "No ratios" in text
 
 
-def test_measured_points_are_kept_and_not_measured_again(tmp_path, monkeypatch):
-    grid = {"tokens": 64, "seq_lens": [32, 64], "head_dims": [8], "num_threads": [1, 2]}
-    some = config(parity_file(tmp_path, True), grid=grid, repeats=1)
-    some.sides["plain"].max_seq_len = 32
-    before, measured = torch.get_num_threads(), []
-
-    def count(point):
-        measured.append((point.seq_len, point.num_threads, torch.get_num_threads()))
-        return measure(point)
-
-    monkeypatch.setattr("profiling.kernels.speed.measure", count)
-    first, _ = run_kernels(narrowed(some, seq_lens=[32]), tmp_path, tmp_path / "out")
-    assert measured == [(32, 1, 1), (32, 2, 2)]
-    assert torch.get_num_threads() == before
-    second, _ = run_kernels(some, tmp_path, tmp_path / "out")
-    assert measured[2:] == [(64, 1, 1), (64, 2, 2)]
-    sections = first.split("\n## ")[1:]
-    assert len(sections) == 2
-    assert all(section in second for section in sections)
-    assert second.count("plain did not run: left out beyond 32 tokens") == 2
-    run_kernels(narrowed(some, cases="b"), tmp_path, tmp_path / "out")  # other sides
-    assert len(measured) == 8
-
-
-def test_flags_narrow_a_file():
-    some = config([], grid={"tokens": 64, "seq_lens": [32], "head_dims": [8]})
-    small = narrowed(some, seq_lens=[7], head_dims=[5], num_threads=[3], cases="a")
-    (point,) = points(small)
-    assert (point.seq_len, point.head_dim, point.num_threads, point.batch_size) == (7, 5, 3, 9)
-    assert sorted(small.sides) == ["fused", "plain"]
-    assert [c.name for c in small.comparisons] == ["a"]
-    assert narrowed(some) == some
-    with pytest.raises(ConfigError, match="no comparison has 'c' in its name; there are: a; b"):
-        narrowed(some, cases="c")
-    with pytest.raises(ConfigError, match="seq_lens: the file has no grid"):
-        narrowed(config([]), seq_lens=[7])
-
-
 def test_missing_device_and_backend(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="not available"):
@@ -116,9 +96,155 @@ def test_wrong_kernels_file(tmp_path):
         load_kernels(path)
 
 
+def gpu_results(point, graph, eager=None):
+    """What a GPU would give: seconds of graphs and calls by side."""
+    flops = 10**9
+    return {
+        name: SideResult(
+            (eager or graph)[name], graph.get(name), 1000, flops, "" if name in graph else "draws"
+        )
+        for name in point.sides
+    }
+
+
+def gated(gate, **changes):
+    comparison = {"name": "a", "side": "fused", "against": "plain", "gates": [gate]}
+    return points(config([], device="cuda", comparisons=[comparison], **changes))[0]
+
+
+def compared(point, graph, eager=None):
+    return _compare(point.comparisons[0], point, gpu_results(point, graph, eager))
+
+
+def test_gates_ask_where_they_apply():
+    gate = {"max_time_ratio": 0.5, "head_dim": 8, "mode": "train", "min_seq_len": 64}
+    seconds = {"fused": [1.0, 1.0, 1.0], "plain": [2.0, 1.0, 1.9], "torch": [1.0] * 3}
+    row = compared(gated(gate), seconds)
+    assert row["required"] == "time ≤ 0.5"
+    assert row["time_ratio"] == pytest.approx(1 / 1.9)
+    assert row["holds"] is False
+    assert compared(gated({**gate, "max_time_ratio": 0.53}), seconds)["holds"] is True
+    for other in ({"head_dim": 16}, {"mode": "eval"}, {"min_seq_len": 65}, {"dtype": "float16"}):
+        row = compared(gated({**gate, **other}), seconds)
+        assert (row["required"], row["holds"]) == ("", None)
+    assert compared(gated(gate, is_causal=True), seconds)["holds"] is None
+
+
+def test_gates_of_speed_and_of_ratios_from_below():
+    seconds = {name: [1e-3] * 3 for name in ("fused", "plain", "torch")}  # 1 TFLOP/s
+    assert compared(gated({"min_tflops": 1.0}), seconds)["holds"] is True
+    assert compared(gated({"min_tflops": 1.01}), seconds)["holds"] is False
+    assert compared(gated({"min_time_ratio": 1.01}), seconds)["holds"] is False
+    with pytest.raises(ValidationError, match="a gate needs one of"):
+        gated({"head_dim": 8})
+
+
+def test_graphs_are_compared_with_graphs_only():
+    """Python's own time must not decide a bound on kernels."""
+    gate = {"max_time_ratio": 0.5}
+    eager = {"fused": [5.0] * 3, "plain": [5.0] * 3, "torch": [5.0] * 3}
+    graph = {"fused": [1.0] * 3, "plain": [4.0] * 3, "torch": [1.0] * 3}
+    row = compared(gated(gate), graph, eager)
+    assert (row["timed"], row["time_ratio"], row["holds"]) == ("graph", 0.25, True)
+    row = compared(gated(gate), {"fused": graph["fused"]}, eager)
+    assert (row["timed"], row["time_ratio"], row["holds"]) == ("eager", 1.0, None)
+
+
+def test_a_report_begins_with_what_is_missed_and_what_is_dearer():
+    point = gated({"max_time_ratio": 0.5})
+    graph = {"fused": [3.0] * 3, "plain": [2.0] * 3, "torch": [1.0] * 3}
+    place = {"place": place_name(point)}
+    results = gpu_results(point, graph)
+    rows = [{**place, "side": name, **_side_row(results[name], 1e12)} for name in results]
+    rows.append({**place, "comparison": "a", **compared(point, graph)})
+    head, table = speed_report(point, rows, 1e12, "passed", "a GPU").split("\n## ")
+    assert "Bounds: 0 of 1 hold" in head
+    assert "MISSED: a at N = 64" in head
+    assert "Above 1: a at N = 64" in head
+    assert "| graph (ms) | eager (ms) |" in table
+
+
+def test_sides_run_where_they_are_asked_to():
+    sides = {name: dict(side) for name, side in config([]).model_dump()["sides"].items()}
+    sides["plain"]["seq_lens"] = [16]
+    grid = [
+        {"tokens": 64, "seq_lens": [32], "head_dims": [4]},
+        {"tokens": 64, "seq_lens": [16], "head_dims": [4], "dtypes": ["float64"]},
+    ]
+    first, second = points(config([], sides=sides, grid=grid))
+    assert [*first.sides] == ["fused", "torch"]
+    assert [c.name for c in first.comparisons] == ["b"]
+    assert [*second.sides] == ["fused", "plain", "torch"]
+    assert (second.dtype, second.batch_size, second.grid) == ("float64", 4, None)
+    assert measured_rows(first, 1e12, True)[0]["place"] == place_name(first)
+
+
+def test_draws_of_dropout_and_noise_are_noticed():
+    """A graph would repeat one draw."""
+    fish = "lit_probattn.attention.FiSHAttention"
+    noisy = {"class_path": fish, "init_args": {"num_heads": 4, "num_global_heads": 2}}
+    dropping = {"class_path": MGK, "init_args": {"num_heads": 2, "dropout": 0.1}}
+    plain = config([]).sides["plain"]
+    for entry in (noisy, dropping):
+        side = Side.model_validate({"attention": entry})
+        drawn: list[int] = []
+        side_function(side, config([]), drawn)()
+        assert drawn
+        drawn = []
+        side_function(side, config([], mode="eval"), drawn)()
+        assert not drawn
+    side_function(plain, config([]), drawn)()
+    assert not drawn
+
+
+def test_without_a_gpu_there_is_no_graph():
+    import torch
+
+    with pytest.raises(NotCapturedError, match="no CUDA graphs on cpu"):
+        captured(lambda: None, torch.device("cpu"))
+    results, failed = measure(config([]))
+    assert not failed
+    assert all(r.graph is None and "no CUDA graphs" in r.note for r in results.values())
+
+
+@pytest.mark.gpu
+def test_a_replay_computes_what_the_call_does():
+    import torch
+
+    device = torch.device("cuda")
+    x = torch.ones(1000, device=device)
+    total = torch.zeros(1000, device=device)
+    replay = captured(lambda: total.add_(x), device)
+    before = total.clone()
+    replay()
+    torch.cuda.synchronize()
+    assert torch.equal(total, before + 1)
+
+
+def test_the_gates_of_the_kernels_are_in_the_files():
+    found = {}
+    for name in ("kernels_cuda", "kernels_fish_cuda"):
+        for comparison in load_kernels(ROOT / f"configs/profiling/{name}.yaml").comparisons:
+            for gate in comparison.gates:
+                asked = gate.min_tflops or gate.max_time_ratio
+                found.setdefault(comparison.name, []).append((gate.head_dim, gate.mode, asked))
+    assert found == {
+        "MGK / softmax, both materialising (the paper's claim: 0.78)": [(None, "train", 0.86)],
+        "MGK soft / own softmax (count: 0.79)": [(64, "train", 0.92), (128, "train", 0.88)],
+        "MGK hard / own softmax (count: 0.79)": [(64, "train", 0.78), (128, "train", 0.80)],
+        "sMGK / own softmax (count: 0.5)": [(64, "train", 0.78), (128, "train", 0.70)],
+        "MGK soft / PyTorch's flash softmax": [(64, "eval", 0.80)],
+        "MGK soft / materialised softmax": [(64, "train", 0.35), (128, "train", 0.55)],
+        "own softmax / PyTorch's flash": [(64, "eval", 350), (128, "eval", 380)],
+        "Hard FiSH 2 of 8 / own softmax": [(64, "train", 0.95)],
+    }
+
+
 def test_sides_take_turns():
     calls = []
     names = {name: lambda name=name: calls.append(name) for name in "ab"}
+    import torch
+
     times = time_sides(names, device=torch.device("cpu"), warmup=1, repeats=3)
     assert calls == ["a", "b", *"ababab"]
     assert {k: len(v) for k, v in times.items()} == {"a": 3, "b": 3}
@@ -133,6 +259,8 @@ def test_quantiles():
 
 
 def test_peak_memory_is_exact():
+    import torch
+
     def function():
         first = torch.ones(1000)  # 4000 bytes
         second = torch.ones(500, dtype=torch.float64)  # 4000 bytes
@@ -140,3 +268,40 @@ def test_peak_memory_is_exact():
         return second, torch.ones(250)
 
     assert cpu_peak_bytes(function) == 8000
+
+
+def test_measured_points_are_kept_and_not_measured_again(tmp_path, monkeypatch):
+    grid = {"tokens": 64, "seq_lens": [32, 64], "head_dims": [8], "num_threads": [1, 2]}
+    some = config(parity_file(tmp_path, True), grid=grid, repeats=1)
+    some.sides["plain"].seq_lens = [32]
+    before, measured = torch.get_num_threads(), []
+
+    def count(point):
+        measured.append((point.seq_len, point.num_threads, torch.get_num_threads()))
+        return measure(point)
+
+    monkeypatch.setattr("profiling.kernels.speed.measure", count)
+    first, _ = run_kernels(narrowed(some, seq_lens=[32]), tmp_path, tmp_path / "out")
+    assert measured == [(32, 1, 1), (32, 2, 2)]
+    assert torch.get_num_threads() == before
+    second, _ = run_kernels(some, tmp_path, tmp_path / "out")
+    assert measured[2:] == [(64, 1, 1), (64, 2, 2)]
+    sections = first.split("\n## ")[1:]
+    assert len(sections) == 2
+    assert all(section.strip() in second for section in sections)
+    run_kernels(narrowed(some, cases="b"), tmp_path, tmp_path / "out")  # other comparisons
+    assert len(measured) == 8
+
+
+def test_flags_narrow_a_file():
+    some = config([], grid={"tokens": 64, "seq_lens": [32], "head_dims": [8]})
+    small = narrowed(some, seq_lens=[7], head_dims=[5], num_threads=[3], cases="a")
+    (point,) = points(small)
+    assert (point.seq_len, point.head_dim, point.num_threads, point.batch_size) == (7, 5, 3, 9)
+    assert sorted(small.sides) == ["fused", "plain"]
+    assert [c.name for c in small.comparisons] == ["a"]
+    assert narrowed(some) == some
+    with pytest.raises(ConfigError, match="no comparison has 'c' in its name; there are: a; b"):
+        narrowed(some, cases="c")
+    with pytest.raises(ConfigError, match="seq_lens: the file has no single grid"):
+        narrowed(config([]), seq_lens=[7])

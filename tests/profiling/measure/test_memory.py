@@ -5,12 +5,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lit_probattn import torch_internals
+from lit_probattn.configs import ConfigError
 from lit_probattn.training.memory import predicted_bytes, resident_bytes
 from profiling.measure.memory import measured_cpu_bytes
+from profiling.sweep.plan import make_plan
+from profiling.sweep.points import make_step
 from profiling.sweep.run import memory_table
 from tests.profiling.helpers import MGK, attention, fork_workers, sweep
 
@@ -66,13 +71,57 @@ def test_attention_without_gradients_is_equal_to_the_byte(monkeypatch):
     assert all(line.endswith("| 0 |") for line in lines)
 
 
-def test_failures_are_told(monkeypatch):
+def test_a_device_that_is_gone_stops_at_once(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    text, good = memory_table(
-        sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]}), Path.cwd()
+    monkeypatch.setattr("profiling.sweep.run.Worker.run", None)
+    with pytest.raises(ConfigError, match="device cuda is not available"):
+        memory_table(sweep(device="cuda", grid={"embed_dim": [8], "seq_len": [8]}), Path.cwd())
+
+
+def bytes_by_mem_tracker(make):
+    """The oracle: PyTorch's own tracker, which goes over all modules at every operation."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with torch_internals.FakeTensorMode():
+        step, resident = make()
+        tracker = MemTracker()
+        tracker.track_external(*resident)
+        with tracker:
+            step()
+        held = resident_bytes(resident)
+    return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) - held, held
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blockwise"])
+def test_predictions_are_those_of_mem_tracker(backend, mode):
+    config = sweep(
+        model={"kind": "language_model", "num_layers": 3, "head_dim": 4, "mlp_dim": 24}
+        | {"vocab_size": 211, "include_output_layer": False},
+        grid={"embed_dim": [12], "seq_len": [37], "mode": [mode], "backend": [backend]},
+        measure=["memory"],
+        variants={"softmax": attention(), "mgk": attention(MGK, num_heads=1)},
     )
-    assert not good
-    assert "not available" in text
+    for point in make_plan(config, Path.cwd()):
+        make = partial(make_step, point, torch.device("cpu"))
+        predicted = predicted_bytes(make)
+        assert predicted == bytes_by_mem_tracker(make)
+        assert min(predicted) > 0
+
+
+def test_storages_that_grow_and_end_are_followed():
+    def make():
+        x = torch.empty(7)
+
+        def step():
+            grown = torch.empty(3)
+            grown.resize_(1000)
+            del grown
+            return [torch.empty(11) + x[:1] for _ in range(5)]
+
+        return step, [x]
+
+    assert predicted_bytes(make) == (4000, 28)
 
 
 def test_shared_storage_counts_once():

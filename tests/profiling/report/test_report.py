@@ -157,6 +157,15 @@ def test_errors_are_relative_to_what_was_measured(results):
     )
 
 
+def test_a_sweep_of_memory_alone_has_a_report(tmp_path):
+    """A sweep on a GPU counts nothing, so no row has a note of a backend."""
+    config = sweep(measure=["memory"], grid={"embed_dim": [8], "seq_len": [8]})
+    run_sweep(config, tmp_path / "rows", Path.cwd(), stream=str)
+    assert all(row.backend_note is None for row in read_rows(tmp_path / "rows" / "rows.jsonl")[0])
+    (page, *_) = write_report(config, tmp_path / "rows", tmp_path / "report")
+    assert "## Ratios" in page.read_text()
+
+
 def test_no_results(tmp_path):
     with pytest.raises(RowsError, match="no results in"):
         write_report(sweep(), tmp_path, tmp_path / "out")

@@ -149,7 +149,7 @@ def test_points_that_failed_are_tried_again(tmp_path, monkeypatch):
     config = sweep(measure=["time"], grid={"embed_dim": [8], "seq_len": [8]})
     calls = []
 
-    def tried(self, point, timeout_s):
+    def tried(self, point, timeout_s, predicted=None):
         calls.append(point.point_id)
         if len(calls) == 1:
             raise WorkerFailure("the worker was killed")
