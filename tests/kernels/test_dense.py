@@ -30,13 +30,14 @@ def attend(query, key, value, **options):
 
 
 @pytest.mark.parametrize(
-    ("blocks", "is_causal"), [((16, 32), True), ((32, 16), False), ((64, 64), True)]
+    ("blocks", "selection"),
+    [((16, 32), "causal"), ((32, 16), "all"), ((64, 64), "causal"), ((16, 16), "masked")],
 )
 @pytest.mark.parametrize("family", FORMS)
-def test_tile_sizes_change_nothing_but_rounding(family, blocks, is_causal):
+def test_tile_sizes_change_nothing_but_rounding(family, blocks, selection):
     form = FORMS[family][0]
     with forced(Launch(*blocks)):
-        pairs = compare(form, is_causal, 5, DEVICE, torch.float32, E, (29, 37))
+        pairs = compare(form, selection, 5, DEVICE, torch.float32, (E, 7), (29, 37))
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=2e-5, rtol=2e-5)
 
@@ -46,10 +47,10 @@ def test_tile_sizes_change_nothing_but_rounding(family, blocks, is_causal):
 def test_wide_components_have_a_pass_for_keys_and_one_for_values(form):
     """Their sums do not fit into one program's registers together."""
     with recording() as launches:
-        compare(form, True, 5, DEVICE, torch.float16, 72, (29, 37))
+        compare(form, "causal", 5, DEVICE, torch.float16, (72, 72), (29, 37))
     made = [(x.options["KEYS"], x.options["VALUES"]) for x in launches if "KEYS" in x.options]
     assert made == [(True, False), (False, True)]
-    for found, exact in compare(form, True, 5, DEVICE, torch.float16, 72, (29, 37)):
+    for found, exact in compare(form, "causal", 5, DEVICE, torch.float16, (72, 72), (29, 37)):
         error = (found.double() - exact).abs().max() / exact.abs().max()
         assert error < BOUND[torch.float16]
 
@@ -166,7 +167,7 @@ def test_one_exponential_stays_right_when_components_are_far_apart(far, dtype):
         """Output and gradients by the equation."""
         inputs = [x.detach().to(precision).requires_grad_() for x in leaves]
         scales = torch.full((H, 2), E**-0.5, dtype=precision, device=DEVICE)
-        out = plain_attention(*inputs[:3], scales, *inputs[3:], False, False)
+        out = plain_attention(*inputs[:3], scales, *inputs[3:], False)
         return out, *torch.autograd.grad(out, inputs, cotangent.to(precision))
 
     for a, eager, exact in zip(

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.dense.operators import mixture_attention
-from lit_probattn.kernels.selftest import beside, hide_future, in_float64, random_tensor
+from lit_probattn.kernels.dense.operators import MixtureInputs, mixture_attention
+from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions
+from lit_probattn.kernels.selftest import (
+    HeadDims,
+    Selection,
+    beside,
+    causal,
+    in_float64,
+    masked,
+    random_tensor,
+)
 
-_BATCH, _HEADS, _ROWS, _KEYS = 2, 2, 149, 167
+_BATCH, _HEADS, _KEY_HEADS, _VALUE_HEADS, _ROWS, _KEYS = 2, 4, 2, 1, 149, 167
 
 
 class _Form(NamedTuple):
@@ -37,48 +46,55 @@ def plain_attention(
     scales: Tensor,
     row_bias: Tensor,
     key_bias: Tensor,
-    is_causal: bool,
     hard: bool,
+    selected: Selection | None = None,
 ) -> Tensor:
     """Return what `mixture_attention` computes, by the equation, in the dtype of the inputs."""
+    heads = query.shape[1]
+    key, scales, key_bias, value = (
+        x.repeat_interleave(heads // x.shape[dim], dim)
+        for x, dim in ((key, 1), (scales, 0), (key_bias, 1), (value, 1))
+    )
     scores = scales[None, :, :, None, None] * (query[:, :, None] @ key.mT)
     scores = scores + row_bias[..., None] + key_bias[..., None, :]
     pairs = scores.amax(2) if hard else scores.logsumexp(2)
-    return (hide_future(pairs) if is_causal else pairs).softmax(-1) @ value
+    return (pairs.softmax(-1) if selected is None else selected.weights(pairs)) @ value
 
 
 def self_test(
-    family: str, device: torch.device, dtype: torch.dtype, head_dim: int
+    family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDims
 ) -> list[tuple[Tensor, Tensor]]:
     """Return outputs and gradients of a family's scores beside those of float64 sums.
 
-    Causal with more keys than queries, in ragged sizes: whole tiles and tiles at both edges.
+    Heads are grouped, four queries to two keys and one value. Every form is causal with more keys
+    than queries, in ragged sizes: whole tiles and tiles at both edges. The first form is masked
+    otherwise and drops pairs, too.
     """
     pairs = []
     for number, form in enumerate(FORMS[family]):
-        pairs += compare(form, True, number, device, dtype, head_dim)
-    return pairs
+        pairs += compare(form, "causal", number, device, dtype, head_dims)
+    return pairs + compare(FORMS[family][0], "masked", 7, device, dtype, head_dims)
 
 
 def compare(
     form: _Form,
-    is_causal: bool,
+    selection: Literal["causal", "masked", "all"],
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
-    head_dim: int,
+    head_dims: HeadDims,
     sizes: tuple[int, int] = (_ROWS, _KEYS),
 ) -> list[tuple[Tensor, Tensor]]:
     """Return (found, float64) of the output and of every gradient that exists."""
-    rows, keys = sizes
+    (rows, keys), (head_dim, value_dim) = sizes, head_dims
     shapes = [
         (_BATCH, _HEADS, rows, head_dim),
-        (_BATCH, _HEADS, form.products, keys, head_dim),
-        (_BATCH, _HEADS, keys, head_dim),
-        (_HEADS, form.components),
+        (_BATCH, _KEY_HEADS, form.products, keys, head_dim),
+        (_BATCH, _VALUE_HEADS, keys, value_dim),
+        (_KEY_HEADS, form.components),
         (_BATCH, _HEADS, form.components, rows),
-        (_BATCH, _HEADS, form.components, keys),
-        (_BATCH, _HEADS, rows, head_dim),
+        (_BATCH, _KEY_HEADS, form.components, keys),
+        (_BATCH, _HEADS, rows, value_dim),
     ]
     tensors = [
         random_tensor(*shape, seed=10 * seed + i, device=device, dtype=dtype)
@@ -94,10 +110,16 @@ def compare(
     given: list[Tensor | None] = list(leaves)
     if not form.terms:
         given[3:] = [None] * 3
-    out, _ = mixture_attention(
-        *(*given, None, None, None, None, head_dim**-0.5, is_causal, form.hard, form.equal, 0)
-    )
+    selected = None
+    if selection == "causal":
+        selected = causal(rows, keys, device)
+    elif selection == "masked":
+        selected = masked((_BATCH, _HEADS, rows, keys), device)
+    terms = dict(zip(MixtureInputs._fields, given, strict=False))
+    flags = {"scale": head_dim**-0.5, "hard": form.hard, "equal_scales": form.equal}
+    pairs: PairOptions = {**NO_PAIRS, **({} if selected is None else selected.options)}
+    out, _ = mixture_attention(*MixtureInputs(**terms, **flags, **pairs))  # type: ignore[arg-type]
     exact = in_float64(inputs)
-    truth = plain_attention(*exact, is_causal, form.hard)  # type: ignore[call-arg, arg-type]
+    truth = plain_attention(*exact, form.hard, selected)  # type: ignore[call-arg, arg-type]
     ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
     return beside([out], [truth], ours, theirs, [cotangent])
