@@ -41,6 +41,7 @@ from lit_probattn.kernels.tiles import (
     LN2,
     kept_pairs,
     load_head,
+    number,
     store_rows,
     store_vector,
     zero_tile,
@@ -54,12 +55,12 @@ def delta_kernel(
     call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
     """δ_i = grad_out_i · out_i in float32, (B, H, N)."""
-    length = call.pairs.num_queries
+    length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, False)
     result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
     delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
-    store_vector(DELTA + (b * call.num_heads + h) * length, delta, row, length, BLOCK_Q)
+    store_vector(DELTA + (b * number(call.num_heads) + h) * length, delta, row, length, BLOCK_Q)
 
 
 @triton.jit
@@ -125,7 +126,7 @@ def grad_query_kernel(
     dquery_i = Σ_jr scale_r g_ijr key_jr,    drow_ir = Σ_j g_ijr
     """
     FACTORED: tl.constexpr = form.factored
-    length = call.pairs.num_queries
+    length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, form.causal)
     key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
     query, grad, normaliser, delta, row_terms = load_queries(
@@ -153,7 +154,7 @@ def grad_query_kernel(
         grad_query = grad_query * (scales[0] * LN2)
     store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
                form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
-    head = b * call.num_heads + h
+    head = b * number(call.num_heads) + h
     if call.row is not None:
         residual = added(grad_row)
         for r in tl.static_range(len(grad_row)):
@@ -248,8 +249,9 @@ def grad_key_kernel(
     """
     FACTORED: tl.constexpr = form.factored
     PRODUCTS: tl.constexpr = form.products
-    num_queries, num_keys = call.pairs.num_queries, call.pairs.num_keys
-    num_tiles, num_key_heads = tl.cdiv(num_keys, BLOCK_K), call.num_heads // call.heads_per_key
+    num_queries, num_keys = number(call.pairs.num_queries), number(call.pairs.num_keys)
+    num_tiles = tl.cdiv(num_keys, BLOCK_K)
+    num_key_heads = number(call.num_heads) // call.heads_per_key
     place = tl.program_id(0) // num_tiles
     col = tl.program_id(0) % num_tiles * BLOCK_K
     b, key_head = place // num_key_heads, place % num_key_heads
@@ -308,7 +310,10 @@ def grad_key_kernel(
             store_vector(DSCALE + (first + r) * num_keys, grad_scale[r], col, num_keys, BLOCK_K)
 
 
-@triton.jit
+_BIAS_SIZES = ("num_samples", "bias_samples", "bias_heads", "bias_rows", "bias_cols")
+
+
+@triton.jit(do_not_specialize=_BIAS_SIZES)
 def grad_bias_kernel(
     call, grad_out, NORMALISER, DELTA, DBIAS,
     num_samples, bias_samples, bias_heads, bias_rows, bias_cols,
@@ -320,19 +325,19 @@ def grad_bias_kernel(
     DBIAS is contiguous, (bias_samples, bias_heads, bias_rows, bias_cols), each 1 or the full size.
     """
     pairs = call.pairs
-    row_tiles = 1 if ONE_ROW else tl.cdiv(pairs.num_queries, BLOCK_Q)
-    col_tiles = 1 if ONE_COL else tl.cdiv(pairs.num_keys, BLOCK_K)
+    row_tiles = 1 if ONE_ROW else tl.cdiv(number(pairs.num_queries), BLOCK_Q)
+    col_tiles = 1 if ONE_COL else tl.cdiv(number(pairs.num_keys), BLOCK_K)
     index = tl.program_id(0)
     first_col = index % col_tiles * BLOCK_K
     first_row = index // col_tiles % row_tiles * BLOCK_Q
     owner = index // (col_tiles * row_tiles)
-    last_row = pairs.num_queries if ONE_ROW else first_row + 1
-    last_col = pairs.num_keys if ONE_COL else first_col + 1
+    last_row = number(pairs.num_queries) if ONE_ROW else first_row + 1
+    last_col = number(pairs.num_keys) if ONE_COL else first_col + 1
     one_sample, one_head = bias_samples == 1, bias_heads == 1
     first_sample = tl.where(one_sample, 0, owner // bias_heads)
     last_sample = tl.where(one_sample, num_samples, first_sample + 1)
     first_head = tl.where(one_head, 0, owner % bias_heads)
-    last_head = tl.where(one_head, call.num_heads, first_head + 1)
+    last_head = tl.where(one_head, number(call.num_heads), first_head + 1)
 
     total = tl.zeros((BLOCK_Q, BLOCK_K), tl.float32)
     for sample in range(first_sample, last_sample):

@@ -28,6 +28,7 @@ from lit_probattn.kernels.runtime import (
     padded,
     plain_float,
     unit_stride,
+    unseen,
 )
 
 # log₂ of the smallest factor F of shifted keys that the one-exponential form is used for, and how
@@ -70,7 +71,7 @@ class MixtureInputs(NamedTuple):
 
 
 class DenseArguments(NamedTuple):
-    """What all dense kernels of a call read."""
+    """What all dense kernels of a call read; the number of heads is `unseen`."""
 
     query: HeadRows
     key: HeadRows
@@ -133,7 +134,7 @@ def _arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
         *(plain_float(x.scales), row, col, spread),
         *(float(x.scale), _SPREAD_LIMIT.get(query.dtype, 64.0), _HEADROOM.get(query.dtype, 0.0)),
         pairs=pairs,
-        num_heads=heads,
+        num_heads=unseen(heads),
         heads_per_key=heads // key.shape[1],
         heads_per_value=heads // value.shape[1],
     )

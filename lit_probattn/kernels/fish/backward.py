@@ -28,6 +28,7 @@ from lit_probattn.kernels.fish.tiles import (
 )
 from lit_probattn.kernels.tiles import (
     load_vector,
+    number,
     store_rows,
     store_vector,
     zero_tiles,
@@ -41,7 +42,7 @@ def _map_gradients(call, totals, e, head, form: tl.constexpr):
     MAPS: tl.constexpr = form.maps
     terms = ()
     for m in tl.static_range(MAPS):
-        terms = terms + (e * load_weight(call.first, head, call.num_heads, m, MAPS),)
+        terms = terms + (e * load_weight(call.first, head, number(call.num_heads), m, MAPS),)
     if len(totals) > 0:
         terms = added_to(totals, terms)
     return terms
@@ -50,9 +51,9 @@ def _map_gradients(call, totals, e, head, form: tl.constexpr):
 @triton.jit
 def _unit_gradient(call, grads, first, u: tl.constexpr, form: tl.constexpr):
     """Return Σ_h W_2[h, u] E_h, the gradient of ReLU(z_u) from a head group."""
-    dy = grads[0] * load_weight(call.second, first, call.num_heads, u, form.units)
+    dy = grads[0] * load_weight(call.second, first, number(call.num_heads), u, form.units)
     for h in tl.static_range(1, len(grads)):
-        dy += grads[h] * load_weight(call.second, first + h, call.num_heads, u, form.units)
+        dy += grads[h] * load_weight(call.second, first + h, number(call.num_heads), u, form.units)
     return dy
 
 
@@ -110,7 +111,7 @@ def fish_query_gradient_kernel(
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
-    num_rows, num_cols = call.pairs.num_queries, call.pairs.num_keys
+    num_rows, num_cols = number(call.pairs.num_queries), number(call.pairs.num_keys)
     row, b, group = tile_program(call, num_rows, BLOCK_Q)
     first = group * GROUP
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
@@ -142,14 +143,14 @@ def fish_query_gradient_kernel(
             totals = _hidden_gradients(call, tiles, noise, local_grads, first, form)
         residuals = new_residuals
         grads_q = add_products(grads_q, totals, call.key, b, col, num_cols, form, BLOCK_K)
-    part = group.to(tl.int64) * call.num_batch + b
+    part = group.to(tl.int64) * number(call.num_batch) + b
     for m in tl.static_range(MAPS):
         place = DQ + (part * MAPS + m) * num_rows * form.key_dim
         store_rows(place, grads_q[m] * call.on_global, row, form.key_dim, num_rows,
                    form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
     for h in tl.static_range(GROUP):
-        limit = tl.where(first + h < call.num_heads, num_rows, 0)
-        at = (b * call.num_heads + first + h) * num_rows
+        limit = tl.where(first + h < number(call.num_heads), num_rows, 0)
+        at = (b * number(call.num_heads) + first + h) * num_rows
         delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
         store_vector(EXACT + at, delta + residuals[h], row, limit, BLOCK_Q)
 
@@ -174,7 +175,7 @@ def fish_key_gradient_kernel(
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
-    num_rows, num_cols = call.pairs.num_queries, call.pairs.num_keys
+    num_rows, num_cols = number(call.pairs.num_queries), number(call.pairs.num_keys)
     col, b, group = tile_program(call, num_cols, BLOCK_K)
     first = group * GROUP
     cols = (col + tl.arange(0, BLOCK_K))[:, None]
@@ -235,23 +236,23 @@ def fish_key_gradient_kernel(
             found = weight_sums + noise_sums
         if KEYS:
             grads_k = add_products(grads_k, totals, call.query, b, row, num_rows, form, BLOCK_Q)
-    part = group.to(tl.int64) * call.num_batch + b
+    part = group.to(tl.int64) * number(call.num_batch) + b
     for m in tl.static_range(len(grads_k)):
         place = DK + (part * MAPS + m) * num_cols * form.key_dim
         store_rows(place, grads_k[m] * call.on_global, col, form.key_dim, num_cols,
                    form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
     for h in tl.static_range(len(grads_v)):
-        limit = tl.where(first + h < call.num_heads, num_cols, 0)
-        place = DV + (b * call.num_heads + first + h) * num_cols * form.value_dim
+        limit = tl.where(first + h < number(call.num_heads), num_cols, 0)
+        place = DV + (b * number(call.num_heads) + first + h) * num_cols * form.value_dim
         store_rows(place, grads_v[h], col, form.value_dim, limit,
                    form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
     tile = (col // BLOCK_K).to(tl.int64)
-    place = SUMS + ((tile * call.num_batch + b) * call.num_groups + group) * SLOTS
+    place = SUMS + ((tile * number(call.num_batch) + b) * number(call.num_groups) + group) * SLOTS
     for slot in tl.static_range(SLOTS):
         tl.store(place + slot, tl.sum(found[slot], 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_samples",))
 def fish_bias_gradient_kernel(
     call, grad_out, LSE, DELTA, DBIAS, num_samples,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -261,12 +262,12 @@ def fish_bias_gradient_kernel(
     DBIAS is (samples with a bias of their own, H, N, L), each shared by `num_samples`.
     """
     GROUP: tl.constexpr = form.group
-    num_rows, num_cols = call.pairs.num_queries, call.pairs.num_keys
+    num_rows, num_cols = number(call.pairs.num_queries), number(call.pairs.num_keys)
     row_tiles, col_tiles = tl.cdiv(num_rows, BLOCK_Q), tl.cdiv(num_cols, BLOCK_K)
     row = (tl.program_id(0) % row_tiles) * BLOCK_Q
     col = (tl.program_id(0) // row_tiles % col_tiles) * BLOCK_K
-    group = tl.program_id(0) // (row_tiles * col_tiles) % call.num_groups
-    place = tl.program_id(0) // (row_tiles * col_tiles) // call.num_groups
+    group = tl.program_id(0) // (row_tiles * col_tiles) % number(call.num_groups)
+    place = tl.program_id(0) // (row_tiles * col_tiles) // number(call.num_groups)
     first = group * GROUP
     rows, cols = (row + tl.arange(0, BLOCK_Q))[:, None], (col + tl.arange(0, BLOCK_K))[None, :]
     grads = zero_tiles(GROUP, BLOCK_Q, BLOCK_K)
@@ -287,7 +288,7 @@ def fish_bias_gradient_kernel(
             terms = terms + (e,)
         grads = added_to(grads, terms)
     for h in tl.static_range(GROUP):
-        limit = tl.where(first + h < call.num_heads, num_rows, 0)
+        limit = tl.where(first + h < number(call.num_heads), num_rows, 0)
         inside = (rows < limit) & (cols < num_cols)
-        at = DBIAS + (place.to(tl.int64) * call.num_heads + first + h) * num_rows * num_cols
+        at = DBIAS + (place.to(tl.int64) * number(call.num_heads) + first + h) * num_rows * num_cols
         tl.store(at + rows.to(tl.int64) * num_cols + cols, grads[h], mask=inside)
