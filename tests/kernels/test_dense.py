@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.kernels.dense.attention import point_terms
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.selftest import FORMS, compare, plain_attention
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced, recording
@@ -201,21 +200,6 @@ def test_gradients_of_inputs_with_strided_columns():
         grads.append(torch.autograd.grad(attend(query, key[:, :, None], value), leaves, cotangent))
     for found in grads[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found, grads[0], strict=True))
-
-
-@pytest.mark.parametrize("shift_heads", [1, 2, 4])
-def test_terms_of_points_have_the_gradients_of_their_equations(shift_heads):
-    """Heads that share a shift: neighbours, h // (heads per shift)."""
-    leaves = [draw(B, 4, N, E).requires_grad_(), draw(shift_heads, 3, E).requires_grad_()]
-    found = point_terms(*leaves)
-    points, shift = (x.detach().double().requires_grad_() for x in leaves)
-    own = torch.arange(4) // (4 // shift_heads)
-    exact = points.square().sum(-1), torch.einsum("bhne,hke->bhkn", points, shift[own])
-    cotangents = [torch.randn_like(x) for x in found]
-    grads = torch.autograd.grad(found, leaves, cotangents)
-    expected = torch.autograd.grad(exact, (points, shift), [x.double() for x in cotangents])
-    for a, b in zip((*found, *grads), (*exact, *expected), strict=True):
-        torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-5)
 
 
 def test_what_rounding_leaves_over_is_taken_out_of_the_gradients_of_row_terms():

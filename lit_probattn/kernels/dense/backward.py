@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lit_probattn.kernels.dense.terms import add_key_terms, add_query_terms
 from lit_probattn.kernels.dense.tiles import (
     added,
     added_sums,
@@ -36,6 +37,7 @@ from lit_probattn.kernels.dense.tiles import (
     spread,
     view,
     weight_gradient,
+    without,
 )
 from lit_probattn.kernels.tiles import (
     LN2,
@@ -48,19 +50,6 @@ from lit_probattn.kernels.tiles import (
     zero_tiles,
     zero_vectors,
 )
-
-
-@triton.jit
-def delta_kernel(
-    call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
-):  # fmt: skip
-    """δ_i = grad_out_i · out_i in float32, (B, H, N)."""
-    length = number(call.pairs.num_queries)
-    row, b, h = query_program(call, BLOCK_Q, False)
-    result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
-    grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
-    delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
-    store_vector(DELTA + (b * number(call.num_heads) + h) * length, delta, row, length, BLOCK_Q)
 
 
 @triton.jit
@@ -118,10 +107,10 @@ def _grad_query_tile(
 
 @triton.jit
 def grad_query_kernel(
-    call, grad_out, NORMALISER, DELTA, DQ, DROW,
+    call, out, grad_out, NORMALISER, DELTA, DQ, DROW, terms,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of queries and of their terms.
+    """Gradients of one tile of queries and of their terms; δ_i = grad_out_i · out_i for the others.
 
     dquery_i = Σ_jr scale_r g_ijr key_jr,    drow_ir = Σ_j g_ijr
     """
@@ -129,9 +118,11 @@ def grad_query_kernel(
     length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, form.causal)
     key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
-    query, grad, normaliser, delta, row_terms = load_queries(
-        call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
+    query, grad, normaliser, _delta, row_terms = load_queries(
+        call, grad_out, NORMALISER, None, b, h, row, form, BLOCK_Q
     )
+    result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
     scales = load_scales(call, key_head, form.components, form.equal_scales)
     row_top, row_factors = spread(row_terms, FACTORED)
     narrow = is_narrow(call, b, h, FACTORED)
@@ -152,16 +143,21 @@ def grad_query_kernel(
                 )  # fmt: skip
     if form.equal_scales:
         grad_query = grad_query * (scales[0] * LN2)
+    if call.row is not None:
+        residual = added(grad_row)
+        grad_row = without(grad_row, residual, share)
+    if terms is not None:
+        grad_query = add_query_terms(
+            call, terms, grad_query, grad_row, b, h, key_head, row, form, BLOCK_Q
+        )
     store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
                form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
     head = b * number(call.num_heads) + h
-    if call.row is not None:
-        residual = added(grad_row)
+    if call.row is not None and terms is None:
         for r in tl.static_range(len(grad_row)):
             at = DROW + (head * len(grad_row) + r) * length
-            store_vector(at, grad_row[r] - residual * share[r], row, length, BLOCK_Q)
-    if call.row is not None or call.col is not None:
-        store_vector(DELTA + head * length, delta + residual, row, length, BLOCK_Q)
+            store_vector(at, grad_row[r], row, length, BLOCK_Q)
+    store_vector(DELTA + head * length, delta + residual, row, length, BLOCK_Q)
 
 
 @triton.jit
@@ -233,7 +229,7 @@ def _grad_key_tile(
 
 @triton.jit
 def grad_key_kernel(
-    call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE,
+    call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE, terms,
     form: tl.constexpr, WANTS_SCALES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -297,6 +293,11 @@ def grad_key_kernel(
         grad_key = grad_keys[r]
         if PRODUCTS > 1 or form.equal_scales:
             grad_key = grad_key * (scales[r] * LN2)
+        if terms is not None:
+            grad_key = add_key_terms(
+                call, terms, grad_key, grad_col, grad_scale, b, key_head, col, r, WANTS_SCALES,
+                form, BLOCK_K,
+            )  # fmt: skip
         store_rows(DK.base + b * DK.batch + key_head * DK.head + r * DK.part, grad_key, col, DK.row,
                    num_keys, form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
     if VALUES:
@@ -304,9 +305,9 @@ def grad_key_kernel(
                    form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
     first = (b * num_key_heads + key_head) * len(grad_col)
     for r in tl.static_range(len(grad_col) if KEYS else 0):
-        if call.col is not None:
+        if DCOL is not None:
             store_vector(DCOL + (first + r) * num_keys, grad_col[r], col, num_keys, BLOCK_K)
-        if WANTS_SCALES:
+        if WANTS_SCALES and terms is None:
             store_vector(DSCALE + (first + r) * num_keys, grad_scale[r], col, num_keys, BLOCK_K)
 
 

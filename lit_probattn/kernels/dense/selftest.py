@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_probattn.kernels.dense.attention import mgk_attention
 from lit_probattn.kernels.dense.operators import MixtureInputs, mixture_attention
 from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions
 from lit_probattn.kernels.selftest import (
@@ -70,10 +71,11 @@ def self_test(
     than queries, in ragged sizes: whole tiles and tiles at both edges. The first form is masked
     otherwise and drops pairs, too.
     """
+    compared = compare if family == "softmax" else compare_points
     pairs = []
     for number, form in enumerate(FORMS[family]):
-        pairs += compare(form, "causal", number, device, dtype, head_dims)
-    return pairs + compare(FORMS[family][0], "masked", 7, device, dtype, head_dims)
+        pairs += compared(form, "causal", number, device, dtype, head_dims)
+    return pairs + compared(FORMS[family][0], "masked", 7, device, dtype, head_dims)
 
 
 def compare(
@@ -110,16 +112,96 @@ def compare(
     given: list[Tensor | None] = list(leaves)
     if not form.terms:
         given[3:] = [None] * 3
-    selected = None
-    if selection == "causal":
-        selected = causal(rows, keys, device)
-    elif selection == "masked":
-        selected = masked((_BATCH, _HEADS, rows, keys), device)
+    selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
     terms = dict(zip(MixtureInputs._fields, given, strict=False))
     flags = {"scale": head_dim**-0.5, "hard": form.hard, "equal_scales": form.equal}
     pairs: PairOptions = {**NO_PAIRS, **({} if selected is None else selected.options)}
     out, _ = mixture_attention(*MixtureInputs(**terms, **flags, **pairs))  # type: ignore[arg-type]
     exact = in_float64(inputs)
     truth = plain_attention(*exact, form.hard, selected)  # type: ignore[call-arg, arg-type]
+    ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
+    return beside([out], [truth], ours, theirs, [cotangent])
+
+
+def _select(
+    selection: str, shape: tuple[int, int, int, int], device: torch.device
+) -> Selection | None:
+    """Return masks and dropout by name."""
+    if selection == "causal":
+        return causal(*shape[2:], device)
+    return masked(shape, device) if selection == "masked" else None
+
+
+def plain_points(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    precision: Tensor,
+    offset: Tensor,
+    shift: Tensor | None,
+    hard: bool,
+    selected: Selection | None,
+    gaussian: bool = True,
+) -> Tensor:
+    """Return what `mgk_attention` computes, by the equation, storing all distances."""
+    heads = query.shape[1]
+    if shift is not None:
+        key = key + shift[:, :, None]
+    key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
+    precision, offset = (x.repeat_interleave(heads // x.shape[0], 0) for x in (precision, offset))
+    if gaussian:
+        scores = (query[:, :, None, :, None] - key[:, :, :, None]).square().sum(-1) / -2.0
+    else:
+        scores = query[:, :, None] @ key.mT
+    scores = scores * precision[None, :, :, None, None] + offset[None, :, :, None]
+    pairs = scores.amax(2) if hard else scores.logsumexp(2)
+    return (pairs.softmax(-1) if selected is None else selected.weights(pairs)) @ value
+
+
+def compare_points(
+    form: _Form,
+    selection: Literal["causal", "masked", "all"],
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dims: HeadDims,
+    sizes: tuple[int, int] = (_ROWS, _KEYS),
+    gaussian: bool = True,
+    per_key: bool = True,
+) -> list[tuple[Tensor, Tensor]]:
+    """Return (found, float64) of `mgk_attention` and every gradient; offsets `per_key` or not."""
+    (rows, keys), (head_dim, value_dim) = sizes, head_dims
+    shapes = [
+        (_BATCH, _HEADS, rows, head_dim),
+        (_BATCH, _KEY_HEADS, form.products, keys, head_dim),
+        (_BATCH, _VALUE_HEADS, keys, value_dim),
+        (_KEY_HEADS, form.components),
+        (_KEY_HEADS, form.components, keys if per_key else 1),
+        (_KEY_HEADS, form.components, head_dim),
+        (_BATCH, _HEADS, rows, value_dim),
+    ]
+    *inputs, cotangent = (
+        random_tensor(*shape, seed=10 * seed + i, device=device, dtype=dtype)
+        for i, shape in enumerate(shapes)
+    )
+    inputs[3:] = [x.float() for x in inputs[3:]]
+    inputs[3] = torch.full_like(inputs[3], head_dim**-0.5)
+    if not form.equal:
+        inputs[3] = inputs[3] * (torch.arange(form.components, device=device) + 1.0)
+    is_shifted = form.products < form.components
+    wanted = [0, 1, 2, 4] + ([] if form.equal else [3]) + ([5] if is_shifted else [])
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    query, key, value, precision, offset, shift = leaves
+    selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
+    pairs: PairOptions = {} if selected is None else selected.options
+    forms = {"gaussian": gaussian, "equal_precision": form.equal, "hard": form.hard}
+    out = mgk_attention(
+        *(query, key[:, :, 0] if is_shifted else key, value),
+        **{"precision": precision, "offset": offset, "shift": shift if is_shifted else None},
+        **{**forms, **pairs},
+    )
+    exact = in_float64(inputs)
+    shifts = exact[5] if is_shifted else None
+    truth = plain_points(*exact[:5], shifts, form.hard, selected, gaussian)
     ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
     return beside([out], [truth], ours, theirs, [cotangent])

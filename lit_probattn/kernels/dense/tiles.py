@@ -63,12 +63,14 @@ def load_scales(call, key_head, COUNT: tl.constexpr, EQUAL: tl.constexpr):
 def load_queries(
     call, grad_out, NORMALISER, DELTA, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return a tile of queries, of grad_out, and their normalisers, δ and terms."""
+    """Return a tile of queries, of grad_out, and their normalisers, δ (if given) and terms."""
     length, head = number(call.pairs.num_queries), b * number(call.num_heads) + h
     query = load_head(call.query, b, h, row, length, form.key_dim, form.key_pad, BLOCK, True)
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK, True)
     normaliser = load_vector(NORMALISER + head * length, row, length, float("inf"), BLOCK)
-    delta = load_vector(DELTA + head * length, row, length, 0.0, BLOCK)
+    delta = ()
+    if DELTA is not None:
+        delta = load_vector(DELTA + head * length, row, length, 0.0, BLOCK)
     terms = load_terms(call.row, head, row, length, BLOCK, form.components)
     return query, grad, normaliser, delta, terms
 
@@ -152,8 +154,22 @@ def is_narrow(call, b, h, FACTORED: tl.constexpr):
     """Whether F cannot underflow in a head."""
     narrow = True
     if FACTORED:
-        narrow = tl.load(call.spread + b * number(call.num_heads) + h) <= call.spread_limit
+        x, heads = call.spread, number(call.num_heads)
+        row_parts, col_parts = number(x.row_parts), number(x.col_parts)
+        key_head = b * (heads // call.heads_per_key) + h // call.heads_per_key
+        rows = _largest_part(x.rows + (b * heads + h) * row_parts, row_parts)
+        cols = _largest_part(x.cols + key_head * col_parts, col_parts)
+        narrow = tl.minimum(rows, cols) <= call.spread_limit
     return narrow
+
+
+@triton.jit
+def _largest_part(base, count):
+    """Return the largest of numbers that are at least 0."""
+    top = 0.0
+    for start in range(0, count, 64):
+        top = tl.maximum(top, tl.max(load_vector(base, start, count, 0.0, 64), 0))
+    return top
 
 
 @triton.jit
@@ -238,6 +254,15 @@ def added_sums(sums, tiles):
     out = ()
     for r in tl.static_range(len(sums)):
         out = out + (sums[r] + tl.sum(tiles[r], 1),)
+    return out
+
+
+@triton.jit
+def without(sums, residual, share):
+    """Return sums less their share of what rounding left over."""
+    out = ()
+    for r in tl.static_range(len(sums)):
+        out = out + (sums[r] - residual * share[r],)
     return out
 
 

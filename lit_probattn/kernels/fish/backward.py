@@ -18,16 +18,17 @@ from lit_probattn.kernels.fish.tiles import (
     head_gradient,
     head_weights,
     hidden_unit,
+    load_delta,
     load_maps,
     load_value,
     load_weight,
     local_inputs,
     local_score,
+    make_delta,
     map_products,
     tile_program,
 )
 from lit_probattn.kernels.tiles import (
-    load_vector,
     number,
     store_rows,
     store_vector,
@@ -101,13 +102,13 @@ def _hidden_sums(call, tiles, noise, grads, found, first, form: tl.constexpr):
 
 @triton.jit
 def fish_query_gradient_kernel(
-    call, grad_out, LSE, DELTA, DQ, EXACT,
+    call, out, grad_out, LSE, DQ, EXACT,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_Q queries of one sample; the part of dq of one group of local heads.
 
-    DQ is (groups, B, G, N, E). EXACT (B, H, N) is δ again, to float32 precision: each row of E has
-    the sum zero, so what it sums to is the error that δ took over from the rounding of the output.
+    DQ is (groups, B, G, N, E). EXACT (B, H, N) is δ to float32 precision: each row of E has the sum
+    zero, so what it sums to is the error that δ took over from the rounding of the output.
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
@@ -117,7 +118,10 @@ def fish_query_gradient_kernel(
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
     queries = load_maps(call.query, b, row, num_rows, form, BLOCK_Q)
     grads_q = zero_tiles(MAPS, BLOCK_Q, form.key_pad)
-    residuals = zero_vectors(GROUP, BLOCK_Q)
+    residuals, deltas = zero_vectors(GROUP, BLOCK_Q), ()
+    for h in tl.static_range(GROUP):
+        delta = make_delta(call, out, grad_out, b, first + h, row, form, BLOCK_Q)
+        deltas = deltas + (delta,)
     stop = num_cols
     if form.causal:
         stop = tl.minimum(num_cols, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
@@ -131,7 +135,7 @@ def fish_query_gradient_kernel(
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
             value = load_value(call, b, head, col, form, BLOCK_K)
             _weight, e, _grad = head_gradient(
-                call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+                call, grad_out, LSE, deltas[h], score, value, b, head, row, col,
                 form, BLOCK_Q, BLOCK_K, False,
             )  # fmt: skip
             new_residuals = new_residuals + (residuals[h] + tl.sum(e, 1),)
@@ -151,8 +155,7 @@ def fish_query_gradient_kernel(
     for h in tl.static_range(GROUP):
         limit = tl.where(first + h < number(call.num_heads), num_rows, 0)
         at = (b * number(call.num_heads) + first + h) * num_rows
-        delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
-        store_vector(EXACT + at, delta + residuals[h], row, limit, BLOCK_Q)
+        store_vector(EXACT + at, deltas[h] + residuals[h], row, limit, BLOCK_Q)
 
 
 @triton.jit
@@ -199,8 +202,9 @@ def fish_key_gradient_kernel(
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
             if KEYS:
+                delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
                 dropped, e, grad = head_gradient(
-                    call, grad_out, LSE, DELTA, score, values[h], b, head, row, col,
+                    call, grad_out, LSE, delta, score, values[h], b, head, row, col,
                     form, BLOCK_Q, BLOCK_K, True,
                 )  # fmt: skip
             else:
@@ -281,8 +285,9 @@ def fish_bias_gradient_kernel(
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
             value = load_value(call, b, head, col, form, BLOCK_K)
+            delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
             _weight, e, _grad = head_gradient(
-                call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+                call, grad_out, LSE, delta, score, value, b, head, row, col,
                 form, BLOCK_Q, BLOCK_K, False,
             )  # fmt: skip
             terms = terms + (e,)
@@ -292,3 +297,63 @@ def fish_bias_gradient_kernel(
         inside = (rows < limit) & (cols < num_cols)
         at = DBIAS + (place.to(tl.int64) * number(call.num_heads) + first + h) * num_rows * num_cols
         tl.store(at + rows.to(tl.int64) * num_cols + cols, grads[h], mask=inside)
+
+
+@triton.jit(do_not_specialize=("num_parts", "size"))
+def add_parts_kernel(PARTS, OUT, num_parts, size, BLOCK: tl.constexpr):
+    """Write the sum of the parts of head groups, (num_parts, size), in their order."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(0, num_parts):
+        at = PARTS + tl.cast(part, tl.int64) * size + index
+        total += tl.load(at, mask=index < size, other=0.0)
+    tl.store(OUT + index, total.to(OUT.dtype.element_ty), mask=index < size)
+
+
+@triton.jit(do_not_specialize=("num_places", "num_groups", "num_heads"))
+def add_sums_kernel(
+    SUMS, FIRST, BIAS, SECOND, SCALE, num_places, num_groups, num_heads,
+    form: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one slot of the gradients of weights and noise scales: its sum over programs, in float64.
+
+    SUMS is (num_places, num_groups, SLOTS), see `fish_key_gradient_kernel`. Slots of local heads have
+    a place in the result per group; those of maps and hidden units are added over groups.
+    """
+    MAPS: tl.constexpr = form.maps
+    UNITS: tl.constexpr = form.units
+    GROUP: tl.constexpr = form.group
+    slot = tl.program_id(0)
+    shared = tl.zeros((BLOCK,), tl.float64)
+    for group in range(0, num_groups):
+        total = tl.zeros((BLOCK,), tl.float64)
+        for start in range(0, num_places, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            at = (place.to(tl.int64) * num_groups + group) * SLOTS + slot
+            total += tl.load(SUMS + at, mask=place < num_places, other=0.0).to(tl.float64)
+        shared += total
+        own = tl.sum(total, 0).to(tl.float32)
+        if UNITS > 0:
+            head = group * GROUP + slot % GROUP
+            inside = (slot < UNITS * GROUP) & (head < num_heads)
+            tl.store(SECOND + head * UNITS + slot // GROUP, own, mask=inside)
+        else:
+            head = group * GROUP + slot // MAPS
+            inside = (slot < GROUP * MAPS) & (head < num_heads)
+            tl.store(FIRST + head * MAPS + slot % MAPS, own, mask=inside)
+            if form.noise == 2:
+                rest = slot - GROUP * MAPS
+                head = group * GROUP + rest
+                tl.store(SCALE + head, own, mask=(rest >= 0) & (head < num_heads))
+    found = tl.sum(shared, 0).to(tl.float32)
+    if UNITS > 0:
+        rest = slot - UNITS * GROUP
+        tl.store(FIRST + rest, found, mask=(rest >= 0) & (rest < UNITS * MAPS))
+        rest -= UNITS * MAPS
+        if BIAS is not None:
+            tl.store(BIAS + rest, found, mask=(rest >= 0) & (rest < UNITS))
+        if form.noise > 0:
+            tl.store(SCALE + rest - UNITS, found, mask=rest >= UNITS)
+    elif form.noise == 1:
+        rest = slot - GROUP * MAPS
+        tl.store(SCALE + rest, found, mask=rest >= 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_probattn.kernels.fish.plan import FishCall, FishInputs, Plan
 from lit_probattn.kernels.operator import define_operators
-from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions, head_rows, unit_stride
+from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions, head_rows, launch, unit_stride
 
 
 def fish_attention(
@@ -94,13 +94,12 @@ def _backward(
 
     call = FishCall(x)
     grad_out = unit_stride(grad_out)
-    delta = (grad_out.float() * out.float()).sum(-1).contiguous()
-    exact = torch.empty_like(delta)
+    exact = torch.empty_like(lse)
     plan = call.plan("grad_query")
     tiles = math.ceil(call.num_rows / plan.launch.block_q) * len(x.query)
     grad_query = _new_parts(x.query, plan)
     shared = (head_rows(grad_out), lse)
-    args: tuple[Any, ...] = (*shared, delta, grad_query, exact)
+    args: tuple[Any, ...] = (head_rows(unit_stride(out)), *shared, grad_query, exact)
     call.run(kernels.fish_query_gradient_kernel, plan, tiles, args)
 
     grad_value = torch.empty_like(x.value, memory_format=torch.contiguous_format)
@@ -142,29 +141,36 @@ def _new_parts(tensor: Tensor, plan: Plan) -> Tensor:
 
 def _sum_parts(parts: Tensor, tensor: Tensor) -> Tensor:
     """Add the parts of the head groups, in their order."""
-    return parts[0] if len(parts) == 1 else parts.sum(0).to(tensor.dtype)
+    from lit_probattn.kernels.fish.backward import add_parts_kernel
+
+    if len(parts) == 1:
+        return parts[0]
+    found, block = tensor.new_empty(tensor.shape), 1024
+    launch(
+        *(add_parts_kernel, math.ceil(found.numel() / block)),
+        (parts, found, len(parts), found.numel()),
+        {"BLOCK": block, "num_warps": 4},
+    )
+    return found
 
 
 def _small_gradients(x: FishInputs, call: FishCall, group: int, sums: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of first, bias_1, second and scale from the programs' sums."""
-    none = sums.new_empty(0)
-    if not sums.shape[-1]:
-        return tuple(torch.empty_like(none) for _ in range(4))
-    heads = call.heads
-    maps, units, count = heads.num_global, heads.units, heads.num_heads
-    sums = sums.double().sum((0, 1)).float()  # (groups, slots)
-    if units == 0:
-        weights, rest = sums[:, : group * maps], sums[:, group * maps :]
-        own = rest.reshape(-1)[: count if heads.noise else 0].clone()
-        scale = rest.sum(0) if heads.noise == 1 else own
-        weights = weights.reshape(-1, maps)[:count].clone()
-        return weights, none, torch.empty_like(none), scale
-    widths = (units * group, units * maps, units, (0, maps, units)[heads.noise])
-    second, one, bias, scale = sums.split(widths, 1)
-    second = second.unflatten(1, (units, group)).transpose(1, 2).reshape(-1, units)
-    second = second[:count].clone()
-    bias = none if x.bias_1 is None else bias.sum(0)
-    return one.sum(0).view(units, maps), bias, second, scale.sum(0)
+    from lit_probattn.kernels.fish.backward import add_sums_kernel
+
+    slots = sums.shape[-1]
+    small = (x.first, x.bias_1, x.second, x.scale)
+    found = tuple(
+        sums.new_empty(0 if tensor is None or not slots else tensor.shape) for tensor in small
+    )
+    places = (None if tensor is None else room for tensor, room in zip(small, found, strict=True))
+    sizes = (sums.shape[0] * sums.shape[1], sums.shape[2], call.heads.num_heads)
+    launch(
+        *(add_sums_kernel, slots),
+        (sums, *places, *sizes),
+        {"form": call.form._replace(group=group), "SLOTS": slots, "BLOCK": 256, "num_warps": 4},
+    )
+    return found
 
 
 def _flops(x: Any, backward: bool) -> int:

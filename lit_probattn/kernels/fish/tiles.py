@@ -248,19 +248,34 @@ def head_weights(
 
 
 @triton.jit
+def load_delta(call, DELTA, b, head, row, BLOCK_Q: tl.constexpr):
+    """Load δ of a head, stored by the query pass; zero for a head beyond the last."""
+    num_rows = number(call.pairs.num_queries)
+    at = (b * number(call.num_heads) + stored_head(call, head)) * num_rows
+    limit = tl.where(head < number(call.num_heads), num_rows, 0)
+    return load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
+
+
+@triton.jit
+def make_delta(call, out, grad_out, b, head, row, form: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """Return δ_i = out_i · grad_out_i of a head; zero for a head beyond the last."""
+    num_rows, source = number(call.pairs.num_queries), stored_head(call, head)
+    limit = tl.where(head < number(call.num_heads), num_rows, 0)
+    result = load_head(out, b, source, row, limit, form.value_dim, form.value_pad, BLOCK_Q, True)
+    grad = load_head(grad_out, b, source, row, limit, form.value_dim, form.value_pad, BLOCK_Q, True)
+    return tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
+
+
+@triton.jit
 def head_gradient(
-    call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+    call, grad_out, LSE, delta, score, value, b, head, row, col,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """Return the dropped weights of a head, E = P ∘ (dP - δ), and its tile of grad_out."""
     weight, dropped, kept, grad = head_weights(
         call, grad_out, LSE, score, b, head, row, col, form, BLOCK_Q, BLOCK_K, FLIP
     )
-    pairs, source = call.pairs, stored_head(call, head)
-    num_rows = number(pairs.num_queries)
-    at = (b * number(call.num_heads) + source) * num_rows
-    limit = tl.where(head < number(call.num_heads), num_rows, 0)
-    delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
+    pairs = call.pairs
     if FLIP:
         delta = delta[None, :]
         grad_weight = tl.dot(value, tl.trans(grad), input_precision="ieee")
