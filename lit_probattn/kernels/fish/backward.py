@@ -315,9 +315,9 @@ def add_sums_kernel(
     SUMS, FIRST, BIAS, SECOND, SCALE, num_places, num_groups, num_heads,
     form: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one slot of the gradients of weights and noise scales: its sum over programs, in float64.
+    """Write one slot of the gradients of weights and scales: its sum over programs, in float64.
 
-    SUMS is (num_places, num_groups, SLOTS), see `fish_key_gradient_kernel`. Slots of local heads have
+    SUMS is (num_places, num_groups, SLOTS), see `fish_key_gradient_kernel`. Slots of heads have
     a place in the result per group; those of maps and hidden units are added over groups.
     """
     MAPS: tl.constexpr = form.maps
