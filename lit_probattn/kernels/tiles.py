@@ -16,7 +16,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def number(count):
-    """Return a count that was passed as `runtime.unseen`."""
+    """Return a count that was passed as `runtime.unseen`, or a length as `half_seen`."""
     return count >> 1
 
 

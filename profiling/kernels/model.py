@@ -117,7 +117,7 @@ def units(work: Work, head_dim: int) -> Units:
 def work_of(launched: Launched) -> Work | None:
     """Return the work of a launch; None for one that goes over no pairs."""
     name, options = launched.kernel.__name__, launched.options
-    if "form" not in options or "BLOCK_Q" not in options:
+    if "form" not in options or "BLOCK_K" not in options:
         return None
     rows, columns = options["BLOCK_Q"], options["BLOCK_K"]
     if "key" in name:  # tiles are transposed

@@ -55,7 +55,8 @@ def test_what_operators_launch_is_counted():
     forward, backward = launches("mgk", 64)
     assert forward.kernels == ["terms_kernel", "forward_kernel"]
     assert backward.kernels == [
-        *("terms_kernel", "grad_query_kernel", "grad_key_kernel", "sum_parts_kernel"),
+        *("terms_kernel", "delta_kernel", "grad_query_kernel", "grad_key_kernel"),
+        "sum_parts_kernel",
     ]
     layer = MGKAttention(64, 4, head_dim=64, num_kv_heads=2)
     inputs = make_inputs(layer, Case("", MGKAttention), 64, 64, torch.bfloat16, 0, clear=False)

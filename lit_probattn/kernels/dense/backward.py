@@ -53,6 +53,22 @@ from lit_probattn.kernels.tiles import (
 
 
 @triton.jit
+def delta_kernel(
+    call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
+):  # fmt: skip
+    """δ_i = grad_out_i · out_i in float32, (B, H, N).
+
+    A launch of its own: the query pass has no registers left to make it in.
+    """
+    length = number(call.pairs.num_queries)
+    row, b, h = query_program(call, BLOCK_Q, False)
+    result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
+    store_vector(DELTA + (b * number(call.num_heads) + h) * length, delta, row, length, BLOCK_Q)
+
+
+@triton.jit
 def _grad_query_tile(
     call, query, grad, normaliser, delta, scales, row_terms, row_top, row_factors,
     grad_query, grad_row, share, residual, b, h, key_head, value_head, row, col,
@@ -107,10 +123,10 @@ def _grad_query_tile(
 
 @triton.jit
 def grad_query_kernel(
-    call, out, grad_out, NORMALISER, DELTA, DQ, DROW, terms,
+    call, grad_out, NORMALISER, DELTA, DQ, DROW, terms,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of queries and of their terms; δ_i = grad_out_i · out_i for the others.
+    """Gradients of one tile of queries and of their terms.
 
     dquery_i = Σ_jr scale_r g_ijr key_jr,    drow_ir = Σ_j g_ijr
     """
@@ -118,11 +134,9 @@ def grad_query_kernel(
     length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, form.causal)
     key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
-    query, grad, normaliser, _delta, row_terms = load_queries(
-        call, grad_out, NORMALISER, None, b, h, row, form, BLOCK_Q
+    query, grad, normaliser, delta, row_terms = load_queries(
+        call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
     )
-    result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
-    delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
     scales = load_scales(call, key_head, form.components, form.equal_scales)
     row_top, row_factors = spread(row_terms, FACTORED)
     narrow = is_narrow(call, b, h, FACTORED)
@@ -146,18 +160,19 @@ def grad_query_kernel(
     if call.row is not None:
         residual = added(grad_row)
         grad_row = without(grad_row, residual, share)
-    if terms is not None:
+    if form.derived:
         grad_query = add_query_terms(
             call, terms, grad_query, grad_row, b, h, key_head, row, form, BLOCK_Q
         )
     store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
                form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
     head = b * number(call.num_heads) + h
-    if call.row is not None and terms is None:
+    if call.row is not None and not form.derived:
         for r in tl.static_range(len(grad_row)):
             at = DROW + (head * len(grad_row) + r) * length
             store_vector(at, grad_row[r], row, length, BLOCK_Q)
-    store_vector(DELTA + head * length, delta + residual, row, length, BLOCK_Q)
+    if call.row is not None or call.col is not None:
+        store_vector(DELTA + head * length, delta + residual, row, length, BLOCK_Q)
 
 
 @triton.jit
@@ -293,7 +308,7 @@ def grad_key_kernel(
         grad_key = grad_keys[r]
         if PRODUCTS > 1 or form.equal_scales:
             grad_key = grad_key * (scales[r] * LN2)
-        if terms is not None:
+        if form.derived:
             grad_key = add_key_terms(
                 call, terms, grad_key, grad_col, grad_scale, b, key_head, col, r, WANTS_SCALES,
                 form, BLOCK_K,
@@ -307,7 +322,7 @@ def grad_key_kernel(
     for r in tl.static_range(len(grad_col) if KEYS else 0):
         if DCOL is not None:
             store_vector(DCOL + (first + r) * num_keys, grad_col[r], col, num_keys, BLOCK_K)
-        if WANTS_SCALES and terms is None:
+        if WANTS_SCALES and not form.derived:
             store_vector(DSCALE + (first + r) * num_keys, grad_scale[r], col, num_keys, BLOCK_K)
 
 

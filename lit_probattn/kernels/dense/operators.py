@@ -87,6 +87,21 @@ class Spread(NamedTuple):
     end: None = None  # see `Pairs`
 
 
+@dataclass(frozen=True)
+class Derived:
+    """What is known of terms that are functions of points, see points.py.
+
+    Args:
+        spread: their bounds, if they are `is_factored`.
+        gaussian: whether norms are in them.
+        terms: for backward, returns `Terms`, given the sizes of tiles of queries and of keys.
+    """
+
+    spread: Spread | None
+    gaussian: bool
+    terms: Callable[[int, int], Any] | None = None
+
+
 class DenseArguments(NamedTuple):
     """What all dense kernels of a call read; the number of heads is `unseen`."""
 
@@ -108,7 +123,13 @@ class DenseArguments(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What dense kernels are compiled for; `plain` has neither terms nor a bias."""
+    """What dense kernels are compiled for.
+
+    Args:
+        plain: neither terms nor a bias.
+        derived: terms are functions of points, so gradients go through them.
+        gaussian: norms are in the terms.
+    """
 
     components: int
     products: int
@@ -121,6 +142,7 @@ class Form(NamedTuple):
     key_pad: int
     value_dim: int
     value_pad: int
+    derived: bool
     gaussian: bool
 
 
@@ -144,28 +166,22 @@ def _has_one_scale(x: MixtureInputs) -> bool:
     return x.equal_scales or x.scales is None or x.scales.shape[1] == 1
 
 
-def make_arguments(
-    x: MixtureInputs, spread: Spread | None = None, gaussian: bool = False
-) -> tuple[DenseArguments, Form]:
-    """Return what the kernels of a call read and are compiled for.
-
-    Args:
-        spread: of the terms, if it is known.
-        gaussian: whether norms are in the terms, and gradients go through them.
-    """
+def make_arguments(x: MixtureInputs, derived: Derived | None = None) -> tuple[DenseArguments, Form]:
+    """Return what the kernels of a call read and are compiled for."""
     query, key, value = (unit_stride(tensor) for tensor in (x.query, x.key, x.value))
     row, col = plain_float(x.row_bias), plain_float(x.key_bias)
     products = key.shape[2]
     components = max([products] + [terms.shape[2] for terms in (row, col) if terms is not None])
     equal = components == 1 or _has_one_scale(x)
     factored = is_factored(x)
-    if factored and spread is None and row is not None and col is not None:
-        spread = _spread(row, col)
+    spread = None
+    if factored and row is not None and col is not None:
+        spread = _spread(row, col) if derived is None else derived.spread
     heads, num_queries, width = query.shape[1:]
     pairs = make_pairs(num_queries, key.shape[3], x)
     call = DenseArguments(
         *(head_rows(query), head_rows(key), head_rows(value)),
-        *(plain_float(x.scales), row, col, spread if factored else None),
+        *(plain_float(x.scales), row, col, spread),
         *(float(x.scale), _SPREAD_LIMIT.get(query.dtype, 64.0), _HEADROOM.get(query.dtype, 0.0)),
         pairs=pairs,
         num_heads=unseen(heads),
@@ -176,7 +192,7 @@ def make_arguments(
     form = Form(
         *(components, products, x.hard, factored, plain, equal, x.is_causal),
         *(width, padded(width), value.shape[-1], padded(value.shape[-1])),
-        gaussian,
+        *(derived is not None, derived is not None and derived.gaussian),
     )
     return call, form
 
@@ -207,11 +223,11 @@ def new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
     return out, x.query.new_empty(x.query.shape[:3], dtype=torch.float32)
 
 
-def run_forward(x: MixtureInputs, spread: Spread | None = None) -> tuple[Tensor, Tensor]:
+def run_forward(x: MixtureInputs, derived: Derived | None = None) -> tuple[Tensor, Tensor]:
     """Return the output, and log₂ of every row's sum of weights; +inf for rows that see nothing."""
     from lit_probattn.kernels.dense.forward import forward_kernel
 
-    call, form = make_arguments(x, spread)
+    call, form = make_arguments(x, derived)
     out, normaliser = new_outputs(x)
     found = choose(form, x, "forward")
     programs = math.ceil(x.query.shape[2] / found.block_q) * math.prod(x.query.shape[:2])
@@ -232,21 +248,6 @@ class Room(NamedTuple):
     bias: Tensor | None
 
 
-@dataclass(frozen=True)
-class Derived:
-    """What is known of terms that are functions of points, see points.py.
-
-    Args:
-        spread: as `make_arguments` takes it.
-        gaussian: whether norms are in them.
-        terms: returns `Terms`, given the sizes of tiles of queries and of keys.
-    """
-
-    spread: Spread | None
-    gaussian: bool
-    terms: Callable[[int, int], Any]
-
-
 def run_backward(
     x: MixtureInputs,
     room: Room,
@@ -264,18 +265,24 @@ def run_backward(
     grad_out, out, normaliser = results
     batch, heads, num_queries, _ = x.query.shape
     key_heads, num_keys = x.key.shape[1], x.key.shape[3]
-    known = (None, False) if derived is None else (derived.spread, derived.gaussian)
-    call, form = make_arguments(x, *known)
+    call, form = make_arguments(x, derived)
     grad_rows = head_rows(unit_stride(grad_out))
     delta = torch.empty_like(normaliser)
+    launch(
+        *(kernels.delta_kernel, math.ceil(num_queries / 64) * batch * heads),
+        (call, head_rows(unit_stride(out)), grad_rows, delta),
+        {"form": form, "BLOCK_Q": 64, "num_warps": 4},
+    )
     shared = (call, grad_rows, normaliser, delta)
     wants_scales = room.scales is not None
     passes = _key_passes(form, x)
     queries, keys = choose(form, x, "grad_query"), choose(form, x, passes[0])
-    terms = None if derived is None else derived.terms(queries.block_q, keys.block_k)
+    terms = None
+    if derived is not None and derived.terms is not None:
+        terms = derived.terms(queries.block_q, keys.block_k)
     launch(
         *(kernels.grad_query_kernel, math.ceil(num_queries / queries.block_q) * batch * heads),
-        (call, head_rows(unit_stride(out)), *shared[1:], head_rows(room.query), room.row, terms),
+        (*shared, head_rows(room.query), room.row, terms),
         {"form": form, **queries.options},
     )
     # One part per key head; value heads that several of them share are summed afterwards.

@@ -7,6 +7,7 @@ Saved are the inputs, the output and one number per row; the terms are computed 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -85,8 +86,8 @@ class Terms(NamedTuple):
     end: None = None  # see `runtime.Pairs`
 
 
-def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Spread | None]:
-    """Return scores with terms of their own, and what bounds their spread."""
+def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Derived]:
+    """Return scores with terms of their own, and what is known of these."""
     from lit_probattn.kernels.dense.terms import terms_kernel
 
     query, key, shift = unit_stride(x.query), unit_stride(x.key), x.shift
@@ -106,7 +107,7 @@ def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Spread | None]:
         *(x.is_causal, x.hard, x.equal_precision, x.threshold),
     )
     if col is None or not rows or not num_keys:
-        return inner, None
+        return inner, Derived(None, x.gaussian)
     row_tiles, col_tiles = math.ceil(rows / _BLOCK), math.ceil(num_keys / _BLOCK)
     if is_factored(inner):
         spread = Spread(
@@ -115,7 +116,8 @@ def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Spread | None]:
             unseen(row_tiles),
             unseen(col_tiles),
         )
-    _, form = make_arguments(inner, spread, x.gaussian)
+    derived = Derived(spread, x.gaussian)
+    _, form = make_arguments(inner, derived)
     programs = col_tiles
     if row is not None or moved_query is not None:
         programs += row_tiles * (heads // key_heads)
@@ -123,9 +125,7 @@ def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Spread | None]:
         *(terms_kernel, batch * key_heads * programs),
         (
             *(head_rows(query), head_rows(key), x.precision, x.offset, shift),
-            None if moved_query is None else head_rows(moved_query),
-            None if moved_key is None else head_rows(moved_key),
-            *(row, col, None if spread is None else spread.rows),
+            *(moved_query, moved_key, row, col, None if spread is None else spread.rows),
             None if spread is None else spread.cols,
             TermSizes(unseen(rows), unseen(num_keys), unseen(key_heads), heads // key_heads),
         ),
@@ -136,7 +136,7 @@ def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Spread | None]:
             "num_warps": 4,
         },
     )
-    return inner, spread
+    return inner, derived
 
 
 def _contiguous(x: PointInputs) -> PointInputs:
@@ -162,7 +162,7 @@ def _backward(
     query, key, value, *_, bias = grads
     precision, offset, shift = wanted = [grad if grad.numel() else None for grad in grads[3:6]]
     x = _contiguous(x)
-    inner, spread = _with_terms(x)
+    inner, derived = _with_terms(x)
     (batch, heads, rows, width), (_, key_heads, _, num_keys, _) = x.query.shape, x.key.shape
     components, per_key = x.precision.shape[1], None
     if offset is not None and offset.shape[2] > 1:
@@ -181,7 +181,7 @@ def _backward(
 
     # Precisions that want a gradient need that of the products, per key, as a flag only.
     room = Room(query, key, value, None, per_key, precision, bias if bias.numel() else None)
-    run_backward(inner, room, (grad_out, out, normaliser), Derived(spread, x.gaussian, terms))
+    run_backward(inner, room, (grad_out, out, normaliser), replace(derived, terms=terms))
     if made:
         launch(
             *(sum_parts_kernel, key_heads * components * slots),

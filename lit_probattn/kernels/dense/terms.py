@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.dense.tiles import largest, load_key
+from lit_probattn.kernels.dense.tiles import largest
 from lit_probattn.kernels.tiles import (
     LOG2E,
     load_head,
@@ -26,6 +26,8 @@ from lit_probattn.kernels.tiles import (
     number,
     store_rows,
     store_vector,
+    zero_tile,
+    zero_vector,
 )
 
 
@@ -48,7 +50,7 @@ def _centre(key, b, key_head, num_keys, form: tl.constexpr, SAMPLE: tl.constexpr
         num_keys > SAMPLE, (index.to(tl.int64) * num_keys // SAMPLE).to(tl.int32), index
     )
     inside = (index < num_keys)[:, None] & (cols < form.key_dim)[None, :]
-    total = tl.zeros((form.key_pad,), tl.float32)
+    total = zero_vector(form.key_pad)
     for r in tl.static_range(PRODUCTS):
         base = key.base + b * key.batch + key_head * key.head + r * key.part
         at = base + index.to(tl.int64)[:, None] * key.row + cols[None, :]
@@ -58,14 +60,95 @@ def _centre(key, b, key_head, num_keys, form: tl.constexpr, SAMPLE: tl.constexpr
 
 
 @triton.jit
-def _store_spread(SPREAD, at, terms, inside):
+def _store_spread(SPREAD, at, terms, start, length, BLOCK: tl.constexpr):
     """Store the largest difference of a point's terms, in log 2; none where all are -inf."""
     if SPREAD is not None:
         top, low = largest(terms), terms[0]
         for r in tl.static_range(1, len(terms)):
             low = tl.minimum(low, terms[r])
+        inside = start + tl.arange(0, BLOCK) < length
         found = tl.where(inside & (top > float("-inf")), top - low, 0.0)
         tl.store(SPREAD + at, tl.max(found, 0) * LOG2E)
+
+
+@triton.jit
+def _query_terms(
+    query, TAU, SHIFT, moved, ROW, SPREAD, centre, b, h, key_head, place, tile, length, num_tiles,
+    form: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of moved queries of a head, its terms and their spread."""
+    K: tl.constexpr = form.components
+    row = tile * BLOCK
+    points = load_head(query, b, h, row, length, form.key_dim, form.key_pad, BLOCK, True)
+    if moved is not None:
+        points = (points.to(tl.float32) - centre[None, :]).to(points.dtype)
+        store_rows(moved + place * length * form.key_dim, points, row, form.key_dim, length,
+                   form.key_dim, form.key_pad, BLOCK)  # fmt: skip
+    if ROW is not None:
+        wide = _without_padding(points, form)
+        squares, first, terms = tl.sum(wide * wide, 1), tl.load(TAU + key_head * K), ()
+        for r in tl.static_range(K):
+            tau = tl.load(TAU + key_head * K + r)
+            term = zero_vector(BLOCK)
+            if SHIFT is not None:
+                term = tl.sum(wide * _shift(SHIFT, key_head, r, form)[None, :], 1) * tau
+            if form.gaussian and not form.equal_scales:
+                term = term - (tau - first) * 0.5 * squares
+            store_vector(ROW + (place * K + r) * length, term, row, length, BLOCK)
+            terms = terms + (term,)
+        _store_spread(SPREAD, place * num_tiles + tile, terms, row, length, BLOCK)
+
+
+@triton.jit
+def _without_padding(points, form: tl.constexpr):
+    """Return points in float32 with zeros in columns that are only there to fill a tile."""
+    width = tl.arange(0, form.key_pad) < form.key_dim
+    return tl.where(width[None, :], points.to(tl.float32), 0.0)
+
+
+@triton.jit
+def _moved_keys(
+    key, moved, centre, b, key_head, place, r: tl.constexpr, col, length, form: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of moved keys of component r; return them in float32."""
+    base = key.base + b * key.batch + key_head * key.head + r * key.part
+    found = load_rows(base, col, key.row, length, form.key_dim, form.key_pad, BLOCK, True)
+    found = (found.to(tl.float32) - centre[None, :]).to(found.dtype)
+    base = moved + (place * form.products + r) * length * form.key_dim
+    store_rows(base, found, col, form.key_dim, length, form.key_dim, form.key_pad, BLOCK)
+    return _without_padding(found, form)
+
+
+@triton.jit
+def _key_terms(
+    key, TAU, OFFSET, SHIFT, moved, COL, SPREAD, centre, b, key_head, place, tile, length,
+    num_tiles, form: tl.constexpr, PER_KEY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of moved keys of all components, its terms and their spread."""
+    K: tl.constexpr = form.components
+    PRODUCTS: tl.constexpr = form.products
+    col, points, terms = tile * BLOCK, zero_tile(BLOCK, form.key_pad), ()
+    for r in tl.static_range(K):
+        if r < PRODUCTS and form.gaussian:
+            points = _moved_keys(
+                key, moved, centre, b, key_head, place, r, col, length, form, BLOCK
+            )
+        term = zero_vector(BLOCK)
+        if OFFSET is not None:
+            if PER_KEY:
+                at = OFFSET + (key_head * K + r) * length
+                term = term + load_vector(at, col, length, 0.0, BLOCK)
+            else:
+                term = term + tl.load(OFFSET + key_head * K + r)
+        if form.gaussian:
+            apart = points
+            if SHIFT is not None:
+                apart = points + _shift(SHIFT, key_head, r, form)[None, :]
+            term = term - tl.load(TAU + key_head * K + r) * 0.5 * tl.sum(apart * apart, 1)
+        store_vector(COL + (place * K + r) * length, term, col, length, BLOCK)
+        terms = terms + (term,)
+    _store_spread(SPREAD, place * num_tiles + tile, terms, col, length, BLOCK)
 
 
 @triton.jit
@@ -78,8 +161,6 @@ def terms_kernel(
     A program is one of those of a key head: query tiles of the heads that share it, then key tiles.
     OFFSET is (H_key, K, L if PER_KEY, else 1); what is None is not made.
     """
-    K: tl.constexpr = form.components
-    PRODUCTS: tl.constexpr = form.products
     num_queries, num_keys = number(sizes.num_queries), number(sizes.num_keys)
     num_key_heads, group = number(sizes.num_key_heads), sizes.heads_per_key
     row_tiles, col_tiles = tl.cdiv(num_queries, BLOCK), tl.cdiv(num_keys, BLOCK)
@@ -91,69 +172,18 @@ def terms_kernel(
         tl.program_id(0) // (first_key + col_tiles),
     )
     b, key_head = (place // num_key_heads).to(tl.int64), (place % num_key_heads).to(tl.int64)
-    centre = tl.zeros((form.key_pad,), tl.float32)
+    centre = zero_vector(form.key_pad)
     if moved_key is not None:
         centre = _centre(key, b, key_head, num_keys, form, 64)
     if index < first_key:
-        tile, h = index % row_tiles, key_head * group + index // row_tiles
-        row = tile * BLOCK
-        inside = row + tl.arange(0, BLOCK) < num_queries
-        points = load_head(query, b, h, row, num_queries, form.key_dim, form.key_pad, BLOCK, True)
-        if moved_query is not None:
-            points = (points.to(tl.float32) - centre[None, :]).to(points.dtype)
-            base = moved_query.base + b * moved_query.batch + h * moved_query.head
-            store_rows(base, points, row, moved_query.row, num_queries,
-                       form.key_dim, form.key_pad, BLOCK)  # fmt: skip
-        if ROW is not None:
-            points = tl.where(
-                (tl.arange(0, form.key_pad) < form.key_dim)[None, :], points.to(tl.float32), 0.0
-            )
-            squares = tl.sum(points * points, 1)
-            first = tl.load(TAU + key_head * K)
-            head, terms = b * num_key_heads * group + h, ()
-            for r in tl.static_range(K):
-                tau = tl.load(TAU + key_head * K + r)
-                term = tl.zeros((BLOCK,), tl.float32)
-                if SHIFT is not None:
-                    term = tl.sum(points * _shift(SHIFT, key_head, r, form)[None, :], 1) * tau
-                if form.gaussian and not form.equal_scales:
-                    term = term - (tau - first) * 0.5 * squares
-                store_vector(ROW + (head * K + r) * num_queries, term, row, num_queries, BLOCK)
-                terms = terms + (term,)
-            _store_spread(ROW_SPREAD, head * row_tiles + tile, terms, inside)
+        h = key_head * group + index // row_tiles
+        _query_terms(query, TAU, SHIFT, moved_query, ROW, ROW_SPREAD, centre, b, h, key_head,
+                     b * num_key_heads * group + h, index % row_tiles, num_queries, row_tiles,
+                     form, BLOCK)  # fmt: skip
     else:
-        tile = index - first_key
-        col = tile * BLOCK
-        inside = col + tl.arange(0, BLOCK) < num_keys
-        head, terms = b * num_key_heads + key_head, ()
-        points = tl.zeros((BLOCK, form.key_pad), tl.float32)
-        for r in tl.static_range(K):
-            if r < PRODUCTS and form.gaussian:
-                base = key.base + b * key.batch + key_head * key.head + r * key.part
-                found = load_rows(
-                    base, col, key.row, num_keys, form.key_dim, form.key_pad, BLOCK, True
-                )
-                found = (found.to(tl.float32) - centre[None, :]).to(found.dtype)
-                base = (moved_key.base + b * moved_key.batch + key_head * moved_key.head
-                        + r * moved_key.part)  # fmt: skip
-                store_rows(base, found, col, moved_key.row, num_keys,
-                           form.key_dim, form.key_pad, BLOCK)  # fmt: skip
-                width = tl.arange(0, form.key_pad) < form.key_dim
-                points = tl.where(width[None, :], found.to(tl.float32), 0.0)
-            term = tl.zeros((BLOCK,), tl.float32)
-            if OFFSET is not None:
-                at = OFFSET + (key_head * K + r) * (num_keys if PER_KEY else 1)
-                term = term + (
-                    load_vector(at, col, num_keys, 0.0, BLOCK) if PER_KEY else tl.load(at)
-                )
-            if form.gaussian:
-                moved = points
-                if SHIFT is not None:
-                    moved = points + _shift(SHIFT, key_head, r, form)[None, :]
-                term = term - tl.load(TAU + key_head * K + r) * 0.5 * tl.sum(moved * moved, 1)
-            store_vector(COL + (head * K + r) * num_keys, term, col, num_keys, BLOCK)
-            terms = terms + (term,)
-        _store_spread(COL_SPREAD, head * col_tiles + tile, terms, inside)
+        _key_terms(key, TAU, OFFSET, SHIFT, moved_key, COL, COL_SPREAD, centre, b, key_head,
+                   b * num_key_heads + key_head, index - first_key, num_keys, col_tiles,
+                   form, PER_KEY, BLOCK)  # fmt: skip
 
 
 @triton.jit
@@ -172,6 +202,19 @@ def _store_parts(terms, place, key_head, r, precision, offset, shift, form: tl.c
 
 
 @triton.jit
+def _load_again(base, stride, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
+    """Load a tile of points after the loop, in float32.
+
+    Its addresses are not written as in `load_rows`: the compiler would take them for those of
+    before the loop, and keep them in registers over it.
+    """
+    index, cols = start + tl.arange(0, BLOCK), tl.arange(0, form.key_pad)
+    inside = (index[:, None] < limit) & (cols[None, :] < form.key_dim)
+    offsets = index[:, None].to(tl.int64) * stride + cols[None, :]
+    return tl.load(base + offsets, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def add_query_terms(
     call, terms, grad_query, grad_row, b, h, key_head, row, form: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -180,9 +223,8 @@ def add_query_terms(
     K: tl.constexpr = form.components
     if call.row is not None:
         length = number(call.pairs.num_queries)
-        query = load_head(
-            call.query, b, h, row, length, form.key_dim, form.key_pad, BLOCK, True
-        ).to(tl.float32)
+        base = call.query.base + b * call.query.batch + h * call.query.head
+        query = _load_again(base, call.query.row, row, length, form, BLOCK)
         squares = tl.sum(query * query, 1)
         first, along = tl.load(call.scales + key_head * K), tl.zeros((BLOCK,), tl.float32)
         group = call.heads_per_key
@@ -191,7 +233,7 @@ def add_query_terms(
             tau = tl.load(call.scales + key_head * K + r)
             factor, for_shift = (
                 tl.zeros((BLOCK,), tl.float32),
-                tl.zeros((form.key_pad,), tl.float32),
+                zero_vector(form.key_pad),
             )
             if terms.shift is not None:
                 shift = _shift(terms.shift, key_head, r, form)
@@ -217,7 +259,9 @@ def add_key_terms(
     """Return the gradient of a tile of keys with that of its terms; store parts of sums."""
     K: tl.constexpr = form.components
     num_keys = number(call.pairs.num_keys)
-    key = load_key(call, b, key_head, col, product, form, BLOCK, True).to(tl.float32)
+    x = call.key
+    base = x.base + b * x.batch + key_head * x.head + product * x.part
+    key = _load_again(base, x.row, col, num_keys, form, BLOCK)
     # Keys past the last one have numbers of no meaning here.
     inside = col + tl.arange(0, BLOCK) < num_keys
     place = number(terms.first) + b * tl.cdiv(num_keys, BLOCK) + col // BLOCK
@@ -225,7 +269,7 @@ def add_key_terms(
         if form.products == 1 or r == product:
             tau = tl.load(call.scales + key_head * K + r)
             grad = tl.where(inside, grad_col[r], 0.0)
-            for_scale, for_shift = 0.0, tl.zeros((form.key_pad,), tl.float32)
+            for_scale, for_shift = 0.0, zero_vector(form.key_pad)
             if WANTS_SCALES:
                 for_scale = tl.sum(tl.where(inside, grad_scale[r], 0.0), 0)
             if form.gaussian:

@@ -63,14 +63,12 @@ def load_scales(call, key_head, COUNT: tl.constexpr, EQUAL: tl.constexpr):
 def load_queries(
     call, grad_out, NORMALISER, DELTA, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return a tile of queries, of grad_out, and their normalisers, δ (if given) and terms."""
+    """Return a tile of queries, of grad_out, and their normalisers, δ and terms."""
     length, head = number(call.pairs.num_queries), b * number(call.num_heads) + h
     query = load_head(call.query, b, h, row, length, form.key_dim, form.key_pad, BLOCK, True)
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK, True)
     normaliser = load_vector(NORMALISER + head * length, row, length, float("inf"), BLOCK)
-    delta = ()
-    if DELTA is not None:
-        delta = load_vector(DELTA + head * length, row, length, 0.0, BLOCK)
+    delta = load_vector(DELTA + head * length, row, length, 0.0, BLOCK)
     terms = load_terms(call.row, head, row, length, BLOCK, form.components)
     return query, grad, normaliser, delta, terms
 

@@ -24,11 +24,12 @@ from lit_probattn.kernels.fish.tiles import (
     load_weight,
     local_inputs,
     local_score,
-    make_delta,
     map_products,
     tile_program,
 )
 from lit_probattn.kernels.tiles import (
+    load_head,
+    load_vector,
     number,
     store_rows,
     store_vector,
@@ -101,14 +102,29 @@ def _hidden_sums(call, tiles, noise, grads, found, first, form: tl.constexpr):
 
 
 @triton.jit
+def fish_delta_kernel(
+    call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
+):  # fmt: skip
+    """δ_i = grad_out_i · out_i in float32, (B, H, N)."""
+    length, heads = number(call.pairs.num_queries), number(call.num_heads)
+    num_tiles = tl.cdiv(length, BLOCK_Q)
+    row, place = tl.program_id(0) % num_tiles * BLOCK_Q, tl.program_id(0) // num_tiles
+    b, h = (place // heads).to(tl.int64), (place % heads).to(tl.int64)
+    result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
+    store_vector(DELTA + (b * heads + h) * length, delta, row, length, BLOCK_Q)
+
+
+@triton.jit
 def fish_query_gradient_kernel(
-    call, out, grad_out, LSE, DQ, EXACT,
+    call, grad_out, LSE, DELTA, DQ, EXACT,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_Q queries of one sample; the part of dq of one group of local heads.
 
-    DQ is (groups, B, G, N, E). EXACT (B, H, N) is δ to float32 precision: each row of E has the sum
-    zero, so what it sums to is the error that δ took over from the rounding of the output.
+    DQ is (groups, B, G, N, E). EXACT (B, H, N) is δ again, to float32 precision: each row of E has
+    the sum zero, so what it sums to is the error that δ took over from the rounding of the output.
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
@@ -118,10 +134,7 @@ def fish_query_gradient_kernel(
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
     queries = load_maps(call.query, b, row, num_rows, form, BLOCK_Q)
     grads_q = zero_tiles(MAPS, BLOCK_Q, form.key_pad)
-    residuals, deltas = zero_vectors(GROUP, BLOCK_Q), ()
-    for h in tl.static_range(GROUP):
-        delta = make_delta(call, out, grad_out, b, first + h, row, form, BLOCK_Q)
-        deltas = deltas + (delta,)
+    residuals = zero_vectors(GROUP, BLOCK_Q)
     stop = num_cols
     if form.causal:
         stop = tl.minimum(num_cols, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
@@ -134,8 +147,9 @@ def fish_query_gradient_kernel(
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
             value = load_value(call, b, head, col, form, BLOCK_K)
+            delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
             _weight, e, _grad = head_gradient(
-                call, grad_out, LSE, deltas[h], score, value, b, head, row, col,
+                call, grad_out, LSE, delta, score, value, b, head, row, col,
                 form, BLOCK_Q, BLOCK_K, False,
             )  # fmt: skip
             new_residuals = new_residuals + (residuals[h] + tl.sum(e, 1),)
@@ -155,7 +169,8 @@ def fish_query_gradient_kernel(
     for h in tl.static_range(GROUP):
         limit = tl.where(first + h < number(call.num_heads), num_rows, 0)
         at = (b * number(call.num_heads) + first + h) * num_rows
-        store_vector(EXACT + at, deltas[h] + residuals[h], row, limit, BLOCK_Q)
+        delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
+        store_vector(EXACT + at, delta + residuals[h], row, limit, BLOCK_Q)
 
 
 @triton.jit
@@ -299,10 +314,27 @@ def fish_bias_gradient_kernel(
         tl.store(at + rows.to(tl.int64) * num_cols + cols, grads[h], mask=inside)
 
 
-@triton.jit(do_not_specialize=("num_parts", "size"))
-def add_parts_kernel(PARTS, OUT, num_parts, size, BLOCK: tl.constexpr):
-    """Write the sum of the parts of head groups, (num_parts, size), in their order."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+_PART_SIZES = ("first_parts", "first_size", "second_parts", "second_size")
+
+
+@triton.jit(do_not_specialize=_PART_SIZES)
+def add_parts_kernel(
+    FIRST, FIRST_OUT, first_parts, first_size, SECOND, SECOND_OUT, second_parts, second_size,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of the parts of head groups of two tensors."""
+    blocks = tl.cdiv(first_size, BLOCK)
+    if tl.program_id(0) < blocks:
+        _add_parts(FIRST, FIRST_OUT, tl.program_id(0), first_parts, first_size, BLOCK)
+    else:
+        block = tl.program_id(0) - blocks
+        _add_parts(SECOND, SECOND_OUT, block, second_parts, second_size, BLOCK)
+
+
+@triton.jit
+def _add_parts(PARTS, OUT, block, num_parts, size, BLOCK: tl.constexpr):
+    """Write the sum of parts, (num_parts, size), in their order."""
+    index = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for part in range(0, num_parts):
         at = PARTS + tl.cast(part, tl.int64) * size + index

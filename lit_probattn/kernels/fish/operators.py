@@ -94,12 +94,17 @@ def _backward(
 
     call = FishCall(x)
     grad_out = unit_stride(grad_out)
-    exact = torch.empty_like(lse)
+    delta, exact = torch.empty_like(lse), torch.empty_like(lse)
+    launch(
+        *(kernels.fish_delta_kernel, math.ceil(call.num_rows / 64) * lse.shape[0] * lse.shape[1]),
+        (call.arguments, head_rows(unit_stride(out)), head_rows(grad_out), delta),
+        {"form": call.form, "BLOCK_Q": 64, "num_warps": 4},
+    )
     plan = call.plan("grad_query")
     tiles = math.ceil(call.num_rows / plan.launch.block_q) * len(x.query)
     grad_query = _new_parts(x.query, plan)
     shared = (head_rows(grad_out), lse)
-    args: tuple[Any, ...] = (head_rows(unit_stride(out)), *shared, grad_query, exact)
+    args: tuple[Any, ...] = (*shared, delta, grad_query, exact)
     call.run(kernels.fish_query_gradient_kernel, plan, tiles, args)
 
     grad_value = torch.empty_like(x.value, memory_format=torch.contiguous_format)
@@ -129,8 +134,7 @@ def _backward(
         call.run(kernels.fish_bias_gradient_kernel, plan, tiles, args)
         if x.bias.shape[1] == 1:
             grad_bias = grad_bias.sum(1, keepdim=True)
-    grad_query, grad_key = _sum_parts(grad_query, x.query), _sum_parts(grad_key, x.key)
-    return grad_query, grad_key, grad_value, *small, grad_bias
+    return *_sum_parts(grad_query, grad_key, x), grad_value, *small, grad_bias
 
 
 def _new_parts(tensor: Tensor, plan: Plan) -> Tensor:
@@ -139,18 +143,18 @@ def _new_parts(tensor: Tensor, plan: Plan) -> Tensor:
     return tensor.new_empty(plan.num_groups, *tensor.shape, dtype=dtype)
 
 
-def _sum_parts(parts: Tensor, tensor: Tensor) -> Tensor:
+def _sum_parts(query: Tensor, key: Tensor, x: FishInputs) -> list[Tensor]:
     """Add the parts of the head groups, in their order."""
     from lit_probattn.kernels.fish.backward import add_parts_kernel
 
-    if len(parts) == 1:
-        return parts[0]
-    found, block = tensor.new_empty(tensor.shape), 1024
-    launch(
-        *(add_parts_kernel, math.ceil(found.numel() / block)),
-        (parts, found, len(parts), found.numel()),
-        {"BLOCK": block, "num_warps": 4},
-    )
+    found, args, block, programs = [], [], 1024, 0
+    for parts, tensor in ((query, x.query), (key, x.key)):
+        several = len(parts) > 1
+        found.append(tensor.new_empty(tensor.shape) if several else parts[0])
+        size = found[-1].numel() if several else 0
+        args += [parts, found[-1], len(parts), size]
+        programs += math.ceil(size / block)
+    launch(add_parts_kernel, programs, tuple(args), {"BLOCK": block, "num_warps": 4})
     return found
 
 

@@ -257,16 +257,6 @@ def load_delta(call, DELTA, b, head, row, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def make_delta(call, out, grad_out, b, head, row, form: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """Return δ_i = out_i · grad_out_i of a head; zero for a head beyond the last."""
-    num_rows, source = number(call.pairs.num_queries), stored_head(call, head)
-    limit = tl.where(head < number(call.num_heads), num_rows, 0)
-    result = load_head(out, b, source, row, limit, form.value_dim, form.value_pad, BLOCK_Q, True)
-    grad = load_head(grad_out, b, source, row, limit, form.value_dim, form.value_pad, BLOCK_Q, True)
-    return tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
-
-
-@triton.jit
 def head_gradient(
     call, grad_out, LSE, delta, score, value, b, head, row, col,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, FLIP: tl.constexpr,
