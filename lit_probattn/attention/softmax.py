@@ -147,8 +147,15 @@ def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     if arguments.score == "dot":
         return softmax_attention(query, key, value, scale=scale, **call)
     precision = torch.full((key.shape[1], 1), scale, dtype=torch.float32, device=key.device)
-    one = {"precision": precision, "offset": None, "equal_precision": True, "hard": False}
-    return mgk_attention(query, key[:, :, None], value, gaussian=True, **one, **call)
+    return mgk_attention(
+        *(query, key[:, :, None], value),
+        precision=precision,
+        offset=None,
+        gaussian=True,
+        equal_precision=True,
+        hard=False,
+        **call,
+    )
 
 
 class SoftmaxCore(Core):

@@ -194,14 +194,21 @@ def compare_points(
     query, key, value, precision, offset, shift = leaves
     selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
     pairs: PairOptions = {} if selected is None else selected.options
-    forms = {"gaussian": gaussian, "equal_precision": form.equal, "hard": form.hard}
     out = mgk_attention(
         *(query, key[:, :, 0] if is_shifted else key, value),
-        **{"precision": precision, "offset": offset, "shift": shift if is_shifted else None},
-        **{**forms, **pairs},
+        precision=precision,
+        offset=offset,
+        gaussian=gaussian,
+        equal_precision=form.equal,
+        hard=form.hard,
+        shift=shift if is_shifted else None,
+        **pairs,
     )
     exact = in_float64(inputs)
     shifts = exact[5] if is_shifted else None
-    truth = plain_points(*exact[:5], shifts, form.hard, selected, gaussian)
+    query, key, value, precision, offset = exact[:5]
+    truth = plain_points(
+        query, key, value, precision, offset, shifts, form.hard, selected, gaussian
+    )
     ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
     return beside([out], [truth], ours, theirs, [cotangent])
