@@ -72,14 +72,11 @@ def mgk_attention(
         shift: b_r, (H_key, K, E), or None.
         pairs: see `PairOptions`.
     """
-    call: dict[str, Any] = {**NO_PAIRS, **pairs}
-    out, _ = point_attention(
-        *PointInputs(
-            *(query, key if shift is None else key[:, :, None], value, precision.float()),
-            *(None if offset is None else offset.float(), shift),
-            *(call[name] for name in ("bias", "key_mask", "pair_mask", "draw")),
-            *(gaussian, equal_precision, hard),
-            *(call["is_causal"], call["threshold"]),
-        )
-    )
+    call: dict[str, Any] = {
+        **{"precision": precision.float(), "offset": None if offset is None else offset.float()},
+        **{"shift": shift, "gaussian": gaussian, "equal_precision": equal_precision, "hard": hard},
+        **{**NO_PAIRS, **pairs},
+    }
+    key = key if shift is None else key[:, :, None]
+    out, _ = point_attention(*PointInputs(query, key, value, **call))
     return out

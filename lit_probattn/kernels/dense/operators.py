@@ -181,8 +181,13 @@ def make_arguments(x: MixtureInputs, derived: Derived | None = None) -> tuple[De
     pairs = make_pairs(num_queries, key.shape[3], x)
     call = DenseArguments(
         *(head_rows(query), head_rows(key), head_rows(value)),
-        *(plain_float(x.scales), row, col, spread),
-        *(float(x.scale), _SPREAD_LIMIT.get(query.dtype, 64.0), _HEADROOM.get(query.dtype, 0.0)),
+        scales=plain_float(x.scales),
+        row=row,
+        col=col,
+        spread=spread,
+        scale=float(x.scale),
+        spread_limit=_SPREAD_LIMIT.get(query.dtype, 64.0),
+        headroom=_HEADROOM.get(query.dtype, 0.0),
         pairs=pairs,
         num_heads=unseen(heads),
         heads_per_key=heads // key.shape[1],

@@ -102,9 +102,21 @@ def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Derived]:
     if x.gaussian:
         moved_query, moved_key = query.new_empty(query.shape), key.new_empty(key.shape)
     inner = MixtureInputs(
-        *(query if moved_query is None else moved_query, key if moved_key is None else moved_key),
-        *(x.value, x.precision, row, col, x.bias, x.key_mask, x.pair_mask, x.draw, 1.0),
-        *(x.is_causal, x.hard, x.equal_precision, x.threshold),
+        query=query if moved_query is None else moved_query,
+        key=key if moved_key is None else moved_key,
+        value=x.value,
+        scales=x.precision,
+        row_bias=row,
+        key_bias=col,
+        bias=x.bias,
+        key_mask=x.key_mask,
+        pair_mask=x.pair_mask,
+        draw=x.draw,
+        scale=1.0,
+        is_causal=x.is_causal,
+        hard=x.hard,
+        equal_scales=x.equal_precision,
+        threshold=x.threshold,
     )
     if col is None or not rows or not num_keys:
         return inner, Derived(None, x.gaussian)
@@ -141,9 +153,8 @@ def _with_terms(x: PointInputs) -> tuple[MixtureInputs, Derived]:
 
 def _contiguous(x: PointInputs) -> PointInputs:
     """Return the inputs with parameters as kernels read them."""
-    parameters = (x.precision, x.offset, x.shift)
-    precision, offset, shift = (None if p is None else p.contiguous() for p in parameters)
-    return x._replace(precision=precision, offset=offset, shift=shift)
+    offset, shift = (None if p is None else p.contiguous() for p in (x.offset, x.shift))
+    return x._replace(precision=x.precision.contiguous(), offset=offset, shift=shift)
 
 
 def _forward(x: PointInputs) -> tuple[Tensor, Tensor]:
