@@ -235,7 +235,7 @@ def kernel_refusal(
 
     Args:
         family: the kernel, `dense/softmax` and the like; its self-test runs at the first call on
-            a GPU with this dtype and head size.
+            a GPU with this dtype and these head sizes.
         call: what the choice may depend on.
         head_dims: sizes of query and value heads.
         bias_gradient: whether the kernel gives an additive bias its gradient.
@@ -244,17 +244,17 @@ def kernel_refusal(
         return "cannot continue from a state"
     if call.bias_needs_grad and not bias_gradient:
         return "cannot give a gradient to the additive bias"
-    return _refusal(family, call.device, call.dtype, head_dims)
+    return _refusal(family, call.device, call.dtype, (head_dims[0], head_dims[-1]))
 
 
 @torch.compiler.assume_constant_result
 def _refusal(
-    family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, ...]
+    family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, int]
 ) -> str | None:
     from lit_probattn.kernels.runtime import refusal
     from lit_probattn.kernels.selftest import failure
 
     reason = refusal(device, dtype, *head_dims)
     if reason is None and device == "cuda":
-        reason = failure(family, dtype, max(head_dims))
+        reason = failure(family, dtype, head_dims)
     return reason

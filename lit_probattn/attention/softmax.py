@@ -140,16 +140,22 @@ def softmax_native(given: Heads, arguments: SoftmaxArguments) -> Tensor:
 
 def softmax_triton(given: Heads, arguments: SoftmaxArguments) -> Tensor:
     """Return softmax attention by the fused kernel, O(N) memory, forward and backward."""
-    from lit_probattn.kernels.dense.attention import centred, point_terms, softmax_attention
+    from lit_probattn.kernels.dense.attention import mgk_attention, softmax_attention
 
     query, key, value, *_ = given
-    scale, key_bias = query.shape[-1] ** -0.5 * arguments.scale_ratio, None
-    if arguments.score == "gaussian":
-        query, key = centred(query, key)
-        squares, _ = point_terms(key, None)
-        key_bias = squares * (scale / -2.0)
-    call = pair_arguments(given)
-    return softmax_attention(query, key, value, scale=scale, key_bias=key_bias, **call)
+    scale, call = query.shape[-1] ** -0.5 * arguments.scale_ratio, pair_arguments(given)
+    if arguments.score == "dot":
+        return softmax_attention(query, key, value, scale=scale, **call)
+    precision = torch.full((key.shape[1], 1), scale, dtype=torch.float32, device=key.device)
+    return mgk_attention(
+        *(query, key[:, :, None], value),
+        precision=precision,
+        offset=None,
+        gaussian=True,
+        equal_precision=True,
+        hard=False,
+        **call,
+    )
 
 
 class SoftmaxCore(Core):

@@ -69,7 +69,7 @@ def check_kernels() -> Iterator[Finding]:
             reason = why_not or "cannot be tested without a GPU"
             yield Finding(KERNELS, label, "note", f"not tested: {reason}")
             continue
-        failed = selftest.run(family, torch.device(device), torch.float16, HEAD_DIM)
+        failed = selftest.run(family, torch.device(device), torch.float16, (HEAD_DIM, HEAD_DIM))
         passed = failed is None
         text = f"passes its self-test with heads of {HEAD_DIM}, float16"
         yield Finding(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+# What operators run, by name, for those who count what that launches.
+IMPLEMENTATIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "SymInt", float: "float"}
 
 
@@ -92,9 +94,12 @@ def define_operators(
         call, _, skipped = split(args)
         return new_gradients(call, gradients, skipped, keep_strides)
 
+    def run_forward(*args: Any) -> tuple[Tensor, ...]:
+        return forward(inputs(*args))
+
     first = torch.library.custom_op(
         f"lit_probattn::{names[0]}",
-        lambda *args: forward(inputs(*args)),
+        run_forward,
         mutates_args=(),
         schema=f"({schema}) -> {returns(num_outputs)}",
     )
@@ -104,6 +109,8 @@ def define_operators(
         mutates_args=(),
         schema=f"({', '.join(before)}, {schema}, bool[] wanted) -> {returns(len(gradients))}",
     )
+    for name, run in zip(names, (run_forward, run_backward), strict=True):
+        IMPLEMENTATIONS[f"lit_probattn::{name}"] = run
     first.register_fake(lambda *args: new_outputs(inputs(*args)))
     second.register_fake(fake_backward)
 

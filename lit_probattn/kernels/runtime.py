@@ -184,8 +184,28 @@ def _pair_tensor(tensor: Tensor | None) -> PairTensor:
     return PairTensor(tensor, *(0 if size == 1 else stride for size, stride in pairs))
 
 
+def unseen(count: int) -> int:
+    """Return a count as kernels take it: 2 count + 1, which `tiles.number` halves.
+
+    Triton compiles anew for an integer that is 1 or divisible by 16, and no argument of `jit` keeps
+    it from that within tuples; so 16 heads in place of 8, or one sample, would compile again.
+    """
+    return 2 * count + 1
+
+
+def half_seen(length: int) -> int:
+    """Return a length as kernels take it: 2 length, which `tiles.number` halves.
+
+    Kernels are compiled twice, for lengths that 8 divides and for others: rows of terms and sums
+    that are not aligned take up to 30 registers more.
+    """
+    return 2 * length
+
+
 class Pairs(NamedTuple):
     """What kernels read of a call's pairs beside their scores; None where it has none.
+
+    Lengths are `half_seen`, and the threshold is `unseen`.
 
     `end`: Triton 3.6 reads a stride of 1 in a tuple within this one as None, unless a constant
     comes last; so in every named tuple of a call that holds others.
@@ -206,9 +226,10 @@ def make_pairs(num_queries: int, num_keys: int, call: Any) -> Pairs:
     """Return the masks, bias and dropout of an operator's inputs as kernels take them."""
     masks = [None if x is None else x.view(torch.uint8) for x in (call.key_mask, call.pair_mask)]
     return Pairs(
-        *(num_queries, num_keys, None if masks[0] is None else masks[0].contiguous()),
-        *(_pair_tensor(masks[1]), _pair_tensor(call.bias), call.draw),
-        *(call.threshold, 65536 / (32768 - call.threshold)),
+        *(half_seen(num_queries), half_seen(num_keys)),
+        None if masks[0] is None else masks[0].contiguous(),
+        *(_pair_tensor(masks[1]), _pair_tensor(call.bias)),
+        *(call.draw, unseen(call.threshold), 65536 / (32768 - call.threshold)),
     )
 
 

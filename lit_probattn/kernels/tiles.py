@@ -15,6 +15,12 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def number(count):
+    """Return a count that was passed as `runtime.unseen`, or a length as `half_seen`."""
+    return count >> 1
+
+
+@triton.jit
 def load_rows(
     base, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
     CHECK: tl.constexpr,
@@ -105,7 +111,7 @@ def zero_vectors(COUNT: tl.constexpr, SIZE: tl.constexpr):
 def load_pairs(x, b, h, rows, cols, pairs):
     """Load a tile of a `PairTensor`; zero outside."""
     at = tl.cast(rows, tl.int64) * x.row + tl.cast(cols, tl.int64) * x.col
-    inside = (rows < pairs.num_queries) & (cols < pairs.num_keys)
+    inside = (rows < number(pairs.num_queries)) & (cols < number(pairs.num_keys))
     return tl.load(x.base + b * x.batch + h * x.head + at, mask=inside, other=0)
 
 
@@ -120,12 +126,14 @@ def visible_pairs(
     """
     visible = (rows >= 0) & (cols >= 0)
     if EDGE:
-        visible = visible & (cols < pairs.num_keys)
+        visible = visible & (cols < number(pairs.num_keys))
         if CAUSAL:
-            visible = visible & (cols <= rows + (pairs.num_keys - pairs.num_queries))
+            visible = visible & (
+                cols <= rows + (number(pairs.num_keys) - number(pairs.num_queries))
+            )
     if pairs.key_mask is not None:
-        at = pairs.key_mask + b * pairs.num_keys + cols
-        visible = visible & (tl.load(at, mask=cols < pairs.num_keys, other=0) != 0)
+        at = pairs.key_mask + b * number(pairs.num_keys) + cols
+        visible = visible & (tl.load(at, mask=cols < number(pairs.num_keys), other=0) != 0)
     if LOOK:
         visible = visible & (load_pairs(pairs.mask, b, h, rows, cols, pairs) != 0)
     return visible
@@ -171,7 +179,7 @@ def kept_pairs(pairs, b, h, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, FL
         # The last dimensions are (upper bit of w, lower bit of w, h): reshaping orders the lanes.
         words = tl.join(tl.join(x0, x2), tl.join(x1, x3))
         lanes = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (ROWS, COLS))
-        keep = ((lanes ^ 0x8000).to(tl.int32)) - 0x8000 >= pairs.threshold
+        keep = ((lanes ^ 0x8000).to(tl.int32)) - 0x8000 >= number(pairs.threshold)
         if FLIP:
             keep = tl.trans(keep)
     return keep

@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="registers, spills and shared memory, compiled for sm_80 and sm_90; needs no GPU",
     )
     what.add_argument(
+        "--model",
+        action="store_true",
+        help="what every kernel should cost, from counted work: ratios to softmax; needs no GPU",
+    )
+    what.add_argument(
         "--tune", action="store_true", help="find and store launch configurations; needs a GPU"
     )
     what.add_argument(
@@ -82,8 +87,10 @@ def run(options: argparse.Namespace) -> Outcome:
     """Run what the flags ask for; return report, rows and verdict, or raise a ConfigError."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     gone = missing_device(device)
-    if gone is not None and not options.compile_table:
+    if gone is not None and not (options.compile_table or options.model):
         raise ConfigError(gone)
+    if options.model:
+        return _model(options)
     if options.compile_table:
         return _compile_table(options)
     if options.parity:
@@ -137,6 +144,24 @@ def _compile_table(options: argparse.Namespace) -> Outcome:
     ]
     rows = [dict(vars(row)) for row in found]
     return _outcome("Kernels, compiled ahead of time", facts, rows, not wrong)
+
+
+def _model(options: argparse.Namespace) -> Outcome:
+    from profiling.kernels.model import BASELINE, HEAD_DIMS, fish_rows, ratio_rows
+
+    head_dims = options.head_dims or HEAD_DIMS
+    found = list(ratio_rows(head_dims))
+    facts = [
+        "A prediction from counted products, exponentials and operations per pair, tiles and "
+        "launches; nothing was measured. In units of one product of a head, 2 E FLOP per pair; "
+        "not causal, bfloat16, default launch configurations",
+        "First number: ordinary operations hide under products and exponentials; second: they add",
+        f"Ratios are to {BASELINE}, by our own kernels",
+    ]
+    text, rows, _ = _outcome("Kernels, predicted", facts, found, True)
+    lines = markdown_lines(pd.DataFrame(list(fish_rows(head_dims))))
+    title = "## Hard FiSH beside softmax over concatenated heads"
+    return "\n".join([text, "", title, "", *lines]), rows, True
 
 
 def _parity(options: argparse.Namespace, device: str) -> Outcome:

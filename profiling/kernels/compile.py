@@ -138,6 +138,23 @@ def _leaves(value: Any, path: str, found: list[str]) -> Any:
     return 1
 
 
+def specialisation(launched: Launched, capability: int) -> str:
+    """Return the key under which Triton keeps what it compiles of a launch; nothing is compiled."""
+    import triton
+    from triton.runtime import driver
+    from triton.runtime.jit import compute_cache_key
+
+    assert isinstance(launched.kernel, triton.JITFunction)
+    driver.set_active(_Driver(capability))
+    try:
+        cache = launched.kernel.device_caches[capability]
+        _, found, options = cache[-1](*launched.args, **launched.options)
+    finally:
+        if torch.cuda.is_available():
+            driver.reset_active()
+    return str(compute_cache_key({}, found, options))
+
+
 def compile_launch(launched: Launched, capability: int) -> Any:
     """Compile a launch for a GPU of this capability (80, 90); a RuntimeError if interpreted."""
     import triton

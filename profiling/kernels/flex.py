@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from lit_probattn.kernels.dense.attention import centred, gaussian_row_terms, point_terms
-
 
 @lru_cache
 def _compiled(*sizes: int) -> Callable[..., Tensor]:
@@ -58,11 +56,14 @@ def mgk_flex(
     rows = query.new_zeros(1, 1, components, query.shape[2], dtype=torch.float32)
     rows = rows.expand(batch, heads, -1, -1)
     if gaussian:
-        query, key = centred(query, key)
-        norms = point_terms(key.flatten(1, 2), None)[0].unflatten(1, (heads, components))
+        centre = key.detach().float().mean((2, 3))[:, :, None]
+        query = (query - centre).to(query.dtype)
+        key = (key - centre[:, :, None]).to(key.dtype)
+        norms = key.float().square().sum(-1)
         offsets = offsets - precision[None, :, :, None] * norms / 2.0
         if not equal_precision:
-            rows = gaussian_row_terms(point_terms(query, None)[0], precision)
+            difference = (precision - precision[:, :1].detach()) / -2.0
+            rows = difference[None, :, :, None] * query.float().square().sum(-1)[:, :, None]
     shift = length - query.shape[2]
 
     def score(dot: Tensor, b: Tensor, h: Tensor, i: Tensor, at: Tensor) -> Tensor:

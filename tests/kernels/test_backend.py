@@ -138,14 +138,14 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "pretended")
     real = selftest.run
-    monkeypatch.setattr(selftest, "run", lambda f, _, dtype, size: real(f, DEVICE, dtype, size))
+    monkeypatch.setattr(selftest, "run", lambda f, _, dtype, sizes: real(f, DEVICE, dtype, sizes))
     calls = []
     module = type("Family", (), {})()
     monkeypatch.setattr(selftest, "import_module", lambda name: module)
     ones = torch.ones(3)
 
-    def self_test(family, device, dtype, head_dim):
-        calls.append((family, dtype, head_dim))
+    def self_test(family, device, dtype, head_dims):
+        calls.append((family, dtype, head_dims))
         return [(ones, ones), (ones * module.factor, ones)]
 
     module.self_test, module.factor, module.calls = self_test, 1.0, calls
@@ -160,9 +160,9 @@ def choice(layer, backend):
 def test_auto_takes_a_kernel_that_passes_its_self_test_once_per_kind(pretend_gpu):
     layer = MGKAttention(C, 2, head_dim=E)
     assert choice(layer, "auto") == choice(layer, "auto") == choice(layer, "triton") == "triton"
-    assert pretend_gpu.calls == [("mgk", torch.bfloat16, E)]
+    assert pretend_gpu.calls == [("mgk", torch.bfloat16, (E, E))]
     assert choice(MGKAttention(C, 2, head_dim=16, shifted_keys=True), "auto") == "triton"
-    assert pretend_gpu.calls[1:] == [("smgk", torch.bfloat16, 16)]
+    assert pretend_gpu.calls[1:] == [("smgk", torch.bfloat16, (16, 16))]
 
 
 def test_auto_leaves_plain_softmax_to_pytorch_and_takes_the_kernel_for_dropout(pretend_gpu):
@@ -191,9 +191,52 @@ def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
     from lit_probattn.kernels.dense import selftest as dense_selftest
 
     monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
-    assert selftest.run(family, DEVICE, torch.float32, 8) is None
+    assert selftest.run(family, DEVICE, torch.float32, (8, 8)) is None
     monkeypatch.setattr(dense_selftest, "plain_attention", _scaled(dense_selftest.plain_attention))
-    assert "relative error" in selftest.run(family, DEVICE, torch.float32, 8)
+    assert "relative error" in selftest.run(family, DEVICE, torch.float32, (8, 8))
+
+
+WITHOUT = {
+    "the mask of keys": lambda x: x._replace(key_mask=None),
+    "the mask of pairs": lambda x: x._replace(pair_mask=None),
+    "causal masks": lambda x: x._replace(is_causal=False),
+    "dropout": lambda x: x._replace(draw=None),
+    "whose key is whose": lambda x: x._replace(key=x.key.flip(1)),
+}
+
+
+@pytest.mark.parametrize("lost", WITHOUT)
+def test_self_tests_see_what_a_kernel_ignores(lost, monkeypatch):
+    from lit_probattn.kernels.dense import selftest as dense_selftest
+
+    def careless(*args):
+        return real(*WITHOUT[lost](dense_selftest.MixtureInputs(*args)))
+
+    real = dense_selftest.mixture_attention
+    monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
+    monkeypatch.setattr(dense_selftest, "mixture_attention", careless)
+    message = selftest.run("dense/softmax", DEVICE, torch.float32, (8, 5))
+    assert "with heads of 8 and 5: relative error" in message
+
+
+@pytest.mark.parametrize("name", ["fish", "gfish"])
+@pytest.mark.parametrize("lost", ["key_mask", "pair_mask", "draw"])
+def test_self_tests_of_fish_see_what_a_kernel_ignores(name, lost, monkeypatch):
+    from lit_probattn.kernels.fish import selftest as fish_selftest
+
+    real = fish_selftest.fish_attention
+    monkeypatch.setattr(
+        fish_selftest, "fish_attention", lambda *args, **rest: real(*args, **{**rest, lost: None})
+    )
+    monkeypatch.setattr(fish_selftest.self_test, "__defaults__", ((17, 21),))
+    message = selftest.run(f"fish/{name}", DEVICE, torch.float32, (8, 5))
+    assert "with heads of 8 and 5: relative error" in message
+
+
+def test_self_tests_are_kept_per_size_of_query_and_value_heads(pretend_gpu):
+    choice(MGKAttention(C, 2, head_dim=E), "auto")
+    choice(MGKAttention(C, 2, head_dim=E, value_head_dim=5), "auto")
+    assert [sizes for *_, sizes in pretend_gpu.calls] == [(E, E), (E, 5)]
 
 
 def test_self_tests_pass_in_inference_mode(monkeypatch):
@@ -202,7 +245,7 @@ def test_self_tests_pass_in_inference_mode(monkeypatch):
 
     monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
     with torch.inference_mode():
-        assert selftest.run("dense/softmax", DEVICE, torch.float32, 8) is None
+        assert selftest.run("dense/softmax", DEVICE, torch.float32, (8, 8)) is None
         assert torch.is_inference_mode_enabled()
 
 
@@ -217,7 +260,7 @@ def test_a_kernel_that_raises_has_failed(monkeypatch):
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(dense_selftest, "mixture_attention", broken)
-    message = selftest.run("dense/softmax", DEVICE, torch.float32, 8)
+    message = selftest.run("dense/softmax", DEVICE, torch.float32, (8, 8))
     assert "RuntimeError: no such instruction" in message
 
 

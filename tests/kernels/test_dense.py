@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 
-from lit_probattn.kernels.dense.attention import point_terms
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.selftest import FORMS, compare, plain_attention
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced, recording
@@ -17,7 +16,7 @@ from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, L, E = 2, 3, 37, 43, 11
-TILES = (((16, 32), True), ((32, 16), False), ((64, 64), True))  # and whether causal
+TILES = [((16, 32), "causal"), ((32, 16), "all"), ((64, 64), "causal"), ((16, 16), "masked")]
 
 
 def draw(*shape, dtype=torch.float32):
@@ -34,20 +33,16 @@ def attend(query, key, value, **options):
 
 
 @pytest.mark.parametrize(
-    ("family", "blocks", "is_causal"),
+    ("family", "blocks", "selection"),
     mostly_slow(
-        [
-            (f, *tile)
-            for f in FORMS
-            for tile in (((16, 32), True), ((32, 16), False), ((64,) * 2, True))
-        ],
-        [("softmax", (64, 64), True), ("mgk", (16, 32), True), ("smgk", (32, 16), False)],
+        [(family, *tile) for family in FORMS for tile in TILES],
+        [("softmax", (64, 64), "causal"), ("mgk", (16, 16), "masked"), ("smgk", (32, 16), "all")],
     ),
 )
-def test_tile_sizes_change_nothing_but_rounding(family, blocks, is_causal):
+def test_tile_sizes_change_nothing_but_rounding(family, blocks, selection):
     form = FORMS[family][0]
     with forced(Launch(*blocks)):
-        pairs = compare(form, is_causal, 5, DEVICE, torch.float32, E, (29, 37))
+        pairs = compare(form, selection, 5, DEVICE, torch.float32, (E, 7), (29, 37))
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=2e-5, rtol=2e-5)
 
@@ -57,10 +52,10 @@ def test_tile_sizes_change_nothing_but_rounding(family, blocks, is_causal):
 def test_wide_components_have_a_pass_for_keys_and_one_for_values(form):
     """Their sums do not fit into one program's registers together."""
     with recording() as launches:
-        compare(form, True, 5, DEVICE, torch.float16, 72, (29, 37))
+        compare(form, "causal", 5, DEVICE, torch.float16, (72, 72), (29, 37))
     made = [(x.options["KEYS"], x.options["VALUES"]) for x in launches if "KEYS" in x.options]
     assert made == [(True, False), (False, True)]
-    for found, exact in compare(form, True, 5, DEVICE, torch.float16, 72, (29, 37)):
+    for found, exact in compare(form, "causal", 5, DEVICE, torch.float16, (72, 72), (29, 37)):
         error = (found.double() - exact).abs().max() / exact.abs().max()
         assert error < BOUND[torch.float16]
 
@@ -188,7 +183,7 @@ def test_one_exponential_stays_right_when_components_are_far_apart(far, dtype):
         """Output and gradients by the equation."""
         inputs = [x.detach().to(precision).requires_grad_() for x in leaves]
         scales = torch.full((H, 2), E**-0.5, dtype=precision, device=DEVICE)
-        out = plain_attention(*inputs[:3], scales, *inputs[3:], False, False)
+        out = plain_attention(*inputs[:3], scales, *inputs[3:], False)
         return out, *torch.autograd.grad(out, inputs, cotangent.to(precision))
 
     for a, eager, exact in zip(
@@ -222,21 +217,6 @@ def test_gradients_of_inputs_with_strided_columns():
         grads.append(torch.autograd.grad(attend(query, key[:, :, None], value), leaves, cotangent))
     for found in grads[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found, grads[0], strict=True))
-
-
-@pytest.mark.parametrize("shift_heads", [1, 2, 4])
-def test_terms_of_points_have_the_gradients_of_their_equations(shift_heads):
-    """Heads that share a shift: neighbours, h // (heads per shift)."""
-    leaves = [draw(B, 4, N, E).requires_grad_(), draw(shift_heads, 3, E).requires_grad_()]
-    found = point_terms(*leaves)
-    points, shift = (x.detach().double().requires_grad_() for x in leaves)
-    own = torch.arange(4) // (4 // shift_heads)
-    exact = points.square().sum(-1), torch.einsum("bhne,hke->bhkn", points, shift[own])
-    cotangents = [torch.randn_like(x) for x in found]
-    grads = torch.autograd.grad(found, leaves, cotangents)
-    expected = torch.autograd.grad(exact, (points, shift), [x.double() for x in cotangents])
-    for a, b in zip((*found, *grads), (*exact, *expected), strict=True):
-        torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-5)
 
 
 def test_what_rounding_leaves_over_is_taken_out_of_the_gradients_of_row_terms():

@@ -58,7 +58,7 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
     monkeypatch.setattr(fish_call, "MOST_HEADS", heads)
     with forced(Launch(*blocks)):
-        pairs = self_test(family, DEVICE, torch.float32, 11, (21, 37))
+        pairs = self_test(family, DEVICE, torch.float32, (11, 7), (21, 37))
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
 
@@ -177,14 +177,14 @@ def test_pairs_may_be_hidden_per_head():
 @pytest.mark.parametrize("family", mostly_slow(["fish", "gfish"], ["fish"]))
 def test_keys_and_values_may_have_a_pass_each(family, monkeypatch):
     monkeypatch.setattr(fish_call.FishCall, "key_passes", lambda call: ("grad_key", "grad_value"))
-    for found, exact in self_test(family, DEVICE, torch.float32, 8, (17, 35)):
+    for found, exact in self_test(family, DEVICE, torch.float32, (8, 8), (17, 35)):
         torch.testing.assert_close(found.double(), exact.double(), atol=2e-5, rtol=2e-5)
 
 
 def test_backward_gives_the_same_bits_twice():
     grads = []
     for _ in range(2):
-        pairs = self_test("fish", DEVICE, torch.float32, 8, (17, 18))
+        pairs = self_test("fish", DEVICE, torch.float32, (8, 8), (17, 18))
         grads.append([found for found, _ in pairs])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.kernels.dense.operators import mixture_attention
+from lit_probattn.kernels.dense.points import point_attention
 from lit_probattn.kernels.runtime import draw_tensor, interpreted
 from lit_probattn.randomness import RandomKey
 from lit_probattn.torch_internals import TorchDispatchMode
@@ -44,6 +45,24 @@ def arguments(products, terms, *, kind="soft", masked=False, grad=True):
 )
 def test_operator_passes_opcheck(args):
     torch.library.opcheck(mixture_attention, args(), test_utils=(
+        "test_schema", "test_autograd_registration", "test_faketensor",
+        "test_aot_dispatch_dynamic",
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("shifted", [False, True], ids=["mgk", "smgk"])
+def test_operator_of_points_passes_opcheck(shifted):
+    def draw(*shape):
+        return torch.randn(*shape, device=DEVICE).requires_grad_()
+
+    precision = torch.rand(2, K, device=DEVICE).add(0.5).requires_grad_()
+    shift = draw(2, K, E) if shifted else None
+    args = (
+        *(draw(B, H, N, E), draw(B, 2, 1 if shifted else K, L, E), draw(B, 1, L, 5), precision),
+        *(draw(2, K, 1 if shifted else L), shift, None, None, None, None),
+        *(True, False, False, True, 0),
+    )
+    torch.library.opcheck(point_attention, args, test_utils=(
         "test_schema", "test_autograd_registration", "test_faketensor",
         "test_aot_dispatch_dynamic",
     ))  # fmt: skip

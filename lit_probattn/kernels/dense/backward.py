@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lit_probattn.kernels.dense.terms import add_key_terms, add_query_terms
 from lit_probattn.kernels.dense.tiles import (
     added,
     added_sums,
@@ -36,11 +37,13 @@ from lit_probattn.kernels.dense.tiles import (
     spread,
     view,
     weight_gradient,
+    without,
 )
 from lit_probattn.kernels.tiles import (
     LN2,
     kept_pairs,
     load_head,
+    number,
     store_rows,
     store_vector,
     zero_tile,
@@ -53,13 +56,16 @@ from lit_probattn.kernels.tiles import (
 def delta_kernel(
     call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
-    """δ_i = grad_out_i · out_i in float32, (B, H, N)."""
-    length = call.pairs.num_queries
+    """δ_i = grad_out_i · out_i in float32, (B, H, N).
+
+    A launch of its own: the query pass has no registers left to make it in.
+    """
+    length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, False)
     result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
     delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
-    store_vector(DELTA + (b * call.num_heads + h) * length, delta, row, length, BLOCK_Q)
+    store_vector(DELTA + (b * number(call.num_heads) + h) * length, delta, row, length, BLOCK_Q)
 
 
 @triton.jit
@@ -117,7 +123,7 @@ def _grad_query_tile(
 
 @triton.jit
 def grad_query_kernel(
-    call, grad_out, NORMALISER, DELTA, DQ, DROW,
+    call, grad_out, NORMALISER, DELTA, DQ, DROW, terms,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of queries and of their terms.
@@ -125,7 +131,7 @@ def grad_query_kernel(
     dquery_i = Σ_jr scale_r g_ijr key_jr,    drow_ir = Σ_j g_ijr
     """
     FACTORED: tl.constexpr = form.factored
-    length = call.pairs.num_queries
+    length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, form.causal)
     key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
     query, grad, normaliser, delta, row_terms = load_queries(
@@ -151,14 +157,20 @@ def grad_query_kernel(
                 )  # fmt: skip
     if form.equal_scales:
         grad_query = grad_query * (scales[0] * LN2)
-    store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
-               form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
-    head = b * call.num_heads + h
     if call.row is not None:
         residual = added(grad_row)
+        grad_row = without(grad_row, residual, share)
+    if form.derived:
+        grad_query = add_query_terms(
+            call, terms, grad_query, grad_row, b, h, key_head, row, form, BLOCK_Q
+        )
+    store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
+               form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
+    head = b * number(call.num_heads) + h
+    if call.row is not None and not form.derived:
         for r in tl.static_range(len(grad_row)):
             at = DROW + (head * len(grad_row) + r) * length
-            store_vector(at, grad_row[r] - residual * share[r], row, length, BLOCK_Q)
+            store_vector(at, grad_row[r], row, length, BLOCK_Q)
     if call.row is not None or call.col is not None:
         store_vector(DELTA + head * length, delta + residual, row, length, BLOCK_Q)
 
@@ -232,7 +244,7 @@ def _grad_key_tile(
 
 @triton.jit
 def grad_key_kernel(
-    call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE,
+    call, grad_out, NORMALISER, DELTA, DK, DV, DCOL, DSCALE, terms,
     form: tl.constexpr, WANTS_SCALES: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -248,8 +260,9 @@ def grad_key_kernel(
     """
     FACTORED: tl.constexpr = form.factored
     PRODUCTS: tl.constexpr = form.products
-    num_queries, num_keys = call.pairs.num_queries, call.pairs.num_keys
-    num_tiles, num_key_heads = tl.cdiv(num_keys, BLOCK_K), call.num_heads // call.heads_per_key
+    num_queries, num_keys = number(call.pairs.num_queries), number(call.pairs.num_keys)
+    num_tiles = tl.cdiv(num_keys, BLOCK_K)
+    num_key_heads = number(call.num_heads) // call.heads_per_key
     place = tl.program_id(0) // num_tiles
     col = tl.program_id(0) % num_tiles * BLOCK_K
     b, key_head = place // num_key_heads, place % num_key_heads
@@ -295,6 +308,11 @@ def grad_key_kernel(
         grad_key = grad_keys[r]
         if PRODUCTS > 1 or form.equal_scales:
             grad_key = grad_key * (scales[r] * LN2)
+        if form.derived:
+            grad_key = add_key_terms(
+                call, terms, grad_key, grad_col, grad_scale, b, key_head, col, r, WANTS_SCALES,
+                form, BLOCK_K,
+            )  # fmt: skip
         store_rows(DK.base + b * DK.batch + key_head * DK.head + r * DK.part, grad_key, col, DK.row,
                    num_keys, form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
     if VALUES:
@@ -302,13 +320,16 @@ def grad_key_kernel(
                    form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
     first = (b * num_key_heads + key_head) * len(grad_col)
     for r in tl.static_range(len(grad_col) if KEYS else 0):
-        if call.col is not None:
+        if DCOL is not None:
             store_vector(DCOL + (first + r) * num_keys, grad_col[r], col, num_keys, BLOCK_K)
-        if WANTS_SCALES:
+        if WANTS_SCALES and not form.derived:
             store_vector(DSCALE + (first + r) * num_keys, grad_scale[r], col, num_keys, BLOCK_K)
 
 
-@triton.jit
+_BIAS_SIZES = ("num_samples", "bias_samples", "bias_heads", "bias_rows", "bias_cols")
+
+
+@triton.jit(do_not_specialize=_BIAS_SIZES)
 def grad_bias_kernel(
     call, grad_out, NORMALISER, DELTA, DBIAS,
     num_samples, bias_samples, bias_heads, bias_rows, bias_cols,
@@ -320,19 +341,19 @@ def grad_bias_kernel(
     DBIAS is contiguous, (bias_samples, bias_heads, bias_rows, bias_cols), each 1 or the full size.
     """
     pairs = call.pairs
-    row_tiles = 1 if ONE_ROW else tl.cdiv(pairs.num_queries, BLOCK_Q)
-    col_tiles = 1 if ONE_COL else tl.cdiv(pairs.num_keys, BLOCK_K)
+    row_tiles = 1 if ONE_ROW else tl.cdiv(number(pairs.num_queries), BLOCK_Q)
+    col_tiles = 1 if ONE_COL else tl.cdiv(number(pairs.num_keys), BLOCK_K)
     index = tl.program_id(0)
     first_col = index % col_tiles * BLOCK_K
     first_row = index // col_tiles % row_tiles * BLOCK_Q
     owner = index // (col_tiles * row_tiles)
-    last_row = pairs.num_queries if ONE_ROW else first_row + 1
-    last_col = pairs.num_keys if ONE_COL else first_col + 1
+    last_row = number(pairs.num_queries) if ONE_ROW else first_row + 1
+    last_col = number(pairs.num_keys) if ONE_COL else first_col + 1
     one_sample, one_head = bias_samples == 1, bias_heads == 1
     first_sample = tl.where(one_sample, 0, owner // bias_heads)
     last_sample = tl.where(one_sample, num_samples, first_sample + 1)
     first_head = tl.where(one_head, 0, owner % bias_heads)
-    last_head = tl.where(one_head, call.num_heads, first_head + 1)
+    last_head = tl.where(one_head, number(call.num_heads), first_head + 1)
 
     total = tl.zeros((BLOCK_Q, BLOCK_K), tl.float32)
     for sample in range(first_sample, last_sample):

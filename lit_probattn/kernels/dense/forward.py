@@ -25,6 +25,7 @@ from lit_probattn.kernels.dense.tiles import (
 from lit_probattn.kernels.tiles import (
     kept_pairs,
     load_head,
+    number,
     store_rows,
     store_vector,
     zero_tile,
@@ -105,12 +106,12 @@ def forward_kernel(
     that all its weights are 0 when they are computed again.
     """
     FACTORED: tl.constexpr = form.factored
-    pairs, num_queries = call.pairs, call.pairs.num_queries
+    pairs, num_queries = call.pairs, number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, form.causal)
     key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
     query = load_head(call.query, b, h, row, num_queries, form.key_dim, form.key_pad, BLOCK_Q, True)
     scales = load_scales(call, key_head, form.components, form.equal_scales)
-    head = b * call.num_heads + h
+    head = b * number(call.num_heads) + h
     row_terms = load_terms(call.row, head, row, num_queries, BLOCK_Q, form.components)
     row_top, row_factors = spread(row_terms, FACTORED)
     narrow = is_narrow(call, b, h, FACTORED)

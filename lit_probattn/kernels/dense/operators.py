@@ -10,6 +10,8 @@ same bits every time.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +30,7 @@ from lit_probattn.kernels.runtime import (
     padded,
     plain_float,
     unit_stride,
+    unseen,
 )
 
 # log₂ of the smallest factor F of shifted keys that the one-exponential form is used for, and how
@@ -69,8 +72,38 @@ class MixtureInputs(NamedTuple):
     threshold: int
 
 
+class Spread(NamedTuple):
+    """Bounds on -log₂ F: the smaller of the largest over rows and the largest over keys.
+
+    Args:
+        rows: of parts of the queries, (B, H, row_parts), at least 0.
+        cols: of parts of the keys, (B, H_key, col_parts), at least 0.
+    """
+
+    rows: Tensor
+    cols: Tensor
+    row_parts: int
+    col_parts: int
+    end: None = None  # see `Pairs`
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What is known of terms that are functions of points, see points.py.
+
+    Args:
+        spread: their bounds, if they are `is_factored`.
+        gaussian: whether norms are in them.
+        terms: for backward, returns `Terms`, given the sizes of tiles of queries and of keys.
+    """
+
+    spread: Spread | None
+    gaussian: bool
+    terms: Callable[[int, int], Any] | None = None
+
+
 class DenseArguments(NamedTuple):
-    """What all dense kernels of a call read."""
+    """What all dense kernels of a call read; the number of heads is `unseen`."""
 
     query: HeadRows
     key: HeadRows
@@ -78,7 +111,7 @@ class DenseArguments(NamedTuple):
     scales: Tensor | None
     row: Tensor | None
     col: Tensor | None
-    spread: Tensor | None  # bound on -log₂ F of every sample and head
+    spread: Spread | None
     scale: float
     spread_limit: float
     headroom: float
@@ -90,7 +123,13 @@ class DenseArguments(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What dense kernels are compiled for; `plain` has neither terms nor a bias."""
+    """What dense kernels are compiled for.
+
+    Args:
+        plain: neither terms nor a bias.
+        derived: terms are functions of points, so gradients go through them.
+        gaussian: norms are in the terms.
+    """
 
     components: int
     products: int
@@ -103,49 +142,67 @@ class Form(NamedTuple):
     key_pad: int
     value_dim: int
     value_pad: int
+    derived: bool
+    gaussian: bool
 
 
-def _spread(row_bias: Tensor, key_bias: Tensor) -> Tensor:
-    """Return a bound on -log₂ F for every sample and head, (B, H).
+def _spread(row_bias: Tensor, key_bias: Tensor) -> Spread:
+    """Return the bounds of given terms.
 
     Keys whose terms are all -inf have no weight, whatever F is.
     """
-    rows = (row_bias.amax(2) - row_bias.amin(2)).amax(-1)
-    cols = (key_bias.amax(2) - key_bias.amin(2)).nan_to_num(0.0, torch.inf).amax(-1)
-    cols = cols.repeat_interleave(rows.shape[1] // cols.shape[1], 1)
-    return torch.minimum(rows, cols) * _LOG2E
+    rows = (row_bias.amax(2) - row_bias.amin(2)).amax(-1) * _LOG2E
+    cols = (key_bias.amax(2) - key_bias.amin(2)).nan_to_num(0.0, torch.inf).amax(-1) * _LOG2E
+    return Spread(rows.contiguous(), cols.contiguous(), unseen(1), unseen(1))
 
 
-def _arguments(x: MixtureInputs) -> tuple[DenseArguments, Form]:
+def is_factored(x: MixtureInputs) -> bool:
+    """Whether one exponential per pair serves all components, where F does not underflow."""
+    several = x.row_bias is not None and x.row_bias.shape[2] > x.key.shape[2] == 1
+    return several and x.key_bias is not None and not x.hard and _has_one_scale(x)
+
+
+def _has_one_scale(x: MixtureInputs) -> bool:
+    return x.equal_scales or x.scales is None or x.scales.shape[1] == 1
+
+
+def make_arguments(x: MixtureInputs, derived: Derived | None = None) -> tuple[DenseArguments, Form]:
     """Return what the kernels of a call read and are compiled for."""
     query, key, value = (unit_stride(tensor) for tensor in (x.query, x.key, x.value))
     row, col = plain_float(x.row_bias), plain_float(x.key_bias)
     products = key.shape[2]
     components = max([products] + [terms.shape[2] for terms in (row, col) if terms is not None])
-    equal = x.equal_scales or x.scales is None or components == 1
+    equal = components == 1 or _has_one_scale(x)
+    factored = is_factored(x)
     spread = None
-    if row is not None and col is not None and not x.hard and equal and products < components:
-        spread = _spread(row, col)
+    if factored and row is not None and col is not None:
+        spread = _spread(row, col) if derived is None else derived.spread
     heads, num_queries, width = query.shape[1:]
     pairs = make_pairs(num_queries, key.shape[3], x)
     call = DenseArguments(
         *(head_rows(query), head_rows(key), head_rows(value)),
-        *(plain_float(x.scales), row, col, spread),
-        *(float(x.scale), _SPREAD_LIMIT.get(query.dtype, 64.0), _HEADROOM.get(query.dtype, 0.0)),
+        scales=plain_float(x.scales),
+        row=row,
+        col=col,
+        spread=spread,
+        scale=float(x.scale),
+        spread_limit=_SPREAD_LIMIT.get(query.dtype, 64.0),
+        headroom=_HEADROOM.get(query.dtype, 0.0),
         pairs=pairs,
-        num_heads=heads,
+        num_heads=unseen(heads),
         heads_per_key=heads // key.shape[1],
         heads_per_value=heads // value.shape[1],
     )
     plain = components == 1 and row is None and col is None and x.bias is None
     form = Form(
-        *(components, products, x.hard, spread is not None, plain, equal, x.is_causal),
+        *(components, products, x.hard, factored, plain, equal, x.is_causal),
         *(width, padded(width), value.shape[-1], padded(value.shape[-1])),
+        *(derived is not None, derived is not None and derived.gaussian),
     )
     return call, form
 
 
-def _choose(form: Form, x: MixtureInputs, kernel: str) -> Launch:
+def choose(form: Form, x: MixtureInputs, kernel: str) -> Launch:
     """Return the launch configuration of a kernel for scores of this form."""
     query, has_dropout = x.query, x.draw is not None
     family = "smgk" if form.products == 1 else "mgk"
@@ -164,39 +221,56 @@ def _key_passes(form: Form, x: MixtureInputs) -> tuple[str, ...]:
     return ("grad_key", "grad_value") if wide and crowded else ("grad_key_value",)
 
 
-def _new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
+def new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
     """Return (B, H, N, E_v) stored as (B, N, H, E_v), which merging the heads wants; (B, H, N)."""
     batch, heads, rows, _ = x.query.shape
     out = x.query.new_empty(batch, rows, heads, x.value.shape[-1]).transpose(1, 2)
     return out, x.query.new_empty(x.query.shape[:3], dtype=torch.float32)
 
 
-def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
+def run_forward(x: MixtureInputs, derived: Derived | None = None) -> tuple[Tensor, Tensor]:
     """Return the output, and log₂ of every row's sum of weights; +inf for rows that see nothing."""
     from lit_probattn.kernels.dense.forward import forward_kernel
 
-    call, form = _arguments(x)
-    out, normaliser = _new_outputs(x)
-    found = _choose(form, x, "forward")
+    call, form = make_arguments(x, derived)
+    out, normaliser = new_outputs(x)
+    found = choose(form, x, "forward")
     programs = math.ceil(x.query.shape[2] / found.block_q) * math.prod(x.query.shape[:2])
     args = (call, head_rows(out), normaliser)
     launch(forward_kernel, programs, args, {"form": form, **found.options})
     return out, normaliser
 
 
-def _backward(
-    x: MixtureInputs, grad_out: Tensor, out: Tensor, normaliser: Tensor, skipped: list[str]
-) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value, scales, row_bias, key_bias and bias."""
+class Room(NamedTuple):
+    """Room for gradients; those of terms and scales (per key) are None where nobody wants them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    row: Tensor | None
+    col: Tensor | None
+    scales: Tensor | None
+    bias: Tensor | None
+
+
+def run_backward(
+    x: MixtureInputs,
+    room: Room,
+    results: tuple[Tensor, Tensor, Tensor],
+    derived: Derived | None = None,
+) -> None:
+    """Fill the room with gradients.
+
+    Args:
+        results: gradient of the output, output and normalisers.
+        derived: None for terms that are given.
+    """
     from lit_probattn.kernels.dense import backward as kernels
 
-    grads = new_gradients(x, _GRADIENTS, skipped, keep_strides=True)
-    grad_query, grad_key, grad_value, grad_scales, grad_row, grad_col, grad_bias = grads
+    grad_out, out, normaliser = results
     batch, heads, num_queries, _ = x.query.shape
     key_heads, num_keys = x.key.shape[1], x.key.shape[3]
-    if not out.numel() or not num_keys:
-        return tuple(grad.zero_() for grad in grads)
-    call, form = _arguments(x)
+    call, form = make_arguments(x, derived)
     grad_rows = head_rows(unit_stride(grad_out))
     delta = torch.empty_like(normaliser)
     launch(
@@ -205,42 +279,67 @@ def _backward(
         {"form": form, "BLOCK_Q": 64, "num_warps": 4},
     )
     shared = (call, grad_rows, normaliser, delta)
-    found = _choose(form, x, "grad_query")
+    wants_scales = room.scales is not None
+    passes = _key_passes(form, x)
+    queries, keys = choose(form, x, "grad_query"), choose(form, x, passes[0])
+    terms = None
+    if derived is not None and derived.terms is not None:
+        terms = derived.terms(queries.block_q, keys.block_k)
     launch(
-        *(kernels.grad_query_kernel, math.ceil(num_queries / found.block_q) * batch * heads),
-        (*shared, head_rows(grad_query), grad_row),
-        {"form": form, **found.options},
+        *(kernels.grad_query_kernel, math.ceil(num_queries / queries.block_q) * batch * heads),
+        (*shared, head_rows(room.query), room.row, terms),
+        {"form": form, **queries.options},
     )
     # One part per key head; value heads that several of them share are summed afterwards.
-    part = grad_value
+    part = room.value
     if x.value.shape[1] != key_heads:
         part = x.value.new_empty(batch, key_heads, *x.value.shape[2:])
-    wants_scales = x.scales is not None and "scales" not in skipped
-    places = (batch, key_heads, form.components, num_keys) if wants_scales else (0,)
-    per_key = normaliser.new_empty(places)
-    for name in _key_passes(form, x):
-        found = _choose(form, x, name)
+    for name in passes:
+        found = choose(form, x, name)
         constants = {"WANTS_SCALES": wants_scales, "KEYS": "key" in name, "VALUES": "value" in name}
         launch(
             *(kernels.grad_key_kernel, math.ceil(num_keys / found.block_k) * batch * key_heads),
-            (*shared, head_rows(grad_key), head_rows(part), grad_col, per_key),
+            (*shared, head_rows(room.key), head_rows(part), room.col, room.scales, terms),
             {"form": form, **constants, **found.options},
         )
-    if part is not grad_value:
-        grad_value.copy_(part.unflatten(1, (x.value.shape[1], -1)).float().sum(2))
-    if x.bias is not None and "bias" not in skipped:
+    if part is not room.value:
+        room.value.copy_(part.unflatten(1, (x.value.shape[1], -1)).float().sum(2))
+    if x.bias is not None and room.bias is not None:
         one_row = x.bias.shape[2] == 1 and num_queries > 1
         one_col = x.bias.shape[3] == 1 and num_keys > 1
-        found = _choose(form, x, "grad_bias")
+        found = choose(form, x, "grad_bias")
         tiles = 1 if one_row else math.ceil(num_queries / found.block_q)
         tiles *= 1 if one_col else math.ceil(num_keys / found.block_k)
         launch(
             *(kernels.grad_bias_kernel, tiles * x.bias.shape[0] * x.bias.shape[1]),
-            (*shared, grad_bias, batch, *x.bias.shape),
+            (*shared, room.bias, batch, *x.bias.shape),
             {"form": form, "ONE_ROW": one_row, "ONE_COL": one_col, **found.options},
         )
-    if wants_scales:
-        grad_scales.copy_(per_key.sum((0, 3)))
+
+
+def _forward(x: MixtureInputs) -> tuple[Tensor, Tensor]:
+    return run_forward(x)
+
+
+def _backward(
+    x: MixtureInputs, grad_out: Tensor, out: Tensor, normaliser: Tensor, skipped: list[str]
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key, value, scales, row_bias, key_bias and bias."""
+    grads = new_gradients(x, _GRADIENTS, skipped, keep_strides=True)
+    query, key, value, scales, row, col, bias = grads
+    if not out.numel() or not x.key.shape[3]:
+        return tuple(grad.zero_() for grad in grads)
+    per_key = None
+    if x.scales is not None and "scales" not in skipped:
+        places = (*x.key.shape[:2], x.scales.shape[1], x.key.shape[3])
+        per_key = normaliser.new_empty(places)
+    room = Room(
+        *(query, key, value, None if x.row_bias is None else row),
+        *(None if x.key_bias is None else col, per_key, bias if bias.numel() else None),
+    )
+    run_backward(x, room, (grad_out, out, normaliser))
+    if per_key is not None:
+        scales.copy_(per_key.sum((0, 3)))
     return grads
 
 
@@ -257,7 +356,7 @@ mixture_attention = define_operators(
     MixtureInputs,
     _forward,
     _backward,
-    new_outputs=_new_outputs,
+    new_outputs=new_outputs,
     gradients=_GRADIENTS,
     flops=_flops,
     optional=(("scales",), ("bias",)),

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_probattn.kernels.dense.operators import mixture_attention
-from lit_probattn.kernels.selftest import beside, hide_future, in_float64, random_tensor
+from lit_probattn.kernels.dense.attention import mgk_attention
+from lit_probattn.kernels.dense.operators import MixtureInputs, mixture_attention
+from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions
+from lit_probattn.kernels.selftest import (
+    HeadDims,
+    Selection,
+    beside,
+    causal,
+    in_float64,
+    masked,
+    random_tensor,
+)
 
-_BATCH, _HEADS, _ROWS, _KEYS = 2, 2, 149, 167
+_BATCH, _HEADS, _KEY_HEADS, _VALUE_HEADS, _ROWS, _KEYS = 2, 4, 2, 1, 149, 167
 
 
 class _Form(NamedTuple):
@@ -37,48 +47,56 @@ def plain_attention(
     scales: Tensor,
     row_bias: Tensor,
     key_bias: Tensor,
-    is_causal: bool,
     hard: bool,
+    selected: Selection | None = None,
 ) -> Tensor:
     """Return what `mixture_attention` computes, by the equation, in the dtype of the inputs."""
+    heads = query.shape[1]
+    key, scales, key_bias, value = (
+        x.repeat_interleave(heads // x.shape[dim], dim)
+        for x, dim in ((key, 1), (scales, 0), (key_bias, 1), (value, 1))
+    )
     scores = scales[None, :, :, None, None] * (query[:, :, None] @ key.mT)
     scores = scores + row_bias[..., None] + key_bias[..., None, :]
     pairs = scores.amax(2) if hard else scores.logsumexp(2)
-    return (hide_future(pairs) if is_causal else pairs).softmax(-1) @ value
+    return (pairs.softmax(-1) if selected is None else selected.weights(pairs)) @ value
 
 
 def self_test(
-    family: str, device: torch.device, dtype: torch.dtype, head_dim: int
+    family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDims
 ) -> list[tuple[Tensor, Tensor]]:
     """Return outputs and gradients of a family's scores beside those of float64 sums.
 
-    Causal with more keys than queries, in ragged sizes: whole tiles and tiles at both edges.
+    Heads are grouped, four queries to two keys and one value. Every form is causal with more keys
+    than queries, in ragged sizes: whole tiles and tiles at both edges. The first form is masked
+    otherwise and drops pairs, too.
     """
+    compared = compare if family == "softmax" else compare_points
     pairs = []
     for number, form in enumerate(FORMS[family]):
-        pairs += compare(form, True, number, device, dtype, head_dim)
-    return pairs
+        pairs += compared(form, "causal", number, device, dtype, head_dims)
+    return pairs + compared(FORMS[family][0], "masked", 7, device, dtype, head_dims)
 
 
 def compare(
     form: _Form,
-    is_causal: bool,
+    selection: Literal["causal", "masked", "all"],
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
-    head_dim: int,
+    head_dims: HeadDims,
     sizes: tuple[int, int] = (_ROWS, _KEYS),
 ) -> list[tuple[Tensor, Tensor]]:
     """Return (found, float64) of the output and of every gradient that exists."""
-    rows, keys = sizes
+    (rows, keys), (head_dim, value_dim) = sizes, head_dims
     shapes = [
         (_BATCH, _HEADS, rows, head_dim),
-        (_BATCH, _HEADS, form.products, keys, head_dim),
-        (_BATCH, _HEADS, keys, head_dim),
-        (_HEADS, form.components),
+        (_BATCH, _KEY_HEADS, form.products, keys, head_dim),
+        (_BATCH, _VALUE_HEADS, keys, value_dim),
+        (_KEY_HEADS, form.components),
         (_BATCH, _HEADS, form.components, rows),
-        (_BATCH, _HEADS, form.components, keys),
-        (_BATCH, _HEADS, rows, head_dim),
+        (_BATCH, _KEY_HEADS, form.components, keys),
+        (_BATCH, _HEADS, rows, value_dim),
     ]
     tensors = [
         random_tensor(*shape, seed=10 * seed + i, device=device, dtype=dtype)
@@ -94,10 +112,103 @@ def compare(
     given: list[Tensor | None] = list(leaves)
     if not form.terms:
         given[3:] = [None] * 3
-    out, _ = mixture_attention(
-        *(*given, None, None, None, None, head_dim**-0.5, is_causal, form.hard, form.equal, 0)
+    selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
+    terms = dict(zip(MixtureInputs._fields, given, strict=False))
+    flags = {"scale": head_dim**-0.5, "hard": form.hard, "equal_scales": form.equal}
+    pairs: PairOptions = {**NO_PAIRS, **({} if selected is None else selected.options)}
+    out, _ = mixture_attention(*MixtureInputs(**terms, **flags, **pairs))  # type: ignore[arg-type]
+    exact = in_float64(inputs)
+    truth = plain_attention(*exact, form.hard, selected)  # type: ignore[call-arg, arg-type]
+    ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
+    return beside([out], [truth], ours, theirs, [cotangent])
+
+
+def _select(
+    selection: str, shape: tuple[int, int, int, int], device: torch.device
+) -> Selection | None:
+    """Return masks and dropout by name."""
+    if selection == "causal":
+        return causal(*shape[2:], device)
+    return masked(shape, device) if selection == "masked" else None
+
+
+def plain_points(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    precision: Tensor,
+    offset: Tensor,
+    shift: Tensor | None,
+    hard: bool,
+    selected: Selection | None,
+    gaussian: bool = True,
+) -> Tensor:
+    """Return what `mgk_attention` computes, by the equation, storing all distances."""
+    heads = query.shape[1]
+    if shift is not None:
+        key = key + shift[:, :, None]
+    key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
+    precision, offset = (x.repeat_interleave(heads // x.shape[0], 0) for x in (precision, offset))
+    if gaussian:
+        scores = (query[:, :, None, :, None] - key[:, :, :, None]).square().sum(-1) / -2.0
+    else:
+        scores = query[:, :, None] @ key.mT
+    scores = scores * precision[None, :, :, None, None] + offset[None, :, :, None]
+    pairs = scores.amax(2) if hard else scores.logsumexp(2)
+    return (pairs.softmax(-1) if selected is None else selected.weights(pairs)) @ value
+
+
+def compare_points(
+    form: _Form,
+    selection: Literal["causal", "masked", "all"],
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dims: HeadDims,
+    sizes: tuple[int, int] = (_ROWS, _KEYS),
+    gaussian: bool = True,
+    per_key: bool = True,
+) -> list[tuple[Tensor, Tensor]]:
+    """Return (found, float64) of `mgk_attention` and every gradient; offsets `per_key` or not."""
+    (rows, keys), (head_dim, value_dim) = sizes, head_dims
+    shapes = [
+        (_BATCH, _HEADS, rows, head_dim),
+        (_BATCH, _KEY_HEADS, form.products, keys, head_dim),
+        (_BATCH, _VALUE_HEADS, keys, value_dim),
+        (_KEY_HEADS, form.components),
+        (_KEY_HEADS, form.components, keys if per_key else 1),
+        (_KEY_HEADS, form.components, head_dim),
+        (_BATCH, _HEADS, rows, value_dim),
+    ]
+    *inputs, cotangent = (
+        random_tensor(*shape, seed=10 * seed + i, device=device, dtype=dtype)
+        for i, shape in enumerate(shapes)
+    )
+    inputs[3:] = [x.float() for x in inputs[3:]]
+    inputs[3] = torch.full_like(inputs[3], head_dim**-0.5)
+    if not form.equal:
+        inputs[3] = inputs[3] * (torch.arange(form.components, device=device) + 1.0)
+    is_shifted = form.products < form.components
+    wanted = [0, 1, 2, 4] + ([] if form.equal else [3]) + ([5] if is_shifted else [])
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    query, key, value, precision, offset, shift = leaves
+    selected = _select(selection, (_BATCH, _HEADS, rows, keys), device)
+    pairs: PairOptions = {} if selected is None else selected.options
+    out = mgk_attention(
+        *(query, key[:, :, 0] if is_shifted else key, value),
+        precision=precision,
+        offset=offset,
+        gaussian=gaussian,
+        equal_precision=form.equal,
+        hard=form.hard,
+        shift=shift if is_shifted else None,
+        **pairs,
     )
     exact = in_float64(inputs)
-    truth = plain_attention(*exact, is_causal, form.hard)  # type: ignore[call-arg, arg-type]
+    shifts = exact[5] if is_shifted else None
+    query, key, value, precision, offset = exact[:5]
+    truth = plain_points(
+        query, key, value, precision, offset, shifts, form.hard, selected, gaussian
+    )
     ours, theirs = ([tensors[i] for i in wanted] for tensors in (leaves, exact))
     return beside([out], [truth], ours, theirs, [cotangent])

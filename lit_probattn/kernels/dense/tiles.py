@@ -30,6 +30,7 @@ from lit_probattn.kernels.tiles import (
     load_pairs,
     load_rows,
     load_vector,
+    number,
     visible_pairs,
 )
 
@@ -63,7 +64,7 @@ def load_queries(
     call, grad_out, NORMALISER, DELTA, b, h, row, form: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Return a tile of queries, of grad_out, and their normalisers, δ and terms."""
-    length, head = call.pairs.num_queries, b * call.num_heads + h
+    length, head = number(call.pairs.num_queries), b * number(call.num_heads) + h
     query = load_head(call.query, b, h, row, length, form.key_dim, form.key_pad, BLOCK, True)
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK, True)
     normaliser = load_vector(NORMALISER + head * length, row, length, float("inf"), BLOCK)
@@ -77,7 +78,7 @@ def load_key(
     call, b, key_head, col, r, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
 ):
     """Load a tile of keys of component r."""
-    x, length = call.key, call.pairs.num_keys
+    x, length = call.key, number(call.pairs.num_keys)
     base = x.base + b * x.batch + key_head * x.head + r * x.part
     return load_rows(base, col, x.row, length, form.key_dim, form.key_pad, BLOCK, CHECK)
 
@@ -100,7 +101,7 @@ def load_value(
     call, b, value_head, col, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
 ):
     """Load a tile of values."""
-    length = call.pairs.num_keys
+    length = number(call.pairs.num_keys)
     return load_head(
         call.value, b, value_head, col, length, form.value_dim, form.value_pad, BLOCK, CHECK
     )
@@ -109,8 +110,8 @@ def load_value(
 @triton.jit
 def load_key_terms(call, b, key_head, col, form: tl.constexpr, BLOCK: tl.constexpr):
     """Load the terms of a tile of keys."""
-    head = b * (call.num_heads // call.heads_per_key) + key_head
-    return load_terms(call.col, head, col, call.pairs.num_keys, BLOCK, form.components)
+    head = b * (number(call.num_heads) // call.heads_per_key) + key_head
+    return load_terms(call.col, head, col, number(call.pairs.num_keys), BLOCK, form.components)
 
 
 @triton.jit
@@ -151,8 +152,22 @@ def is_narrow(call, b, h, FACTORED: tl.constexpr):
     """Whether F cannot underflow in a head."""
     narrow = True
     if FACTORED:
-        narrow = tl.load(call.spread + b * call.num_heads + h) <= call.spread_limit
+        x, heads = call.spread, number(call.num_heads)
+        row_parts, col_parts = number(x.row_parts), number(x.col_parts)
+        key_head = b * (heads // call.heads_per_key) + h // call.heads_per_key
+        rows = _largest_part(x.rows + (b * heads + h) * row_parts, row_parts)
+        cols = _largest_part(x.cols + key_head * col_parts, col_parts)
+        narrow = tl.minimum(rows, cols) <= call.spread_limit
     return narrow
+
+
+@triton.jit
+def _largest_part(base, count):
+    """Return the largest of numbers that are at least 0."""
+    top = 0.0
+    for start in range(0, count, 64):
+        top = tl.maximum(top, tl.max(load_vector(base, start, count, 0.0, 64), 0))
+    return top
 
 
 @triton.jit
@@ -241,6 +256,15 @@ def added_sums(sums, tiles):
 
 
 @triton.jit
+def without(sums, residual, share):
+    """Return sums less their share of what rounding left over."""
+    out = ()
+    for r in tl.static_range(len(sums)):
+        out = out + (sums[r] - residual * share[r],)
+    return out
+
+
+@triton.jit
 def scaled(gradients, scales, EQUAL: tl.constexpr):
     """Return the gradients of the products; with EQUAL scales their sum is scaled afterwards."""
     out = ()
@@ -288,20 +312,20 @@ def score_gradients(weights, grad_weight):
 @triton.jit
 def query_program(call, BLOCK: tl.constexpr, CAUSAL: tl.constexpr):
     """Return first row, sample and head of a program that holds a tile of queries."""
-    num_tiles = tl.cdiv(call.pairs.num_queries, BLOCK)
+    num_tiles = tl.cdiv(number(call.pairs.num_queries), BLOCK)
     tile, place = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
     if CAUSAL:  # the longest rows first
         tile = num_tiles - 1 - tile
-    b, h = place // call.num_heads, place % call.num_heads
+    b, h = place // number(call.num_heads), place % number(call.num_heads)
     return tile * BLOCK, tl.cast(b, tl.int64), tl.cast(h, tl.int64)
 
 
 @triton.jit
 def seen_keys(pairs, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the keys that all rows of a tile see, in whole tiles, and those that any row sees."""
-    by_all, by_any = pairs.num_keys, pairs.num_keys
+    by_all, by_any = number(pairs.num_keys), number(pairs.num_keys)
     if CAUSAL:
-        offset = pairs.num_keys - pairs.num_queries
-        by_all = tl.minimum(tl.maximum(row + 1 + offset, 0), pairs.num_keys)
-        by_any = tl.minimum(tl.maximum(row + BLOCK_Q + offset, 0), pairs.num_keys)
+        offset = number(pairs.num_keys) - number(pairs.num_queries)
+        by_all = tl.minimum(tl.maximum(row + 1 + offset, 0), number(pairs.num_keys))
+        by_any = tl.minimum(tl.maximum(row + BLOCK_Q + offset, 0), number(pairs.num_keys))
     return by_all // BLOCK_K * BLOCK_K, by_any

@@ -18,6 +18,7 @@ from lit_probattn.kernels.fish.tiles import (
     head_gradient,
     head_weights,
     hidden_unit,
+    load_delta,
     load_maps,
     load_value,
     load_weight,
@@ -27,7 +28,9 @@ from lit_probattn.kernels.fish.tiles import (
     tile_program,
 )
 from lit_probattn.kernels.tiles import (
+    load_head,
     load_vector,
+    number,
     store_rows,
     store_vector,
     zero_tiles,
@@ -41,7 +44,7 @@ def _map_gradients(call, totals, e, head, form: tl.constexpr):
     MAPS: tl.constexpr = form.maps
     terms = ()
     for m in tl.static_range(MAPS):
-        terms = terms + (e * load_weight(call.first, head, call.num_heads, m, MAPS),)
+        terms = terms + (e * load_weight(call.first, head, number(call.num_heads), m, MAPS),)
     if len(totals) > 0:
         terms = added_to(totals, terms)
     return terms
@@ -50,9 +53,9 @@ def _map_gradients(call, totals, e, head, form: tl.constexpr):
 @triton.jit
 def _unit_gradient(call, grads, first, u: tl.constexpr, form: tl.constexpr):
     """Return Σ_h W_2[h, u] E_h, the gradient of ReLU(z_u) from a head group."""
-    dy = grads[0] * load_weight(call.second, first, call.num_heads, u, form.units)
+    dy = grads[0] * load_weight(call.second, first, number(call.num_heads), u, form.units)
     for h in tl.static_range(1, len(grads)):
-        dy += grads[h] * load_weight(call.second, first + h, call.num_heads, u, form.units)
+        dy += grads[h] * load_weight(call.second, first + h, number(call.num_heads), u, form.units)
     return dy
 
 
@@ -99,6 +102,21 @@ def _hidden_sums(call, tiles, noise, grads, found, first, form: tl.constexpr):
 
 
 @triton.jit
+def fish_delta_kernel(
+    call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
+):  # fmt: skip
+    """δ_i = grad_out_i · out_i in float32, (B, H, N)."""
+    length, heads = number(call.pairs.num_queries), number(call.num_heads)
+    num_tiles = tl.cdiv(length, BLOCK_Q)
+    row, place = tl.program_id(0) % num_tiles * BLOCK_Q, tl.program_id(0) // num_tiles
+    b, h = (place // heads).to(tl.int64), (place % heads).to(tl.int64)
+    result = load_head(out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
+    delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
+    store_vector(DELTA + (b * heads + h) * length, delta, row, length, BLOCK_Q)
+
+
+@triton.jit
 def fish_query_gradient_kernel(
     call, grad_out, LSE, DELTA, DQ, EXACT,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -110,7 +128,7 @@ def fish_query_gradient_kernel(
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
-    num_rows, num_cols = call.pairs.num_queries, call.pairs.num_keys
+    num_rows, num_cols = number(call.pairs.num_queries), number(call.pairs.num_keys)
     row, b, group = tile_program(call, num_rows, BLOCK_Q)
     first = group * GROUP
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
@@ -129,8 +147,9 @@ def fish_query_gradient_kernel(
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
             value = load_value(call, b, head, col, form, BLOCK_K)
+            delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
             _weight, e, _grad = head_gradient(
-                call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+                call, grad_out, LSE, delta, score, value, b, head, row, col,
                 form, BLOCK_Q, BLOCK_K, False,
             )  # fmt: skip
             new_residuals = new_residuals + (residuals[h] + tl.sum(e, 1),)
@@ -142,14 +161,14 @@ def fish_query_gradient_kernel(
             totals = _hidden_gradients(call, tiles, noise, local_grads, first, form)
         residuals = new_residuals
         grads_q = add_products(grads_q, totals, call.key, b, col, num_cols, form, BLOCK_K)
-    part = group.to(tl.int64) * call.num_batch + b
+    part = group.to(tl.int64) * number(call.num_batch) + b
     for m in tl.static_range(MAPS):
         place = DQ + (part * MAPS + m) * num_rows * form.key_dim
         store_rows(place, grads_q[m] * call.on_global, row, form.key_dim, num_rows,
                    form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
     for h in tl.static_range(GROUP):
-        limit = tl.where(first + h < call.num_heads, num_rows, 0)
-        at = (b * call.num_heads + first + h) * num_rows
+        limit = tl.where(first + h < number(call.num_heads), num_rows, 0)
+        at = (b * number(call.num_heads) + first + h) * num_rows
         delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
         store_vector(EXACT + at, delta + residuals[h], row, limit, BLOCK_Q)
 
@@ -174,7 +193,7 @@ def fish_key_gradient_kernel(
     """
     MAPS: tl.constexpr = form.maps
     GROUP: tl.constexpr = form.group
-    num_rows, num_cols = call.pairs.num_queries, call.pairs.num_keys
+    num_rows, num_cols = number(call.pairs.num_queries), number(call.pairs.num_keys)
     col, b, group = tile_program(call, num_cols, BLOCK_K)
     first = group * GROUP
     cols = (col + tl.arange(0, BLOCK_K))[:, None]
@@ -198,8 +217,9 @@ def fish_key_gradient_kernel(
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
             if KEYS:
+                delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
                 dropped, e, grad = head_gradient(
-                    call, grad_out, LSE, DELTA, score, values[h], b, head, row, col,
+                    call, grad_out, LSE, delta, score, values[h], b, head, row, col,
                     form, BLOCK_Q, BLOCK_K, True,
                 )  # fmt: skip
             else:
@@ -235,23 +255,23 @@ def fish_key_gradient_kernel(
             found = weight_sums + noise_sums
         if KEYS:
             grads_k = add_products(grads_k, totals, call.query, b, row, num_rows, form, BLOCK_Q)
-    part = group.to(tl.int64) * call.num_batch + b
+    part = group.to(tl.int64) * number(call.num_batch) + b
     for m in tl.static_range(len(grads_k)):
         place = DK + (part * MAPS + m) * num_cols * form.key_dim
         store_rows(place, grads_k[m] * call.on_global, col, form.key_dim, num_cols,
                    form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
     for h in tl.static_range(len(grads_v)):
-        limit = tl.where(first + h < call.num_heads, num_cols, 0)
-        place = DV + (b * call.num_heads + first + h) * num_cols * form.value_dim
+        limit = tl.where(first + h < number(call.num_heads), num_cols, 0)
+        place = DV + (b * number(call.num_heads) + first + h) * num_cols * form.value_dim
         store_rows(place, grads_v[h], col, form.value_dim, limit,
                    form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
     tile = (col // BLOCK_K).to(tl.int64)
-    place = SUMS + ((tile * call.num_batch + b) * call.num_groups + group) * SLOTS
+    place = SUMS + ((tile * number(call.num_batch) + b) * number(call.num_groups) + group) * SLOTS
     for slot in tl.static_range(SLOTS):
         tl.store(place + slot, tl.sum(found[slot], 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_samples",))
 def fish_bias_gradient_kernel(
     call, grad_out, LSE, DELTA, DBIAS, num_samples,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -261,12 +281,12 @@ def fish_bias_gradient_kernel(
     DBIAS is (samples with a bias of their own, H, N, L), each shared by `num_samples`.
     """
     GROUP: tl.constexpr = form.group
-    num_rows, num_cols = call.pairs.num_queries, call.pairs.num_keys
+    num_rows, num_cols = number(call.pairs.num_queries), number(call.pairs.num_keys)
     row_tiles, col_tiles = tl.cdiv(num_rows, BLOCK_Q), tl.cdiv(num_cols, BLOCK_K)
     row = (tl.program_id(0) % row_tiles) * BLOCK_Q
     col = (tl.program_id(0) // row_tiles % col_tiles) * BLOCK_K
-    group = tl.program_id(0) // (row_tiles * col_tiles) % call.num_groups
-    place = tl.program_id(0) // (row_tiles * col_tiles) // call.num_groups
+    group = tl.program_id(0) // (row_tiles * col_tiles) % number(call.num_groups)
+    place = tl.program_id(0) // (row_tiles * col_tiles) // number(call.num_groups)
     first = group * GROUP
     rows, cols = (row + tl.arange(0, BLOCK_Q))[:, None], (col + tl.arange(0, BLOCK_K))[None, :]
     grads = zero_tiles(GROUP, BLOCK_Q, BLOCK_K)
@@ -280,14 +300,92 @@ def fish_bias_gradient_kernel(
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
             value = load_value(call, b, head, col, form, BLOCK_K)
+            delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
             _weight, e, _grad = head_gradient(
-                call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+                call, grad_out, LSE, delta, score, value, b, head, row, col,
                 form, BLOCK_Q, BLOCK_K, False,
             )  # fmt: skip
             terms = terms + (e,)
         grads = added_to(grads, terms)
     for h in tl.static_range(GROUP):
-        limit = tl.where(first + h < call.num_heads, num_rows, 0)
+        limit = tl.where(first + h < number(call.num_heads), num_rows, 0)
         inside = (rows < limit) & (cols < num_cols)
-        at = DBIAS + (place.to(tl.int64) * call.num_heads + first + h) * num_rows * num_cols
+        at = DBIAS + (place.to(tl.int64) * number(call.num_heads) + first + h) * num_rows * num_cols
         tl.store(at + rows.to(tl.int64) * num_cols + cols, grads[h], mask=inside)
+
+
+_PART_SIZES = ("first_parts", "first_size", "second_parts", "second_size")
+
+
+@triton.jit(do_not_specialize=_PART_SIZES)
+def add_parts_kernel(
+    FIRST, FIRST_OUT, first_parts, first_size, SECOND, SECOND_OUT, second_parts, second_size,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of the parts of head groups of two tensors."""
+    blocks = tl.cdiv(first_size, BLOCK)
+    if tl.program_id(0) < blocks:
+        _add_parts(FIRST, FIRST_OUT, tl.program_id(0), first_parts, first_size, BLOCK)
+    else:
+        block = tl.program_id(0) - blocks
+        _add_parts(SECOND, SECOND_OUT, block, second_parts, second_size, BLOCK)
+
+
+@triton.jit
+def _add_parts(PARTS, OUT, block, num_parts, size, BLOCK: tl.constexpr):
+    """Write the sum of parts, (num_parts, size), in their order."""
+    index = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(0, num_parts):
+        at = PARTS + tl.cast(part, tl.int64) * size + index
+        total += tl.load(at, mask=index < size, other=0.0)
+    tl.store(OUT + index, total.to(OUT.dtype.element_ty), mask=index < size)
+
+
+@triton.jit(do_not_specialize=("num_places", "num_groups", "num_heads"))
+def add_sums_kernel(
+    SUMS, FIRST, BIAS, SECOND, SCALE, num_places, num_groups, num_heads,
+    form: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one slot of the gradients of weights and scales: its sum over programs, in float64.
+
+    SUMS is (num_places, num_groups, SLOTS), see `fish_key_gradient_kernel`. Slots of heads have
+    a place in the result per group; those of maps and hidden units are added over groups.
+    """
+    MAPS: tl.constexpr = form.maps
+    UNITS: tl.constexpr = form.units
+    GROUP: tl.constexpr = form.group
+    slot = tl.program_id(0)
+    shared = tl.zeros((BLOCK,), tl.float64)
+    for group in range(0, num_groups):
+        total = tl.zeros((BLOCK,), tl.float64)
+        for start in range(0, num_places, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            at = (place.to(tl.int64) * num_groups + group) * SLOTS + slot
+            total += tl.load(SUMS + at, mask=place < num_places, other=0.0).to(tl.float64)
+        shared += total
+        own = tl.sum(total, 0).to(tl.float32)
+        if UNITS > 0:
+            head = group * GROUP + slot % GROUP
+            inside = (slot < UNITS * GROUP) & (head < num_heads)
+            tl.store(SECOND + head * UNITS + slot // GROUP, own, mask=inside)
+        else:
+            head = group * GROUP + slot // MAPS
+            inside = (slot < GROUP * MAPS) & (head < num_heads)
+            tl.store(FIRST + head * MAPS + slot % MAPS, own, mask=inside)
+            if form.noise == 2:
+                rest = slot - GROUP * MAPS
+                head = group * GROUP + rest
+                tl.store(SCALE + head, own, mask=(rest >= 0) & (head < num_heads))
+    found = tl.sum(shared, 0).to(tl.float32)
+    if UNITS > 0:
+        rest = slot - UNITS * GROUP
+        tl.store(FIRST + rest, found, mask=(rest >= 0) & (rest < UNITS * MAPS))
+        rest -= UNITS * MAPS
+        if BIAS is not None:
+            tl.store(BIAS + rest, found, mask=(rest >= 0) & (rest < UNITS))
+        if form.noise > 0:
+            tl.store(SCALE + rest - UNITS, found, mask=rest >= UNITS)
+    elif form.noise == 1:
+        rest = slot - GROUP * MAPS
+        tl.store(SCALE + rest, found, mask=rest >= 0)

@@ -17,6 +17,7 @@ from lit_probattn.kernels.fish.tiles import (
 from lit_probattn.kernels.tiles import (
     LOG2E,
     kept_pairs,
+    number,
     store_rows,
     store_vector,
     zero_tiles,
@@ -34,7 +35,11 @@ def fish_forward_kernel(
     (B, H, N) in base 2.
     """
     GROUP: tl.constexpr = form.group
-    pairs, num_rows, num_cols = call.pairs, call.pairs.num_queries, call.pairs.num_keys
+    pairs, num_rows, num_cols = (
+        call.pairs,
+        number(call.pairs.num_queries),
+        number(call.pairs.num_keys),
+    )
     row, b, group = tile_program(call, num_rows, BLOCK_Q)
     first = group * GROUP
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
@@ -71,7 +76,7 @@ def fish_forward_kernel(
         tops, sums, outs = new_tops, new_sums, new_outs
     for h in tl.static_range(GROUP):
         head = first + h
-        limit = tl.where(head < call.num_heads, num_rows, 0)
+        limit = tl.where(head < number(call.num_heads), num_rows, 0)
         empty = sums[h] == 0.0
         total = tl.where(empty, 1.0, sums[h])
         place = out.base + b * out.batch + head.to(tl.int64) * out.head
@@ -79,4 +84,4 @@ def fish_forward_kernel(
                    form.value_dim, form.value_pad, BLOCK_Q)  # fmt: skip
         # Zero for a row that sees nothing: its scores are -inf, so its weights come out as 0.
         lse = tl.where(empty, 0.0, tops[h] * LOG2E + tl.log2(total))
-        store_vector(LSE + (b * call.num_heads + head) * num_rows, lse, row, limit, BLOCK_Q)
+        store_vector(LSE + (b * number(call.num_heads) + head) * num_rows, lse, row, limit, BLOCK_Q)

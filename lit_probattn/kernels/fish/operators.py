@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_probattn.kernels.fish.plan import FishCall, FishInputs, Plan
 from lit_probattn.kernels.operator import define_operators
-from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions, head_rows, unit_stride
+from lit_probattn.kernels.runtime import NO_PAIRS, PairOptions, head_rows, launch, unit_stride
 
 
 def fish_attention(
@@ -94,8 +94,12 @@ def _backward(
 
     call = FishCall(x)
     grad_out = unit_stride(grad_out)
-    delta = (grad_out.float() * out.float()).sum(-1).contiguous()
-    exact = torch.empty_like(delta)
+    delta, exact = torch.empty_like(lse), torch.empty_like(lse)
+    launch(
+        *(kernels.fish_delta_kernel, math.ceil(call.num_rows / 64) * lse.shape[0] * lse.shape[1]),
+        (call.arguments, head_rows(unit_stride(out)), head_rows(grad_out), delta),
+        {"form": call.form, "BLOCK_Q": 64, "num_warps": 4},
+    )
     plan = call.plan("grad_query")
     tiles = math.ceil(call.num_rows / plan.launch.block_q) * len(x.query)
     grad_query = _new_parts(x.query, plan)
@@ -130,8 +134,7 @@ def _backward(
         call.run(kernels.fish_bias_gradient_kernel, plan, tiles, args)
         if x.bias.shape[1] == 1:
             grad_bias = grad_bias.sum(1, keepdim=True)
-    grad_query, grad_key = _sum_parts(grad_query, x.query), _sum_parts(grad_key, x.key)
-    return grad_query, grad_key, grad_value, *small, grad_bias
+    return *_sum_parts(grad_query, grad_key, x), grad_value, *small, grad_bias
 
 
 def _new_parts(tensor: Tensor, plan: Plan) -> Tensor:
@@ -140,31 +143,38 @@ def _new_parts(tensor: Tensor, plan: Plan) -> Tensor:
     return tensor.new_empty(plan.num_groups, *tensor.shape, dtype=dtype)
 
 
-def _sum_parts(parts: Tensor, tensor: Tensor) -> Tensor:
+def _sum_parts(query: Tensor, key: Tensor, x: FishInputs) -> list[Tensor]:
     """Add the parts of the head groups, in their order."""
-    return parts[0] if len(parts) == 1 else parts.sum(0).to(tensor.dtype)
+    from lit_probattn.kernels.fish.backward import add_parts_kernel
+
+    found, args, block, programs = [], [], 1024, 0
+    for parts, tensor in ((query, x.query), (key, x.key)):
+        several = len(parts) > 1
+        found.append(tensor.new_empty(tensor.shape) if several else parts[0])
+        size = found[-1].numel() if several else 0
+        args += [parts, found[-1], len(parts), size]
+        programs += math.ceil(size / block)
+    launch(add_parts_kernel, programs, tuple(args), {"BLOCK": block, "num_warps": 4})
+    return found
 
 
 def _small_gradients(x: FishInputs, call: FishCall, group: int, sums: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of first, bias_1, second and scale from the programs' sums."""
-    none = sums.new_empty(0)
-    if not sums.shape[-1]:
-        return tuple(torch.empty_like(none) for _ in range(4))
-    heads = call.heads
-    maps, units, count = heads.num_global, heads.units, heads.num_heads
-    sums = sums.double().sum((0, 1)).float()  # (groups, slots)
-    if units == 0:
-        weights, rest = sums[:, : group * maps], sums[:, group * maps :]
-        own = rest.reshape(-1)[: count if heads.noise else 0].clone()
-        scale = rest.sum(0) if heads.noise == 1 else own
-        weights = weights.reshape(-1, maps)[:count].clone()
-        return weights, none, torch.empty_like(none), scale
-    widths = (units * group, units * maps, units, (0, maps, units)[heads.noise])
-    second, one, bias, scale = sums.split(widths, 1)
-    second = second.unflatten(1, (units, group)).transpose(1, 2).reshape(-1, units)
-    second = second[:count].clone()
-    bias = none if x.bias_1 is None else bias.sum(0)
-    return one.sum(0).view(units, maps), bias, second, scale.sum(0)
+    from lit_probattn.kernels.fish.backward import add_sums_kernel
+
+    slots = sums.shape[-1]
+    small = (x.first, x.bias_1, x.second, x.scale)
+    found = tuple(
+        sums.new_empty(0 if tensor is None or not slots else tensor.shape) for tensor in small
+    )
+    places = (None if tensor is None else room for tensor, room in zip(small, found, strict=True))
+    sizes = (sums.shape[0] * sums.shape[1], sums.shape[2], call.heads.num_heads)
+    launch(
+        *(add_sums_kernel, slots),
+        (sums, *places, *sizes),
+        {"form": call.form._replace(group=group), "SLOTS": slots, "BLOCK": 256, "num_warps": 4},
+    )
+    return found
 
 
 def _flops(x: Any, backward: bool) -> int:

@@ -21,6 +21,7 @@ from lit_probattn.kernels.runtime import (
     padded,
     target_capability,
     unit_stride,
+    unseen,
 )
 
 # Registers of a thread that tiles may fill; the rest goes to addresses and what the compiler keeps.
@@ -202,7 +203,7 @@ class FishInputs(NamedTuple):
 
 
 class FishArguments(NamedTuple):
-    """What all FiSH kernels of a call read; the number of groups is the plan's."""
+    """What all FiSH kernels of a call read, counts `unseen`; that of groups is the plan's."""
 
     query: HeadRows
     key: HeadRows
@@ -269,10 +270,10 @@ class FishCall:
             scale=scale,
             noise_draw=x.noise_draw,
             pairs=make_pairs(self.num_rows, self.num_cols, x),
-            num_batch=batch,
-            num_heads=num_heads,
-            num_groups=1,
-            first_row=x.first_row,
+            num_batch=unseen(batch),
+            num_heads=unseen(num_heads),
+            num_groups=unseen(1),
+            first_row=unseen(x.first_row),
             on_global=float(x.on_global),
         )
         per_head = x.pair_mask is not None and x.pair_mask.shape[1] > 1
@@ -314,7 +315,7 @@ class FishCall:
         launch(
             kernel,
             num_tiles * plan.num_groups,
-            (self.arguments._replace(num_groups=plan.num_groups), *args),
+            (self.arguments._replace(num_groups=unseen(plan.num_groups)), *args),
             {
                 "form": self.form._replace(group=plan.group, aligned=aligned, hoist=hoist),
                 **constants,

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from lit_probattn.kernels.fish.operators import fish_attention
-from lit_probattn.kernels.selftest import beside, hide_future, in_float64, random_tensor
+from lit_probattn.kernels.selftest import (
+    HeadDims,
+    Selection,
+    beside,
+    causal,
+    in_float64,
+    masked,
+    random_tensor,
+)
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise
 
 _BATCH, _GLOBAL, _HEADS, _UNITS, _ROWS, _KEYS = 2, 2, 4, 4, 149, 167
@@ -21,7 +29,7 @@ def plain_fish(
     second: Tensor | None,
     first_bias: Tensor | None,
     noise: Tensor,
-    is_causal: bool,
+    selected: Selection,
 ) -> Tensor:
     """Return what `fish_attention` computes with noise per global map, by the equation."""
     scores = query @ key.mT + noise_scale[:, None, None] * noise
@@ -29,26 +37,42 @@ def plain_fish(
     if second is not None and first_bias is not None:
         local = torch.relu(local + first_bias[:, None, None])
         local = torch.einsum("hu,buij->bhij", second, local)
-    return (hide_future(local) if is_causal else local).softmax(-1) @ value
+    return selected.weights(local) @ value
 
 
 def self_test(
     family: str,
     device: torch.device,
     dtype: torch.dtype,
-    head_dim: int,
+    head_dims: HeadDims,
     sizes: tuple[int, int] = (_ROWS, _KEYS),
 ) -> list[tuple[Tensor, Tensor]]:
     """Return outputs and gradients beside those of float64 sums: `fish` linear, `gfish` two layers.
 
-    Causal with more keys than queries, in ragged sizes: whole tiles and tiles at both edges.
+    Causal with more keys than queries, in ragged sizes (whole tiles and tiles at both edges), then
+    with a mask of keys, one of pairs per head, and dropout.
     """
-    rows, keys = sizes
-    two = family == "gfish"
+    selections = causal(*sizes, device), masked((_BATCH, _HEADS, *sizes), device)
+    pairs = []
+    for selected in selections:
+        pairs += compare(family == "gfish", selected, device, dtype, head_dims, sizes)
+    return pairs
+
+
+def compare(
+    two: bool,
+    selected: Selection,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dims: HeadDims,
+    sizes: tuple[int, int],
+) -> list[tuple[Tensor, Tensor]]:
+    """Return (found, float64) of the output and every gradient, with noise; `two` layers or one."""
+    (rows, keys), (head_dim, value_dim) = sizes, head_dims
     shapes = [
         (_BATCH, _GLOBAL, rows, head_dim),
         (_BATCH, _GLOBAL, keys, head_dim),
-        (_BATCH, _HEADS, keys, head_dim),
+        (_BATCH, _HEADS, keys, value_dim),
         (_UNITS if two else _HEADS, _GLOBAL),
         (_GLOBAL,),
         *([(_HEADS, _UNITS), (_UNITS,)] if two else []),
@@ -58,7 +82,9 @@ def self_test(
     ]
     inputs[0] = inputs[0] * head_dim**-0.5
     inputs[3:] = [x.float() for x in inputs[3:]]
-    cotangent = random_tensor(*(_BATCH, _HEADS, rows, head_dim), seed=9, device=device, dtype=dtype)
+    cotangent = random_tensor(
+        *(_BATCH, _HEADS, rows, value_dim), seed=9, device=device, dtype=dtype
+    )
     random_key = RandomKey(3, step=5)
     words = torch.tensor(random_key.philox_key(STREAM_NOISE), device=device)
     leaves = [x.detach().requires_grad_() for x in inputs]
@@ -70,12 +96,12 @@ def self_test(
         second=second,
         noise_scale=leaves[4],
         noise_draw=torch.cat([words, random_key.samples(_BATCH, device)]),
-        is_causal=True,
+        **selected.options,
     )
     exact = in_float64(inputs)
     noise = normal_noise(
         *(random_key, _BATCH, _GLOBAL, range(rows), range(keys), device, torch.float64)
     )
     last = exact[5:] if two else [None, None]
-    truth = plain_fish(*exact[:5], *last, noise, True)  # type: ignore[arg-type, call-arg]
+    truth = plain_fish(*exact[:5], *last, noise, selected)  # type: ignore[arg-type, call-arg]
     return beside([found], [truth], leaves, exact, [cotangent])

@@ -24,6 +24,7 @@ from lit_probattn.kernels.tiles import (
     load_head,
     load_pairs,
     load_vector,
+    number,
     philox4x32,
     visible_pairs,
 )
@@ -43,13 +44,13 @@ def tile_program(call, length, BLOCK: tl.constexpr):
     num_tiles = tl.cdiv(length, BLOCK)
     place = tl.program_id(0) // num_tiles
     start = tl.program_id(0) % num_tiles * BLOCK
-    return start, (place // call.num_groups).to(tl.int64), place % call.num_groups
+    return start, (place // number(call.num_groups)).to(tl.int64), place % number(call.num_groups)
 
 
 @triton.jit
 def stored_head(call, head):
     """Return whose data a head reads: one beyond the last reads the last one's, stores nothing."""
-    return tl.minimum(head, call.num_heads - 1).to(tl.int64)
+    return tl.minimum(head, number(call.num_heads) - 1).to(tl.int64)
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def load_map(x, b, m, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def load_value(call, b, head, col, form: tl.constexpr, BLOCK: tl.constexpr):
     """Load a tile of values of a local head."""
-    source, limit = stored_head(call, head), call.pairs.num_keys
+    source, limit = stored_head(call, head), number(call.pairs.num_keys)
     return _load_head(
         call.value, b, source, col, limit, form.value_dim, form.value_pad, BLOCK, form.hoist
     )
@@ -156,7 +157,7 @@ def hidden_unit(call, tiles, noise, u: tl.constexpr, form: tl.constexpr):
 @triton.jit
 def unit_noise(call, b, rows, cols, first, form: tl.constexpr):
     """Return the noise tiles of a pair tile: per global map, per hidden unit, or per local head."""
-    positions = rows + call.first_row
+    positions = rows + number(call.first_row)
     if form.noise == 1:
         return noise_tiles(call.noise_draw, b, positions, cols, 0, form.maps, True)
     elif form.noise == 2:
@@ -190,7 +191,9 @@ def local_inputs(call, tiles, b, rows, cols, first, form: tl.constexpr):
         y = tl.maximum(hidden_unit(call, tiles, noise, u, form), 0.0)
         terms = ()
         for h in tl.static_range(GROUP):
-            terms = terms + (y * load_weight(call.second, first + h, call.num_heads, u, UNITS),)
+            terms = terms + (
+                y * load_weight(call.second, first + h, number(call.num_heads), u, UNITS),
+            )
         if u == 0:
             local = terms
         else:
@@ -207,9 +210,10 @@ def local_score(
     if form.units > 0:
         score = local[h]
     else:
-        score = mix(tiles, call.first, head, call.num_heads)
+        score = mix(tiles, call.first, head, number(call.num_heads))
         if form.noise == 2:
-            score += tl.load(call.scale + head, mask=head < call.num_heads, other=0.0) * noise[h]
+            inside = head < number(call.num_heads)
+            score += tl.load(call.scale + head, mask=inside, other=0.0) * noise[h]
     source = stored_head(call, head)
     if pairs.bias.base is not None:
         score += load_pairs(pairs.bias, b, source, rows, cols, pairs).to(tl.float32)
@@ -228,11 +232,12 @@ def head_weights(
     With FLIP tiles are (keys, queries).
     """
     pairs, source = call.pairs, stored_head(call, head)
-    at = (b * call.num_heads + source) * pairs.num_queries
-    limit = tl.where(head < call.num_heads, pairs.num_queries, 0)
+    num_rows = number(pairs.num_queries)
+    at = (b * number(call.num_heads) + source) * num_rows
+    limit = tl.where(head < number(call.num_heads), num_rows, 0)
     lse = load_vector(LSE + at, row, limit, float("inf"), BLOCK_Q)
     grad = load_head(
-        grad_out, b, source, row, pairs.num_queries, form.value_dim, form.value_pad, BLOCK_Q, True
+        grad_out, b, source, row, num_rows, form.value_dim, form.value_pad, BLOCK_Q, True
     )
     weight = tl.exp2(score * LOG2E - (lse[None, :] if FLIP else lse[:, None]))
     kept = kept_pairs(pairs, b, head, row, col, BLOCK_Q, BLOCK_K, FLIP)
@@ -243,18 +248,24 @@ def head_weights(
 
 
 @triton.jit
+def load_delta(call, DELTA, b, head, row, BLOCK_Q: tl.constexpr):
+    """Load δ of a head, stored by the query pass; zero for a head beyond the last."""
+    num_rows = number(call.pairs.num_queries)
+    at = (b * number(call.num_heads) + stored_head(call, head)) * num_rows
+    limit = tl.where(head < number(call.num_heads), num_rows, 0)
+    return load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
+
+
+@triton.jit
 def head_gradient(
-    call, grad_out, LSE, DELTA, score, value, b, head, row, col,
+    call, grad_out, LSE, delta, score, value, b, head, row, col,
     form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """Return the dropped weights of a head, E = P ∘ (dP - δ), and its tile of grad_out."""
     weight, dropped, kept, grad = head_weights(
         call, grad_out, LSE, score, b, head, row, col, form, BLOCK_Q, BLOCK_K, FLIP
     )
-    pairs, source = call.pairs, stored_head(call, head)
-    at = (b * call.num_heads + source) * pairs.num_queries
-    limit = tl.where(head < call.num_heads, pairs.num_queries, 0)
-    delta = load_vector(DELTA + at, row, limit, 0.0, BLOCK_Q)
+    pairs = call.pairs
     if FLIP:
         delta = delta[None, :]
         grad_weight = tl.dot(value, tl.trans(grad), input_precision="ieee")

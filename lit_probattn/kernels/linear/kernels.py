@@ -24,6 +24,7 @@ from lit_probattn.kernels.tiles import (
     load_head,
     load_rows,
     load_vector,
+    number,
     store_rows,
     store_vector,
     zero_tile,
@@ -43,7 +44,10 @@ def _weight(WEIGHT, head, source, num_sources):
 @triton.jit
 def _program(call, count):
     """Return the chunk, sample and head (or source) of a program, of `count` heads a sample."""
-    chunk, place = tl.program_id(0) % call.num_chunks, tl.program_id(0) // call.num_chunks
+    chunk, place = (
+        tl.program_id(0) % number(call.num_chunks),
+        tl.program_id(0) // number(call.num_chunks),
+    )
     return chunk, (place // count).to(tl.int64), place % count
 
 
@@ -52,7 +56,7 @@ def _features(x, call, b, h, chunk, form: tl.constexpr):
     """Load the features of a chunk of queries or keys."""
     start = chunk * form.chunk
     return load_head(
-        x, b, h, start, call.num_rows, form.features, form.features_pad, form.chunk, True
+        x, b, h, start, number(call.num_rows), form.features, form.features_pad, form.chunk, True
     )
 
 
@@ -60,13 +64,15 @@ def _features(x, call, b, h, chunk, form: tl.constexpr):
 def _values(x, call, b, h, chunk, form: tl.constexpr):
     """Load a chunk of values."""
     start = chunk * form.chunk
-    return load_head(x, b, h, start, call.num_rows, form.width, form.width_pad, form.chunk, True)
+    return load_head(
+        x, b, h, start, number(call.num_rows), form.width, form.width_pad, form.chunk, True
+    )
 
 
 @triton.jit
 def _load_state(STATES, TOTALS, call, b, source, chunk, form: tl.constexpr):
     """Load a chunk's state and totals."""
-    at = (b * call.num_sources + source) * call.num_chunks + chunk
+    at = (b * number(call.num_sources) + source) * number(call.num_chunks) + chunk
     place = STATES + at * form.features * form.width
     state = load_rows(place, 0, form.width, form.features, form.width, form.width_pad,
                       form.features_pad, True)  # fmt: skip
@@ -80,12 +86,14 @@ def _load_state(STATES, TOTALS, call, b, source, chunk, form: tl.constexpr):
 def _load_gradients(DNUM, DDEN, call, place, chunk, form: tl.constexpr):
     """Load the gradients of a chunk's numerators and denominators."""
     start = chunk * form.chunk
-    base = DNUM + place * call.num_rows * form.width
-    dnum = load_rows(base, start, form.width, call.num_rows, form.width, form.width_pad,
+    base = DNUM + place * number(call.num_rows) * form.width
+    dnum = load_rows(base, start, form.width, number(call.num_rows), form.width, form.width_pad,
                      form.chunk, True)  # fmt: skip
     dden = ()
     if form.has_totals:
-        dden = load_vector(DDEN + place * call.num_rows, start, call.num_rows, 0.0, form.chunk)
+        dden = load_vector(
+            DDEN + place * number(call.num_rows), start, number(call.num_rows), 0.0, form.chunk
+        )
     return dnum, dden
 
 
@@ -94,11 +102,11 @@ def _store_chunk(
     base, tile, place, chunk, call, WIDTH: tl.constexpr, PADDED: tl.constexpr, T: tl.constexpr
 ):
     """Store a chunk of a contiguous tensor (…, rows, WIDTH)."""
-    base += place * call.num_rows * WIDTH
-    store_rows(base, tile, chunk * T, WIDTH, call.num_rows, WIDTH, PADDED, T)
+    base += place * number(call.num_rows) * WIDTH
+    store_rows(base, tile, chunk * T, WIDTH, number(call.num_rows), WIDTH, PADDED, T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_heads",))
 def chunk_sums_kernel(
     x, y, D, P, R, SUMS, TOTALS, call, num_heads, READERS: tl.constexpr, form: tl.constexpr
 ):
@@ -106,7 +114,7 @@ def chunk_sums_kernel(
 
     The sum goes over the READERS heads that read source s, of `num_heads`. D None means 1.
     """
-    chunk, b, source = _program(call, call.num_sources)
+    chunk, b, source = _program(call, number(call.num_sources))
     sums = zero_tile(form.features_pad, form.width_pad)
     totals = zero_vector(form.features_pad)
     for g in tl.range(0, READERS):
@@ -114,15 +122,15 @@ def chunk_sums_kernel(
         rows = _features(x, call, b, head, chunk, form).to(tl.float32)
         other = _values(y, call, b, head, chunk, form).to(tl.float32)
         part = tl.dot(tl.trans(rows), other, input_precision=form.precision)
-        sums += part * _weight(P, head, source, call.num_sources)
+        sums += part * _weight(P, head, source, number(call.num_sources))
         if form.has_totals:
             terms = rows
             if D is not None:
-                at = D + (b * num_heads + head) * call.num_rows
-                d = load_vector(at, chunk * form.chunk, call.num_rows, 0.0, form.chunk)
+                at = D + (b * num_heads + head) * number(call.num_rows)
+                d = load_vector(at, chunk * form.chunk, number(call.num_rows), 0.0, form.chunk)
                 terms = rows * d[:, None]
-            totals += tl.sum(terms, 0) * _weight(R, head, source, call.num_sources)
-    at = (b * call.num_sources + source) * call.num_chunks + chunk
+            totals += tl.sum(terms, 0) * _weight(R, head, source, number(call.num_sources))
+    at = (b * number(call.num_sources) + source) * number(call.num_chunks) + chunk
     place = SUMS + at * form.features * form.width
     store_rows(place, sums, 0, form.width, form.features, form.width, form.width_pad,
                form.features_pad)  # fmt: skip
@@ -130,7 +138,7 @@ def chunk_sums_kernel(
         store_vector(TOTALS + at * form.features, totals, 0, form.features, form.features_pad)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_chunks", "size"))
 def scan_kernel(
     SUMS, START, END, num_chunks, size,
     REVERSE: tl.constexpr, TOTAL: tl.constexpr, BLOCK: tl.constexpr,
@@ -163,7 +171,7 @@ def scan_kernel(
 @triton.jit
 def read_kernel(call, STATES, TOTALS, NUM, DEN, SOURCES: tl.constexpr, form: tl.constexpr):
     """Write num (B, H, N, E) and den (B, H, N) of one chunk of one head."""
-    chunk, b, head = _program(call, call.num_heads)
+    chunk, b, head = _program(call, number(call.num_heads))
     index = chunk * form.chunk + tl.arange(0, form.chunk)
     rows = _features(call.query, call, b, head, chunk, form)
     wide = rows.to(tl.float32)
@@ -179,17 +187,17 @@ def read_kernel(call, STATES, TOTALS, NUM, DEN, SOURCES: tl.constexpr, form: tl.
             pairs = tl.dot(rows, tl.trans(keys), input_precision="ieee")
             pairs = tl.where(index[:, None] >= index[None, :], pairs, 0.0)
             part = tl.dot(pairs.to(values.dtype), values, part, input_precision="ieee")
-        num += part * _weight(call.weight, head, source, call.num_sources)
+        num += part * _weight(call.weight, head, source, number(call.num_sources))
         if form.has_totals:
             seen = tl.sum(wide * total[None, :], 1)
             if form.causal:
                 seen += tl.sum(pairs, 1)
-            den += seen * _weight(call.norm_weight, head, source, call.num_sources)
-    place = b * call.num_heads + head
+            den += seen * _weight(call.norm_weight, head, source, number(call.num_sources))
+    place = b * number(call.num_heads) + head
     _store_chunk(NUM, num, place, chunk, call, form.width, form.width_pad, form.chunk)
     if form.has_totals:
-        store_vector(DEN + place * call.num_rows, den, chunk * form.chunk, call.num_rows,
-                     form.chunk)  # fmt: skip
+        num_rows = number(call.num_rows)
+        store_vector(DEN + place * num_rows, den, chunk * form.chunk, num_rows, form.chunk)
 
 
 @triton.jit
@@ -201,9 +209,9 @@ def query_gradient_kernel(
     The gradient of p[h, s] is Σ_i F_i · X_i, where X is source s's part of dF before its weight;
     SUMS is (B, H, chunks, 2, S).
     """
-    chunk, b, head = _program(call, call.num_heads)
+    chunk, b, head = _program(call, number(call.num_heads))
     index = chunk * form.chunk + tl.arange(0, form.chunk)
-    place = b * call.num_heads + head
+    place = b * number(call.num_heads) + head
     rows = _features(call.query, call, b, head, chunk, form).to(tl.float32)
     dnum, dden = _load_gradients(DNUM, DDEN, call, place, chunk, form)
     earlier = index[:, None] >= index[None, :]
@@ -218,8 +226,10 @@ def query_gradient_kernel(
             pairs = tl.dot(dnum, tl.trans(values), input_precision=form.precision)
             pairs = tl.where(earlier, pairs, 0.0)
             part = tl.dot(pairs, keys, part, input_precision=form.precision)
-        grad += part * _weight(call.weight, head, source, call.num_sources)
-        slot = SUMS + (place * call.num_chunks + chunk) * 2 * call.num_sources + source
+        grad += part * _weight(call.weight, head, source, number(call.num_sources))
+        slot = (
+            SUMS + (place * number(call.num_chunks) + chunk) * 2 * number(call.num_sources) + source
+        )
         if call.weight is not None:
             tl.store(slot, tl.sum(tl.sum(rows * part, 1), 0))
         if form.has_totals:
@@ -227,16 +237,16 @@ def query_gradient_kernel(
             if form.causal:
                 pairs = tl.where(earlier, dden[:, None], 0.0)
                 part = tl.dot(pairs, keys, part, input_precision=form.precision)
-            grad += part * _weight(call.norm_weight, head, source, call.num_sources)
+            grad += part * _weight(call.norm_weight, head, source, number(call.num_sources))
             if call.weight is not None:
-                tl.store(slot + call.num_sources, tl.sum(tl.sum(rows * part, 1), 0))
+                tl.store(slot + number(call.num_sources), tl.sum(tl.sum(rows * part, 1), 0))
     _store_chunk(DQ, grad, place, chunk, call, form.features, form.features_pad, form.chunk)
 
 
 @triton.jit
 def key_gradient_kernel(call, STATES, TOTALS, DNUM, DDEN, DK, DV, form: tl.constexpr):
     """Write df and dv of one chunk of one source; STATES and TOTALS are sums over later chunks."""
-    chunk, b, source = _program(call, call.num_sources)
+    chunk, b, source = _program(call, number(call.num_sources))
     index = chunk * form.chunk + tl.arange(0, form.chunk)
     keys = _features(call.key, call, b, source, chunk, form).to(tl.float32)
     values = _values(call.value, call, b, source, chunk, form).to(tl.float32)
@@ -249,19 +259,19 @@ def key_gradient_kernel(call, STATES, TOTALS, DNUM, DDEN, DK, DV, form: tl.const
         later = index[None, :] >= index[:, None]  # (keys, queries)
         for g in tl.range(0, form.readers):
             head = g if call.weight is not None else source * form.readers + g
-            place = b * call.num_heads + head
+            place = b * number(call.num_heads) + head
             rows = _features(call.query, call, b, head, chunk, form).to(tl.float32)
             dnum, dden = _load_gradients(DNUM, DDEN, call, place, chunk, form)
-            weight = _weight(call.weight, head, source, call.num_sources)
+            weight = _weight(call.weight, head, source, number(call.num_sources))
             pairs = tl.dot(values, tl.trans(dnum), input_precision=form.precision) * weight
             if form.has_totals:
-                norm_weight = _weight(call.norm_weight, head, source, call.num_sources)
+                norm_weight = _weight(call.norm_weight, head, source, number(call.num_sources))
                 pairs += dden[None, :] * norm_weight
             pairs = tl.where(later, pairs, 0.0)
             grad_k = tl.dot(pairs, rows, grad_k, input_precision=form.precision)
             pairs = tl.dot(keys, tl.trans(rows), input_precision=form.precision) * weight
             pairs = tl.where(later, pairs, 0.0)
             grad_v = tl.dot(pairs, dnum, grad_v, input_precision=form.precision)
-    place = b * call.num_sources + source
+    place = b * number(call.num_sources) + source
     _store_chunk(DK, grad_k, place, chunk, call, form.features, form.features_pad, form.chunk)
     _store_chunk(DV, grad_v, place, chunk, call, form.width, form.width_pad, form.chunk)

@@ -26,6 +26,7 @@ from lit_probattn.kernels.runtime import (
     padded,
     plain_float,
     unit_stride,
+    unseen,
 )
 
 
@@ -128,7 +129,7 @@ class LinearInputs(NamedTuple):
 
 
 class LinearArguments(NamedTuple):
-    """What all kernels of a call read."""
+    """What all kernels of a call read; counts are `unseen`."""
 
     query: HeadRows
     key: HeadRows
@@ -167,10 +168,12 @@ class LinearCall:
         shape = Shape("linear", max(widths), 1, query.element_size())
         found = choose_launch(shape, query.device, default_launch)
         self.resources = found.resources
+        self.num_heads, self.num_sources = heads, sources
+        self.num_chunks = max(1, math.ceil(rows / found.block_q))
         self.arguments = LinearArguments(
             *(head_rows(query), head_rows(key), head_rows(value)),
             *(plain_float(x.weight), plain_float(x.norm_weight)),
-            *(heads, sources, rows, max(1, math.ceil(rows / found.block_q))),
+            *(unseen(heads), unseen(sources), unseen(rows), unseen(self.num_chunks)),
         )
         self.form = LinearForm(
             *(heads if x.weight is not None else heads // sources, x.has_totals, x.is_causal),
@@ -180,13 +183,13 @@ class LinearCall:
 
     def run(self, kernel: Any, heads: int, args: tuple[Any, ...], **constants: int) -> None:
         """Launch one program per chunk of every head (or source)."""
-        programs = self.batch * heads * self.arguments.num_chunks
+        programs = self.batch * heads * self.num_chunks
         launch(kernel, programs, args, {"form": self.form, **constants, **self.resources})
 
     def read(self, kernel: Any, args: tuple[Any, ...]) -> None:
         """Launch a kernel that reads all sources of every head."""
-        sources = 1 if self.arguments.weight is None else self.arguments.num_sources
-        self.run(kernel, self.arguments.num_heads, (self.arguments, *args), SOURCES=sources)
+        sources = 1 if self.arguments.weight is None else self.num_sources
+        self.run(kernel, self.num_heads, (self.arguments, *args), SOURCES=sources)
 
     def states(
         self,
@@ -209,21 +212,21 @@ class LinearCall:
         from lit_probattn.kernels.linear import kernels
 
         call, form = self.arguments, self.form
-        places = (self.batch, call.num_sources, call.num_chunks, form.features)
+        places = (self.batch, self.num_sources, self.num_chunks, form.features)
         sums = x.base.new_empty(*places, form.width, dtype=torch.float32)
         features = form.features if form.has_totals else 0
         totals = x.base.new_empty(*places[:3], features, dtype=torch.float32)
         weights = (call.weight, call.norm_weight) if backward else (None, None)
         args = (x, y, gradients, *weights, sums, totals, call, x.base.shape[1])
         readers = form.readers if backward else 1
-        self.run(kernels.chunk_sums_kernel, call.num_sources, args, READERS=readers)
+        self.run(kernels.chunk_sums_kernel, self.num_sources, args, READERS=readers)
         ends = []
         for parts, start in zip((sums, totals), starts, strict=True):
             size, block = math.prod(parts.shape[3:]), 1024
             ends.append(parts.new_empty(*parts.shape[:2], *parts.shape[3:]))
             launch(
-                *(kernels.scan_kernel, self.batch * call.num_sources * math.ceil(size / block)),
-                (parts, plain_float(start), ends[-1], call.num_chunks, size),
+                *(kernels.scan_kernel, self.batch * self.num_sources * math.ceil(size / block)),
+                (parts, plain_float(start), ends[-1], self.num_chunks, size),
                 {"REVERSE": backward, "TOTAL": not form.causal, "BLOCK": block, "num_warps": 4},
             )
         return sums, totals, *ends
@@ -272,15 +275,15 @@ def _backward(
         grad_den = grad_num.new_zeros(grad_num.shape[:3])
     grad_den = plain_float(grad_den)
     points = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in x[:3]]
-    weighted = arguments.num_sources if x.weight is not None else 0
-    slots = (*grad_num.shape[:2], arguments.num_chunks, 2, weighted)
+    weighted = call.num_sources if x.weight is not None else 0
+    slots = (*grad_num.shape[:2], call.num_chunks, 2, weighted)
     parts = grad_num.new_empty(slots) if x.has_totals else grad_num.new_zeros(slots)
     call.read(kernels.query_gradient_kernel, (sums, totals, grad_num, grad_den, points[0], parts))
     sums, totals, start, total_start = call.states(
         arguments.query, head_rows(grad_num), (grad_end, grad_total), grad_den, backward=True
     )
     args = (arguments, sums, totals, grad_num, grad_den, *points[1:])
-    call.run(kernels.key_gradient_kernel, arguments.num_sources, args)
+    call.run(kernels.key_gradient_kernel, call.num_sources, args)
     found = parts.double().sum((0, 2)).float()  # (H, 2, S)
     small = (found[:, 0].clone(), found[:, 1].clone(), start, total_start)
     given = (x.weight, x.norm_weight, x.state, x.total)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.kernels.linear.operators import read_sources
-from lit_probattn.kernels.selftest import beside, in_float64, random_tensor
+from lit_probattn.kernels.selftest import HeadDims, beside, in_float64, random_tensor
 
 _BATCH, _HEADS, _SOURCES, _ROWS, _KEYS = 2, 4, 2, 149, 167
 
@@ -28,10 +28,10 @@ def plain_sources(
 
 
 def self_test(
-    family: str, device: torch.device, dtype: torch.dtype, head_dim: int
+    family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDims
 ) -> list[tuple[Tensor, Tensor]]:
     """Return causal outputs and gradients; `linear_fish` with weights, the others grouped heads."""
-    return compare(family == "linear_fish", True, device, dtype, head_dim, (_ROWS, _KEYS))
+    return compare(family == "linear_fish", True, device, dtype, head_dims, (_ROWS, _KEYS))
 
 
 def compare(
@@ -39,15 +39,15 @@ def compare(
     is_causal: bool,
     device: torch.device,
     dtype: torch.dtype,
-    head_dim: int,
+    head_dims: HeadDims,
     sizes: tuple[int, int],
 ) -> list[tuple[Tensor, Tensor]]:
     """Return (found, float64) of numerators, denominators and every gradient."""
-    rows, keys = sizes
+    (rows, keys), (head_dim, value_dim) = sizes, head_dims
     shapes = [
         (_BATCH, _HEADS, rows, head_dim),
         (_BATCH, _SOURCES, keys, head_dim),
-        (_BATCH, _SOURCES, keys, head_dim),
+        (_BATCH, _SOURCES, keys, value_dim),
         (_HEADS, _SOURCES),
         (_HEADS, _SOURCES),
     ]

@@ -1,0 +1,71 @@
+"""How many launches a call takes, and that they are counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.attention import FiSHAttention, HeadCall, MGKAttention, SoftmaxAttention
+from lit_probattn.randomness import RandomKey
+from profiling.kernels.cases import Case
+from profiling.kernels.launches import count_launches
+from profiling.kernels.parity import make_inputs, run_heads
+
+LAYERS = {
+    "softmax": (SoftmaxAttention, {}),
+    "gaussian": (SoftmaxAttention, {"score": "gaussian"}),
+    "mgk": (MGKAttention, {}),
+    "mgk, own variances": (MGKAttention, {"learn_variance": True}),
+    "mgk, hard": (MGKAttention, {"e_step": "hard"}),
+    "smgk": (MGKAttention, {"shifted_keys": True}),
+    "smgk, own variances": (MGKAttention, {"shifted_keys": True, "learn_variance": True}),
+    "fish, hard": (FiSHAttention, {"num_heads": 8, "num_global_heads": 2, "noise": "none"}),
+    "fish": (FiSHAttention, {"num_heads": 8, "num_global_heads": 4}),
+}
+
+
+def launches(name, head_dim, dtype=torch.bfloat16):
+    """Launches of the forward and the backward pass, parameters included."""
+    cls, options = LAYERS[name]
+    layer = cls(64, head_dim=head_dim, **{"num_heads": 4, **options})
+    inputs = make_inputs(layer, Case("", cls), 192, 192, dtype, seed=0, clear=False)
+    leaves = [x.detach().requires_grad_() for x in inputs.tensors]
+    call = HeadCall(*leaves, inputs.masks, rng=RandomKey(3))
+    made = []
+    forward = count_launches(lambda: made.append(run_heads(layer, "triton", call)))
+    leaves += layer.core.parameters()
+    cotangent = inputs.cotangent.to(made[0].dtype)
+    backward = count_launches(lambda: torch.autograd.grad(made[0], leaves, cotangent))
+    return forward, backward
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_call_takes_at_most_four_launches_forward_and_six_backward(name, head_dim):
+    forward, backward = launches(name, head_dim)
+    assert 1 <= forward.count <= 4, forward
+    assert 2 <= backward.count <= 6, backward
+    # What is left around the operators concerns parameters of a few numbers, whose count does not
+    # depend on the number of tokens.
+    assert forward.outside.total() <= 8, forward
+    assert not {"mean", "bmm"} & {*forward.outside, *backward.outside}
+
+
+def test_what_operators_launch_is_counted():
+    forward, backward = launches("mgk", 64)
+    assert forward.kernels == ["terms_kernel", "forward_kernel"]
+    assert backward.kernels == [
+        *("terms_kernel", "delta_kernel", "grad_query_kernel", "grad_key_kernel"),
+        "sum_parts_kernel",
+    ]
+    layer = MGKAttention(64, 4, head_dim=64, num_kv_heads=2)
+    inputs = make_inputs(layer, Case("", MGKAttention), 64, 64, torch.bfloat16, 0, clear=False)
+    query, key, value = (x.detach().requires_grad_() for x in inputs.tensors)
+    one = value[:, :1].detach().requires_grad_()  # values that key heads share are added in torch
+    out = []
+    call = HeadCall(query, key, one, inputs.masks)
+    count_launches(lambda: out.append(run_heads(layer, "triton", call)))
+    found = count_launches(
+        lambda: torch.autograd.grad(out[0], [query, key, one], torch.empty_like(out[0]))
+    )
+    assert found.inside["sum"] == found.inside["copy_"] == 1
