@@ -190,7 +190,7 @@ def _self_test(place: Place, family: str, dtype: torch.dtype, head_dim: int) -> 
     """In inference mode and autocast, where a first call may be."""
     device = torch.device(place.device)
     with torch.inference_mode(), torch.autocast(place.device, torch.bfloat16):
-        wrong = selftest.run(family, device, dtype, head_dim)
+        wrong = selftest.run(family, device, dtype, (head_dim, head_dim))
     return [{"family": family, **_verdict(wrong is None, wrong)}]
 
 

@@ -18,5 +18,6 @@ def keep_out_of_the_users_cache() -> None:
         return  # a parallel worker of pytest, or started by a test
     # Finding its fonts again would take Matplotlib seconds.
     os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
+    os.environ.pop("LIT_PROBATTN_CACHE", None)
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
