@@ -217,7 +217,7 @@ def choose(form: Form, x: MixtureInputs, kernel: str) -> Launch:
 def _key_passes(form: Form, x: MixtureInputs) -> tuple[str, ...]:
     """Return what the passes over tiles of keys make: one launch for all, or one for each."""
     wide = max(form.key_pad, form.value_pad) > 64 and x.query.element_size() < 4
-    crowded = form.products > 1 or (form.components > 1 and x.draw is not None)
+    crowded = form.components > 1
     return ("grad_key", "grad_value") if wide and crowded else ("grad_key_value",)
 
 
