@@ -31,6 +31,7 @@ def run_script(*arguments):
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_rehearsal_runs_every_stage_and_packs(tmp_path):
     archive = tmp_path / "results.tar.gz"
@@ -236,6 +237,7 @@ def test_kernels_that_share_their_form_are_compiled_once():
     assert len(long) == 2, "one for batches of one, one for all others"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_compiling_ahead_fills_the_cache(tmp_path):
     """In processes that do not interpret kernels: the second finds them compiled."""
