@@ -48,14 +48,16 @@ class _Count(TorchDispatchMode):
         self.found, self.counter = found, counter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        run = IMPLEMENTATIONS.get(func._schema.name)
+        path = func.name().split(".")[0]
+        run = IMPLEMENTATIONS.get(path)
         if run is not None:
             with _Count(self.found, self.found.inside):
                 return run(*args)
-        if func._can_decompose():  # to and reshape launch something only sometimes
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        name = func._schema.name.split("::")[1]
+        with self:  # to and reshape launch something only sometimes
+            out = func.decompose(*args, **(kwargs or {}))
+        if out is not NotImplemented:
+            return out
+        name = path.split("::")[1]
         if name not in _FREE:
             self.counter[name] += 1
         return func(*args, **(kwargs or {}))

@@ -13,10 +13,10 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -210,11 +210,15 @@ def _in_processes(
         for place in places:
             yield place, prepare_place(points[place])
         return
-    context: Any = multiprocessing.get_context("fork")
-    with context.Pool(
-        min(jobs, len(places)), initializer=torch.set_num_threads, initargs=(1,)
+    # Not a Pool, which ends its processes by a signal that they may not take.
+    with ProcessPoolExecutor(
+        min(jobs, len(places)),
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
     ) as pool:
-        yield from pool.imap_unordered(_pair, [(place, points[place]) for place in places])
+        for future in as_completed([pool.submit(_pair, (p, points[p])) for p in places]):
+            yield future.result()
 
 
 def _pair(item: tuple[str, Point]) -> tuple[str, Prepared]:

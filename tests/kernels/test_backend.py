@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from dataclasses import replace
@@ -16,6 +17,7 @@ from lit_probattn.kernels import runtime, selftest
 from lit_probattn.kernels.runtime import launch
 from lit_probattn.randomness import RandomKey
 from tests.conftest import late_choice
+from tests.support.slow import mostly_slow
 
 B, N, C, E = 2, 13, 11, 7
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -186,13 +188,18 @@ def test_a_kernel_that_fails_its_self_test_is_left_out_with_one_warning(pretend_
         choice(layer, "triton")
 
 
-@pytest.mark.parametrize("family", ["dense/softmax", "dense/mgk", "dense/smgk"])
+@pytest.mark.parametrize(
+    "family", mostly_slow(["dense/softmax", "dense/mgk", "dense/smgk"], ["dense/softmax"])
+)
 def test_self_tests_pass_here_and_see_a_wrong_kernel(family, monkeypatch):
     from lit_probattn.kernels.dense import selftest as dense_selftest
 
-    monkeypatch.setattr(dense_selftest.compare, "__defaults__", ((21, 35),))
+    by_terms = family == "dense/softmax"
+    compared = dense_selftest.compare if by_terms else dense_selftest.compare_points
+    monkeypatch.setattr(compared, "__defaults__", ((21, 35), *compared.__defaults__[1:]))
     assert selftest.run(family, DEVICE, torch.float32, (8, 8)) is None
-    monkeypatch.setattr(dense_selftest, "plain_attention", _scaled(dense_selftest.plain_attention))
+    plain = "plain_attention" if by_terms else "plain_points"
+    monkeypatch.setattr(dense_selftest, plain, _scaled(getattr(dense_selftest, plain)))
     assert "relative error" in selftest.run(family, DEVICE, torch.float32, (8, 8))
 
 
@@ -205,7 +212,7 @@ WITHOUT = {
 }
 
 
-@pytest.mark.parametrize("lost", WITHOUT)
+@pytest.mark.parametrize("lost", mostly_slow(WITHOUT, ["the mask of pairs", "dropout"]))
 def test_self_tests_see_what_a_kernel_ignores(lost, monkeypatch):
     from lit_probattn.kernels.dense import selftest as dense_selftest
 
@@ -219,8 +226,13 @@ def test_self_tests_see_what_a_kernel_ignores(lost, monkeypatch):
     assert "with heads of 8 and 5: relative error" in message
 
 
-@pytest.mark.parametrize("name", ["fish", "gfish"])
-@pytest.mark.parametrize("lost", ["key_mask", "pair_mask", "draw"])
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    mostly_slow(
+        itertools.product(["fish", "gfish"], ["key_mask", "pair_mask", "draw"]),
+        [("fish", "key_mask"), ("fish", "draw")],
+    ),
+)
 def test_self_tests_of_fish_see_what_a_kernel_ignores(name, lost, monkeypatch):
     from lit_probattn.kernels.fish import selftest as fish_selftest
 

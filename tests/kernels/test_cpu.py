@@ -11,7 +11,6 @@ import torch
 from lit_probattn.attention import (
     FiSHAttention,
     MGKAttention,
-    PolynomialAttention,
     SoftmaxAttention,
     recorded_choices,
 )
@@ -203,8 +202,6 @@ AUTO = [
     (FiSHAttention, FISH, False, 4096, "blockwise", "blockwise"),
     (FiSHAttention, FISH, True, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, True, 64, "reference", "reference"),
-    (PolynomialAttention, {}, False, 4096, "native", "blockwise"),
-    (PolynomialAttention, {}, True, 64, "reference", "reference"),
 ]
 
 

@@ -241,6 +241,7 @@ def test_no_queries_and_no_keys():
     assert (query.grad == 0).all()
 
 
+@pytest.mark.slow
 def test_backward_gives_the_same_bits_every_time():
     query, key, value = (draw(B, 4, n, E).requires_grad_() for n in (N, L, L))
     cotangent = draw(B, 4, N, E)

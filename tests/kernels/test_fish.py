@@ -52,7 +52,7 @@ def test_error_is_within_twice_that_of_eager_code(case, dtype):
             for family in ("fish", "gfish")
             for tile in (((16, 32), 2), ((32, 16), 1))
         ],
-        [("fish", (16, 32), 2)],
+        [("fish", (32, 16), 1)],
     ),
 )
 def test_tiles_and_head_groups_change_nothing_but_rounding(family, blocks, heads, monkeypatch):
@@ -181,6 +181,7 @@ def test_keys_and_values_may_have_a_pass_each(family, monkeypatch):
         torch.testing.assert_close(found.double(), exact.double(), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_backward_gives_the_same_bits_twice():
     grads = []
     for _ in range(2):

@@ -15,6 +15,7 @@ def check(rows):
     assert rows[(rows.capability == 90) & products].wgmma.all()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_fish_does_not_spill_at_the_papers_head_size(tmp_path):
     flags = ("--cases", "fish hard", "--head-dims", "64", "--passes", "forward")

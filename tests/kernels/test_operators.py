@@ -15,6 +15,7 @@ from lit_probattn.torch_internals import TorchDispatchMode
 from lit_probattn.training.memory import predicted_bytes
 from profiling.cost.exact import backend_macs
 from profiling.measure.counters import torch_flops
+from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 B, H, N, L, E, K = 2, 4, 19, 23, 8, 2
@@ -50,7 +51,7 @@ def test_operator_passes_opcheck(args):
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize("shifted", [False, True], ids=["mgk", "smgk"])
+@pytest.mark.parametrize("shifted", mostly_slow([False, True], [True]))
 def test_operator_of_points_passes_opcheck(shifted):
     def draw(*shape):
         return torch.randn(*shape, device=DEVICE).requires_grad_()

@@ -19,8 +19,8 @@ SHAPES = [(37, 45), (29, 31), (7, 33), (33, 5)]
 FAST = [
     ("softmax, grouped", torch.float16),
     ("gaussian", torch.float16),
-    ("mgk soft, K=3, variances 1 3 5", torch.float16),
-    ("mgk soft, prior per position", torch.float32),
+    ("mgk soft, prior per position", torch.float16),
+    ("softmax", torch.float32),
     ("mgk hard", torch.float16),
     ("smgk soft, learned variances", torch.float16),
     ("smgk hard", torch.float16),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from lit_probattn.kernels.dense import points
 from lit_probattn.kernels.dense.selftest import _Form, compare_points
 from lit_probattn.kernels.runtime import Launch, forced
+from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FORMS = {
@@ -22,8 +25,13 @@ FORMS = {
 
 
 @pytest.mark.usefixtures("nan_filled_empties")
-@pytest.mark.parametrize("gaussian", [True, False], ids=["gaussian", "dot"])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "gaussian"),
+    mostly_slow(
+        itertools.product(FORMS, [True, False]),
+        [("hard", True), ("smgk, own variances", True), ("mgk, equal", False)],
+    ),
+)
 def test_output_and_all_gradients_are_those_of_the_equation(name, gaussian, monkeypatch):
     """Queries and keys in several tiles of terms and of pairs; heads that share keys."""
     per_key = name != "mgk, equal"

@@ -9,7 +9,6 @@ from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.randomness import RandomKey
 from profiling.cost.count import attention_layers
-from tests.support.slow import mostly_slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STEPS, BATCH, LENGTH = 5, 4, 21
@@ -47,7 +46,8 @@ def losses(factory, backend):
     return found
 
 
-@pytest.mark.parametrize("name", mostly_slow(VARIANTS, ["smgk"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
 def test_losses_follow_the_reference(name):
     expected = losses(VARIANTS[name], "reference")
     assert max(expected) - min(expected) > 0.02  # something was learned, so steps differ

@@ -85,6 +85,7 @@ def _settings(checkpoint, out):
     return lines[0]
 
 
+@pytest.mark.slow
 def test_scopes_and_comparison(trained_run, tmp_path):
     options = ("--methods", "ovo", "ova", "--local_samples", "1")
     assert command(trained_run, tmp_path / "a", *options, "--scope", "layers") == 0
