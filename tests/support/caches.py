@@ -13,11 +13,11 @@ _PREFIX = "lit-probattn-tests-"
 
 def keep_out_of_the_users_cache() -> None:
     """Set the folder of caches for this process and those it starts; it is removed at the end."""
+    os.environ.pop("LIT_PROBATTN_CACHE", None)
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if users.name.startswith(_PREFIX):
         return  # a parallel worker of pytest, or started by a test
     # Finding its fonts again would take Matplotlib seconds.
     os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
-    os.environ.pop("LIT_PROBATTN_CACHE", None)
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
