@@ -129,10 +129,11 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from profiling.kernels.command import run, write
+    from profiling.kernels.command import refuse_flags_not_read, run, write
     from profiling.kernels.config import load_kernels, narrowed
     from profiling.kernels.speed import run_kernels
 
+    refuse_flags_not_read(options)
     if options.config:
         config = narrowed(
             load_kernels(options.config),

@@ -73,14 +73,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seq-lens", type=integers, help="lengths in place of the file's")
     parser.add_argument("--threads", type=integers, help="threads in place of the file's")
     parser.add_argument(
-        "--passes", choices=["all", "forward"], default="all", help="kernels to compile"
+        "--passes", choices=["all", "forward"], help="kernels to compile (default: all)"
     )
-    parser.add_argument("--capabilities", type=integers, default=[80, 90], help="default 80,90")
+    parser.add_argument("--capabilities", type=integers, help="default 80,90")
     parser.add_argument(
         "--out",
         help="report folder; by default the report is only printed. With --config, points that "
         "were measured there are not measured again",
     )
+
+
+# The flags that each kind of run reads.
+_READ = {
+    "config": {"seq_lens", "head_dims", "threads", "cases", "out"},
+    "parity": {"device", "dtypes", "cases", "head_dims", "out"},
+    "compile_table": {"dtypes", "cases", "head_dims", "passes", "capabilities", "out"},
+    "model": {"head_dims", "out"},
+    "tune": {"device", "dtypes", "cases", "head_dims", "out"},
+    "train_steps": {"device", "out"},
+}
+
+
+def refuse_flags_not_read(options: argparse.Namespace) -> None:
+    """Raise a ConfigError for a flag that this kind of run does not read."""
+    kind = next(name for name in _READ if getattr(options, name) not in (None, False))
+    for name in sorted(set().union(*_READ.values()) - _READ[kind]):
+        if getattr(options, name) is not None:
+            useful = " or ".join(_flag(k) for k in _READ if name in _READ[k])
+            raise ConfigError(f"{_flag(name)} is not read with {_flag(kind)}, only with {useful}")
+    if options.compile_table and options.dtypes and len(options.dtypes) > 1:
+        raise ConfigError("--compile-table takes one of --dtypes")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -130,7 +156,7 @@ def _compile_table(options: argparse.Namespace) -> Outcome:
         compile_rows(
             named_like(compile_cases(), options.cases),
             options.head_dims or HEAD_DIMS,
-            options.capabilities,
+            options.capabilities or [80, 90],
             (options.dtypes or [torch.bfloat16])[0],
             forward_only=options.passes == "forward",
         )

@@ -12,6 +12,7 @@ import torch
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.tasks import SequenceClassifier
+from tests.support.helpers import skip_without_library
 from tests.support.paths import ROOT
 
 PACKAGE = f"{ROOT}/lit_probattn/"
@@ -78,6 +79,15 @@ def test_a_batch_passes_few_files_and_each_once(monkeypatch):
         assert len(set(files)) <= MOST_FILES, files
         assert len(files) == len(set(files)), f"entered again: {files}"
         assert not any(file.startswith("kernels/") for file in files)
+
+
+def test_blocks_in_c_stand_where_fused_attention_does():
+    """Their files call each other, but nothing above them."""
+    skip_without_library("native")
+    files = [f for f in smgk_on_listops(0.1) if not f.startswith("kernels/")]
+    first, end = files.index("attention/mgk/functions.py") + 1, files.index("models/heads.py")
+    assert {file.rpartition("/")[0] for file in files[first:end]} == {"attention/rowpass"}
+    assert end == len(files) - 1
 
 
 def test_the_drawing_in_contributing_names_these_files_in_order():

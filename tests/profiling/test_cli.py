@@ -128,3 +128,18 @@ def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
     assert status == 0
     assert "4 ok" in text
     assert (tmp_path / "o/rows.1-of-2.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--model", "--seq-lens", "64"), "--seq-lens is not read with --model, only with --config"),
+        (("--parity", "--threads", "1"), "--threads is not read with --parity"),
+        (("--config", "a.yaml", "--device", "cuda"), "--device is not read with --config, only"),
+        (("--train-steps", "1", "--cases", "mgk"), "--cases is not read with --train-steps"),
+        (("--compile-table", "--dtypes", "float32,float16"), "--compile-table takes one of --dty"),
+    ],
+)
+def test_flags_of_other_kinds_of_runs_are_refused(capsys, flags, expected):
+    assert main(["kernels", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {expected}")

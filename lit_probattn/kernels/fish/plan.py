@@ -168,8 +168,7 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
     if kernel == "forward" and heads.shared_bytes(group, found) > _SHARED[capability]:
         return False
     if kernel == "forward":  # wider key tiles keep more addresses
-        budget -= 0.4 * group * found.block_k if capability < 90 else 2 + found.block_k // 64 * 8
-        budget += 2 * (found.block_k < 32)
+        budget -= 0.4 * group * found.block_k if capability < 90 else found.block_k // 64 * 8
         if heads.head_dim >= 128 and found.block_q >= 128 and (heads.noise or heads.units):
             return False
     units = 64 if kernel == "grad_query" else 16
