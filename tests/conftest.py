@@ -14,6 +14,7 @@ import torch
 
 from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.helpers import PARITY_ROWS, parity_table
+from tests.support.interpreter import spare_the_interpreter
 from tests.support.patching import CheckedMonkeyPatch
 
 torch.set_num_threads(1)
@@ -42,6 +43,7 @@ def _import_kernels_for_the_interpreter() -> None:
             importlib.import_module(f"lit_probattn.kernels.{family}.{name}")
     if given is None:
         del os.environ["TRITON_INTERPRET"]
+    spare_the_interpreter()
 
 
 def late_choice(language: object) -> str | None:

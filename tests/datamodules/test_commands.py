@@ -98,6 +98,7 @@ def test_help_names_every_option(capsys) -> None:
         assert option in text
 
 
+@pytest.mark.slow  # the arrows of tests/house/test_imports.py say it of every file
 def test_it_does_not_import_the_models() -> None:
     code = (
         "import sys; from datamodules.__main__ import main; status = main(['check', 'synthetic']); "

@@ -34,6 +34,7 @@ from lit_probattn.convert.to_safetensors import main as export
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
 from lit_probattn.training.trained import open_trained
 from tests.support.paths import CONFIGS
+from tests.support.slow import mostly_slow
 
 HERE = Path(__file__).parent
 EXPECTED: dict[str, Any] = json.loads((HERE / "old_runs.json").read_text())
@@ -162,6 +163,10 @@ def test_training_goes_on(run):
         assert abs_sum(state[key] for state in optimizer["state"].values()) == close(float(value))
 
 
+STUDIED = {"imagenet_hard_gfish", "text_mgk_soft_e", "wikitext_gfish"} & set(RUNS)
+
+
+@pytest.mark.parametrize("run", mostly_slow(sorted(RUNS), STUDIED), indirect=True)
 def test_a_study(run, tmp_path):
     out = tmp_path / "out"
     study, *more = run.expected["study"]["arguments"]

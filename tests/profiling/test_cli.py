@@ -133,7 +133,10 @@ def test_torchrun_ranks_share_the_points(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--model", "--seq-lens", "64"), "--seq-lens is not read with --model, only with --config"),
+        (
+            ("--model", "--seq-lens", "64"),
+            "--seq-lens is not read with --model, only with --config",
+        ),
         (("--parity", "--threads", "1"), "--threads is not read with --parity"),
         (("--config", "a.yaml", "--device", "cuda"), "--device is not read with --config, only"),
         (("--train-steps", "1", "--cases", "mgk"), "--cases is not read with --train-steps"),

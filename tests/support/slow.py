@@ -11,7 +11,7 @@ import pytest
 
 T = TypeVar("T")
 # Parameters of a test that goes through combinations; see `some_of`.
-SHARES = ["a third", pytest.param("all", marks=pytest.mark.slow)]
+SHARES = ["a sixth", pytest.param("all", marks=pytest.mark.slow)]
 
 
 def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
@@ -40,8 +40,16 @@ def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
     return parameters
 
 
+def every_second(parameters: Sequence[Any]) -> list[Any]:
+    """Return the parameters (of `pytest.param`, with ids), every second one marked slow."""
+    return [
+        pytest.param(*p.values, id=p.id, marks=[*p.marks, *[pytest.mark.slow] * (number % 2)])
+        for number, p in enumerate(parameters)
+    ]
+
+
 def some_of(combinations: Sequence[T], share: str, *case: object) -> list[T]:
-    """Return all combinations, or a third of them, chosen by the case.
+    """Return all combinations, or a sixth of them, chosen by the case.
 
     So cases together go through all of them every time, and each case through all with
     `make test-full`.
@@ -49,4 +57,4 @@ def some_of(combinations: Sequence[T], share: str, *case: object) -> list[T]:
     if share == "all":
         return list(combinations)
     choice = random.Random(zlib.crc32(repr(case).encode()))
-    return choice.sample(list(combinations), -(-len(combinations) // 3))
+    return choice.sample(list(combinations), -(-len(combinations) // 6))

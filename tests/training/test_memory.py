@@ -41,8 +41,8 @@ def next_step(module, loader, run):
 
 @pytest.mark.parametrize("rows", [8, 4])
 def test_prediction_is_what_the_step_takes(rows):
-    # Heads of 16: where smaller ones are padded, PyTorch's kernel copies the gradient of its output,
-    # because of the order of its dimensions, and fake tensors do not see what a kernel copies.
+    # Heads of 16: where smaller ones are padded, PyTorch's kernel copies the gradient of its
+    # output, whose dimensions are in another order, and fake tensors do not see such copies.
     module, run = task(head_dim=16), trainer(1)
     step = next_step(module, data(), run)
     part = {name: value[:rows] for name, value in step.batch.items()}

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import sympy
 
-from tests.support import paper_formulas as f
+from tests.profiling.cost import paper_formulas as f
 
 N, H, E, C, K, G, OUT = sympy.symbols("N H E C K G OUT", positive=True)
 

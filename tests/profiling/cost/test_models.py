@@ -15,7 +15,7 @@ from profiling.measure.counters import torch_macs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import build_model, make_inputs, measure_point
-from tests.support.paper_formulas import mgk_parameters, smgk_parameters, softmax_parameters
+from tests.profiling.cost.paper_formulas import mgk_parameters, smgk_parameters, softmax_parameters
 from tests.support.paths import ROOT
 from tests.support.slow import mostly_slow
 
@@ -66,9 +66,11 @@ def points(variants, backend, mode, **model):
         [("reference", "train"), ("sdpa", "train"), ("blockwise", "eval")],
     ),
 )
-def test_counts_equal_closed_forms(backend, mode):
+@pytest.mark.parametrize("share", ["a half", pytest.param("all", marks=pytest.mark.slow)])
+def test_counts_equal_closed_forms(backend, mode, share):
     """Both counters, both modes: equal to the unit, not only within the tolerance."""
-    for point in points(VARIANTS, backend, mode):
+    chosen = list(VARIANTS)[backend == "sdpa" :: 1 if share == "all" else 2]
+    for point in points({name: VARIANTS[name] for name in chosen}, backend, mode):
         if point.variant == "hard_e" and backend == "sdpa":
             continue
         rows = {row.source: row for row in measure_point(point)}
@@ -93,25 +95,29 @@ def test_linear_family_equals_what_it_states(mode):
         assert "no closed form" in str(rows["analytic"].reason)
 
 
-@pytest.mark.parametrize("kind", ["classifier", "pair_classifier", "language_model"])
-def test_models_equal_closed_forms(kind):
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    mostly_slow(
+        itertools.product(["classifier", "pair_classifier", "language_model"], ["eval", "train"]),
+        [("classifier", "eval"), ("pair_classifier", "train"), ("language_model", "train")],
+    ),
+)
+def test_models_equal_closed_forms(kind, mode):
     sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 3, "vocab_size": 50, "num_classes": 4}
-    for mode in ("eval", "train"):
-        for point in points(
-            {"mgk": (MGK, {}), "softmax": (SOFTMAX, {})}, "reference", mode, **sizes
-        ):
-            rows = measure_point(point)
-            assert [r.status for r in rows] == ["ok"] * 6, rows[0].reason
-            by = {(r.scope, r.source): r for r in rows}
-            for scope in ("attention", "layers", "model"):
-                measured, exact = by[scope, "measured"], by[scope, "analytic"]
-                assert measured.macs == exact.macs
-                assert measured.num_parameters == exact.num_parameters
-                assert measured.fvcore_operations == exact.fvcore_operations
-            whole = by["model", "measured"]
-            assert whole.num_parameters_non_embedding == (
-                by["model", "analytic"].num_parameters_non_embedding
-            )
+    variants = {"mgk": (MGK, {}), "softmax": (SOFTMAX, {})}
+    for point in points(variants, "reference", mode, **sizes):
+        rows = measure_point(point)
+        assert [r.status for r in rows] == ["ok"] * 6, rows[0].reason
+        by = {(r.scope, r.source): r for r in rows}
+        for scope in ("attention", "layers", "model"):
+            measured, exact = by[scope, "measured"], by[scope, "analytic"]
+            assert measured.macs == exact.macs
+            assert measured.num_parameters == exact.num_parameters
+            assert measured.fvcore_operations == exact.fvcore_operations
+        whole = by["model", "measured"]
+        assert whole.num_parameters_non_embedding == (
+            by["model", "analytic"].num_parameters_non_embedding
+        )
 
 
 def test_multiplying_one_block_equals_counting_all():

@@ -15,7 +15,7 @@ from profiling.report.page import agreement, unequal_lines, write_report
 from profiling.report.ratios import crossovers, ratio_table, relative_errors
 from profiling.sweep.config import Figure
 from profiling.sweep.run import run_sweep
-from tests.profiling.helpers import MGK, attention, sweep
+from tests.profiling.helpers import MGK, attention, fork_workers, sweep
 from tests.support.paths import ROOT
 
 
@@ -157,9 +157,10 @@ def test_errors_are_relative_to_what_was_measured(results):
     )
 
 
-def test_a_sweep_of_memory_alone_has_a_report(tmp_path):
+def test_a_sweep_of_memory_alone_has_a_report(tmp_path, monkeypatch):
     """A sweep on a GPU counts nothing, so no row has a note of a backend."""
-    config = sweep(measure=["memory"], grid={"embed_dim": [8], "seq_len": [8]})
+    fork_workers(monkeypatch)
+    config = sweep(measure=["memory"], grid={"embed_dim": [8], "seq_len": [8], "mode": ["eval"]})
     run_sweep(config, tmp_path / "rows", Path.cwd(), stream=str)
     assert all(row.backend_note is None for row in read_rows(tmp_path / "rows" / "rows.jsonl")[0])
     (page, *_) = write_report(config, tmp_path / "rows", tmp_path / "report")

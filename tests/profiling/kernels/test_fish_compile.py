@@ -9,7 +9,6 @@ from packaging.version import Version
 from profiling.kernels.compile import SHARED_LIMIT
 from tests.profiling.kernels.test_compile_table import compile_table
 
-
 # Triton 3.6, which GPU machines have, spills nothing; later ones up to this many bytes per thread.
 SPILL = 0 if Version(triton.__version__) < Version("3.7") else 36
 

@@ -1,0 +1,56 @@
+"""The interpreter without its repeated preparations computes and cleans up as it did."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import triton.language as tl
+
+from tests.support.interpreter import once_per_launch
+
+needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+
+
+class Scope:
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def restore(self):
+        self.log.append(f"restore {self.name}")
+
+
+def function(name, *modules):
+    named = {module: ModuleType(f"triton.language{module}") for module in modules}
+    return SimpleNamespace(name=name, __globals__={**named, "torch": ModuleType("torch"), "one": 1})
+
+
+def test_modules_are_prepared_once_per_launch_and_again_in_the_next():
+    log = []
+
+    def patch(function):
+        log.append(f"patch {function.name}")
+        return Scope(log, function.name)
+
+    once = once_per_launch(patch)
+    for launch in ("first", "second"):
+        scope = once(function(launch, ""))
+        assert once(function("same module", "")) is None
+        once(function("another module", ".core"))
+        assert once(function("both", "", ".core")) is None
+        scope.restore()
+    expected = [
+        [f"patch {launch}", "patch another module", f"restore {launch}"]
+        for launch in ("first", "second")
+    ]
+    assert log == [line for lines in expected for line in lines]
+
+
+@needs_interpreter
+def test_a_launch_leaves_the_language_as_it_was():
+    from lit_probattn.attention import SoftmaxAttention
+
+    before = tl.dot
+    SoftmaxAttention(8, 2, backend="triton")(torch.zeros(1, 3, 8))
+    assert tl.dot is before
