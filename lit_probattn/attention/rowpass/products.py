@@ -11,7 +11,7 @@ from lit_probattn.attention.rowpass.terms import Place, RowTerms
 
 # Scores of one map in a block: small enough to stay in the cache of a CPU core together with their
 # gradients; on CUDA large enough to fill the device.
-BLOCK_SCORES = {"cpu": 1 << 17, "cuda": 1 << 25}
+BLOCK_SCORES = {"cpu": 1 << 18, "cuda": 1 << 25}
 
 
 def places(terms: RowTerms, batch_heads: int, device: torch.device) -> Iterator[Place]:
