@@ -122,6 +122,42 @@ def test_any_number_of_threads_agrees_with_torch_operations(threads):
         assert (found - expected).abs().max() < 1e-13
 
 
+def shifted(run, dtype, row_spread, col_spread, hidden=0.0):
+    """Return output and gradients where three components share a map and differ by terms only."""
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(*shape, factor=1.0):
+        drawn = factor * torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return drawn.to(torch.float32).to(dtype).requires_grad_()
+
+    heads, n, length, k = 3, 37, 70, 3
+    query, key, value = (draw(2, heads, *shape) for shape in ((n, 5), (1, length, 5), (length, 7)))
+    row = draw(2, heads, n, k, factor=row_spread)
+    col = draw(2, heads, k, length, factor=col_spread)
+    with torch.no_grad():
+        col[:, :, 1, ::3] = float("-inf")  # a component that these keys do not have
+        col[0, :, :, 5] = float("-inf")  # a key that has none
+        col[1, :, :, : int(hidden * length)] = float("-inf")
+    masks = Masks(n, length, is_causal=True)
+    out = mixture_attention(run, query, key, value, masks, None, row=row, col=col)
+    return [out, *torch.autograd.grad(out.sin().sum(), (query, key, value, row, col))]
+
+
+@needs_library
+@pytest.mark.parametrize(("row_spread", "col_spread"), [(1, 1), (1, 60), (60, 1), (9, 9), (60, 60)])
+def test_one_exponential_serves_components_that_share_a_map_unless_they_are_far_apart(
+    row_spread, col_spread
+):
+    for hidden in (0.0, 1.0):
+        exact = shifted(TorchRows(), torch.float64, row_spread, col_spread, hidden)
+        for dtype, largest in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+            found = shifted(NativeRows(), dtype, row_spread, col_spread, hidden)
+            for part, expected in zip(found, exact, strict=True):
+                assert part.isfinite().all()
+                error = (part.double() - expected).abs().max()
+                assert error <= largest * expected.abs().max().clamp_min(1.0), dtype
+
+
 @needs_library
 def test_nan_stays_nan_and_infinite_scores_do_not_spread():
     maps = torch.randn(1, 3, 9)

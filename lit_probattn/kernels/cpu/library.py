@@ -24,7 +24,7 @@ logger = logging.getLogger("lit_probattn")
 
 _FOLDER = Path(__file__).parent
 _HEADERS = ("philox.h", "rows.h")
-_FLAGS = ("-O3", "-march=native", "-std=gnu99", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 # -ffast-math only where it is compiled, never where it is linked: linked with it, a library sets
 # flush-to-zero for the whole process.
 _SOURCES = {

@@ -62,11 +62,92 @@ static void NAME(mask_row)(REAL *restrict x, const Block *b, int64_t sample, int
     }
 }
 
-/* The rows of one query: scores t_r, or their exponentials, their reduction, and what they sum to. */
+/* The rows of one query: scores t_r, or their exponentials, their reduction, and what they sum to.
+
+   Where components share their map without coefficients, exp t_r = exp(S + a + b) A_r B_r with a = max_r a_r, b_j = max_r b_rj:
+   one exponential for all of them, unless the components of a row and those of a column differ by more than FAR. */
 typedef struct {
-    REAL *t[MOST_MAPS];
-    REAL *mask, *w, *most, inverse;
+    REAL *t[MOST_MAPS], *factors[MOST_MAPS]; /* B_r of the head of which `head` is the number */
+    REAL *mask, *w, *most, *mult, *rest, *unused, *summit, inverse, spread, own[MOST_MAPS]; /* b; A_r */
+    int64_t head;
+    int factored;
 } NAME(Row);
+
+static const REAL NAME(FAR) = 40;
+
+/* Fill b_j and B_rj of a head. */
+static void NAME(factor_columns)(NAME(Row) *row, const Block *b, int64_t z) {
+    const int64_t cols = b->cols, K = b->components;
+    const REAL *beta = (const REAL *)b->col_terms + z * K * b->all_cols;
+    REAL *restrict summit = row->summit, spread = 0;
+    for (int64_t j = 0; j < cols; j++) summit[j] = beta[j];
+    for (int64_t r = 1; r < K; r++)
+        for (int64_t j = 0; j < cols; j++) summit[j] = beta[r * b->all_cols + j] > summit[j] ? beta[r * b->all_cols + j] : summit[j];
+    for (int64_t r = 0; r < K; r++) {
+        REAL *restrict factor = row->factors[r];
+        for (int64_t j = 0; j < cols; j++) {
+            REAL below = summit[j] == (REAL)-INFINITY ? 0 : summit[j] - beta[r * b->all_cols + j];
+            spread = below > spread ? below : spread;
+            factor[j] = NAME(exponential)(-below);
+        }
+    }
+    row->spread = spread;
+    row->head = z;
+}
+
+/* A_r of a row, and whether one exponential serves all its components. */
+INLINE REAL NAME(factor_row)(NAME(Row) *row, const Block *b, const REAL *a, int64_t z) {
+    const int64_t K = b->components;
+    REAL top = a[0], least = a[0];
+    row->factored = 0;
+    if (b->kind != SOFT || !b->shared || b->coef || !b->col_terms || K == 1) return 0;
+    for (int64_t r = 1; r < K; r++) {
+        top = a[r] > top ? a[r] : top;
+        least = a[r] < least ? a[r] : least;
+    }
+    if (row->head != z) NAME(factor_columns)(row, b, z);
+    row->factored = top - least < NAME(FAR) || row->spread < NAME(FAR); /* NaN: no */
+    for (int64_t r = 0; r < K; r++) row->own[r] = NAME(exponential)(a[r] - top);
+    return top;
+}
+
+/* Fill t_0 = exp(S + a + b) and the unnormalised weights w = t_0 sum_r A_r B_r. */
+INLINE void NAME(weigh_factored)(NAME(Row) *restrict row, const Block *b, const REAL *restrict s, REAL shift) {
+    const int64_t cols = b->cols, K = b->components;
+    const REAL *restrict mask = row->mask, *restrict summit = row->summit;
+    const REAL *restrict first = row->factors[0], *restrict second = row->factors[1], one = row->own[0], two = row->own[1];
+    REAL top = (REAL)-INFINITY, total = 0, *restrict t = row->t[0], *restrict w = row->w;
+    if (b->masked) {
+#pragma omp simd reduction(max : top)
+        for (int64_t j = 0; j < cols; j++) {
+            t[j] = s[j] + summit[j] + shift + mask[j];
+            top = t[j] > top ? t[j] : top;
+        }
+    } else {
+#pragma omp simd reduction(max : top)
+        for (int64_t j = 0; j < cols; j++) {
+            t[j] = s[j] + summit[j] + shift;
+            top = t[j] > top ? t[j] : top;
+        }
+    }
+    if (top == (REAL)-INFINITY) top = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t j = 0; j < cols; j++) {
+        t[j] = NAME(exponential)(t[j] - top);
+        w[j] = t[j] * (one * first[j] + two * second[j]);
+        total += w[j];
+    }
+    for (int64_t r = 2; r < K; r++) {
+        const REAL *restrict factor = row->factors[r], own = row->own[r];
+#pragma omp simd reduction(+ : total)
+        for (int64_t j = 0; j < cols; j++) {
+            REAL more = t[j] * own * factor[j];
+            w[j] += more;
+            total += more;
+        }
+    }
+    row->inverse = total == 0 ? 0 : 1 / total;
+}
 
 /* Fill t_r (exponentials where SOFT) and the unnormalised weights w, which are t_0 for one component. */
 INLINE void NAME(weigh)(NAME(Row) *restrict row, const Block *b, REAL *const *maps, int64_t place, int64_t z, int64_t i) {
@@ -75,6 +156,14 @@ INLINE void NAME(weigh)(NAME(Row) *restrict row, const Block *b, REAL *const *ma
     const REAL *a = b->row_terms ? (const REAL *)b->row_terms + (z * b->all_rows + i) * b->components : 0;
     REAL top = (REAL)-INFINITY, total = 0, *restrict w = row->w;
     if (b->masked) NAME(mask_row)(row->mask, b, sample, head, i);
+    row->factored = 0;
+    if (a) {
+        const REAL shift = NAME(factor_row)(row, b, a, z);
+        if (row->factored) {
+            NAME(weigh_factored)(row, b, maps[0] + place * cols, shift);
+            return;
+        }
+    }
     for (int64_t r = 0; r < K; r++) {
         const REAL *restrict s = maps[b->shared ? 0 : r] + place * cols;
         const REAL *restrict beta = b->col_terms ? (const REAL *)b->col_terms + (z * b->components + r) * b->all_cols : 0;
@@ -163,11 +252,19 @@ INLINE void NAME(weigh)(NAME(Row) *restrict row, const Block *b, REAL *const *ma
 /* Rows for which the maps have no room of their own. */
 static REAL *NAME(room)(NAME(Row) *row, const Block *b) {
     const int64_t cols = b->cols, K = b->kind == SUM ? 1 : b->components;
-    REAL *scratch = malloc((size_t)(K + 5) * (size_t)cols * sizeof(REAL));
-    for (int64_t r = 0; r < K; r++) row->t[r] = scratch + (r + 5) * cols;
+    const int64_t room = (cols + 15) / 16 * 16; /* every row begins with a cache line */
+    REAL *scratch = aligned_alloc(64, ((size_t)(2 * K + 7) * (size_t)room * sizeof(REAL) + 63) / 64 * 64);
+    for (int64_t r = 0; r < K; r++) row->t[r] = scratch + (r + 7) * room;
     row->mask = scratch;
-    row->w = K == 1 ? row->t[0] : scratch + cols;
-    row->most = scratch + 2 * cols;
+    row->w = K == 1 ? row->t[0] : scratch + room;
+    row->most = scratch + 2 * room;
+    row->mult = scratch + 3 * room;
+    row->rest = scratch + 4 * room;
+    row->unused = scratch + 5 * room;
+    row->summit = scratch + 6 * room;
+    for (int64_t r = 0; r < K; r++) row->factors[r] = scratch + (r + 7 + K) * room;
+    row->head = -1;
+    if (scratch) memset(row->unused, 0, (size_t)cols * sizeof(REAL));
     return scratch;
 }
 
@@ -202,7 +299,7 @@ int NAME(rows_backward)(const Block *b, REAL *const *maps, REAL *weights, REAL *
     const int64_t cols = b->cols, K = b->kind == SUM ? 1 : b->components;
     REAL *scratch = NAME(room)(&row, b);
     if (!scratch) return 1;
-    REAL *restrict mult = scratch + 3 * cols, *restrict rest = scratch + 4 * cols;
+    REAL *restrict mult = row.mult, *restrict rest = row.rest;
     const int64_t turns = b->common ? b->count : 1;
     for (int64_t unit = from * turns; unit < to * turns; unit++) {
         const int64_t place = b->common ? unit % turns * b->rows + unit / turns : unit;
@@ -252,6 +349,21 @@ int NAME(rows_backward)(const Block *b, REAL *const *maps, REAL *weights, REAL *
                 }
                 coef_grads[place * b->components + r] = sum;
             }
+        } else if (row.factored) { /* one map, which has the gradient of the sum */
+            REAL *restrict u = row.t[0];
+            for (int64_t j = 0; j < cols; j++) u[j] *= rest[j];
+            for (int64_t r = 0; r < K && (row_grads || col_grads); r++) {
+                const REAL *restrict factor = row.factors[r], own = row.own[r];
+                REAL *restrict to_col = col_grads ? col_grads + ((z - b->first) * K + r) * cols : row.unused, sum = 0;
+#pragma omp simd reduction(+ : sum)
+                for (int64_t j = 0; j < cols; j++) {
+                    REAL share = u[j] * own * factor[j];
+                    sum += share;
+                    to_col[j] += share;
+                }
+                if (row_grads) row_grads[place * K + r] = sum;
+            }
+            if (grads[0] != grad) memcpy(grads[0] + at * cols, g, (size_t)cols * sizeof(REAL));
         } else if (K > 1 || b->col_terms || b->row_terms || coef) {
             for (int64_t r = 0; r < K; r++) {
                 REAL *restrict t = row.t[r]; double sum = 0, product = 0;
