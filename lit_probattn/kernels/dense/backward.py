@@ -35,6 +35,7 @@ from lit_probattn.kernels.dense.tiles import (
     score_gradients,
     seen_keys,
     spread,
+    store_key_range,
     view,
     weight_gradient,
     without,
@@ -56,7 +57,7 @@ from lit_probattn.kernels.tiles import (
 def delta_kernel(
     call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
-    """δ_i = grad_out_i · out_i in float32, (B, H, N).
+    """δ_i = grad_out_i · out_i in float32, (B, H, N); and where the real keys begin and end.
 
     A launch of its own: the query pass has no registers left to make it in.
     """
@@ -66,6 +67,9 @@ def delta_kernel(
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
     delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
     store_vector(DELTA + (b * number(call.num_heads) + h) * length, delta, row, length, BLOCK_Q)
+    if call.key_range is not None:
+        if row + h == 0:  # one program of a sample
+            store_key_range(call, b)
 
 
 @triton.jit
@@ -145,10 +149,10 @@ def grad_query_kernel(
     grad_row = zero_vectors(form.components, BLOCK_Q)
     share = zero_vectors(form.components, BLOCK_Q)  # Σ_j P_ijr
     residual = tl.zeros((BLOCK_Q,), tl.float32)
-    by_all, by_any = seen_keys(call.pairs, row, BLOCK_Q, BLOCK_K, form.causal)
+    first, by_all, by_any = seen_keys(call, b, row, BLOCK_Q, BLOCK_K, form.causal)
     for EDGE in tl.static_range(2):  # as in forward
         for WIDE in tl.static_range(2 if FACTORED else 1):
-            start, stop = loop_part(0, by_all, by_any, narrow, EDGE, WIDE, FACTORED)
+            start, stop = loop_part(first, by_all, by_any, narrow, EDGE, WIDE, FACTORED)
             for col in range(start, stop, BLOCK_K):
                 grad_query, grad_row, share, residual = _grad_query_tile(
                     call, query, grad, normaliser, delta, scales, row_terms, row_top, row_factors,
@@ -287,14 +291,17 @@ def grad_key_kernel(
         sees_any = sees_any // BLOCK_Q * BLOCK_Q
         sees_all = tl.maximum(col + BLOCK_K - 1 - (num_keys - num_queries), 0)
         sees_all = tl.minimum(tl.cdiv(sees_all, BLOCK_Q) * BLOCK_Q, num_queries)
+    end = num_queries
+    if call.key_range is not None:  # nobody sees a tile of padding
+        first, last = tl.load(call.key_range + 2 * b), tl.load(call.key_range + 2 * b + 1)
+        end = tl.where((first < col + BLOCK_K) & (col < last), end, 0)
+        sees_all = tl.minimum(sees_all, end)
     for member in range(0, call.heads_per_key):
         h = key_head * call.heads_per_key + member
         narrow = is_narrow(call, b, h, FACTORED)
         for INSIDE in tl.static_range(0 if form.causal else 1, 2):
             for WIDE in tl.static_range(2 if FACTORED else 1):
-                start, stop = loop_part(
-                    sees_any, sees_all, num_queries, narrow, INSIDE, WIDE, FACTORED
-                )
+                start, stop = loop_part(sees_any, sees_all, end, narrow, INSIDE, WIDE, FACTORED)
                 for row in range(start, stop, BLOCK_Q):
                     grad_keys, grad_value, grad_col, grad_scale = _grad_key_tile(
                         call, grad_out, NORMALISER, DELTA,

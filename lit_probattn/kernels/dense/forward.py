@@ -20,6 +20,7 @@ from lit_probattn.kernels.dense.tiles import (
     query_program,
     seen_keys,
     spread,
+    store_key_range,
     view,
 )
 from lit_probattn.kernels.tiles import (
@@ -30,6 +31,12 @@ from lit_probattn.kernels.tiles import (
     store_vector,
     zero_tile,
 )
+
+
+@triton.jit
+def key_range_kernel(call):
+    """Write where the real keys of a sample begin and end: (B, 2)."""
+    store_key_range(call, tl.cast(tl.program_id(0), tl.int64))
 
 
 @triton.jit
@@ -119,11 +126,11 @@ def forward_kernel(
     total = zero_tile(BLOCK_Q, form.value_pad)
     weight_sum = tl.zeros((BLOCK_Q,), tl.float32)
     top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-    by_all, by_any = seen_keys(pairs, row, BLOCK_Q, BLOCK_K, form.causal)
+    first, by_all, by_any = seen_keys(call, b, row, BLOCK_Q, BLOCK_K, form.causal)
     # Tiles that every row sees whole, then those at the edge, which compare positions.
     for EDGE in tl.static_range(2):
         for WIDE in tl.static_range(2 if FACTORED else 1):
-            start, stop = loop_part(0, by_all, by_any, narrow, EDGE, WIDE, FACTORED)
+            start, stop = loop_part(first, by_all, by_any, narrow, EDGE, WIDE, FACTORED)
             for col in range(start, stop, BLOCK_K):
                 total, weight_sum, top = _forward_tile(
                     call, query, scales, row_terms, row_factors, total, weight_sum, top,
