@@ -133,17 +133,18 @@ def pair_extra(pairs, b, h, rows, cols, EDGE: tl.constexpr, CAUSAL: tl.constexpr
 
 @triton.jit
 def loop_part(
-    first, middle, last, narrow, SECOND: tl.constexpr, WIDE: tl.constexpr, FACTORED: tl.constexpr
+    first, middle, last, narrow, PART: tl.constexpr, ONE_LOOP: tl.constexpr, FACTORED: tl.constexpr
 ):
-    """Return where the loop over first … middle, or middle … last with SECOND, starts and stops.
+    """Return where a part of the loop over first … middle … last starts and stops.
 
-    Factored scores have two versions of every loop, of which one runs: WIDE where F could
-    underflow, the other where the call is `narrow`.
+    Part 0 ends in the middle, part 1 begins there, or is all of it with ONE_LOOP. Factored scores
+    have a part 2, which is all of it, and in heads that are not `narrow`, whose F could underflow,
+    the only one that runs.
     """
-    start = middle if SECOND else first
-    stop = last if SECOND else middle
+    start = middle if PART == 1 and not ONE_LOOP else first
+    stop = middle if PART == 0 else last
     if FACTORED:
-        stop = tl.where(narrow != (WIDE == 1), stop, start)
+        stop = tl.where(narrow != (PART == 2), stop, start)
     return start, stop
 
 
