@@ -356,9 +356,11 @@ def default_launch(shape: Shape) -> Launch:
         return Launch(32, 32, num_warps=4, num_stages=1 if shape.head_dim > 64 else 2)
     wide, several, drops = shape.head_dim > 64, shape.num_tiles > 1, bool(shape.draws)
     # Several score tiles at once, or the two forms of the sum of shifted keys.
-    crowded = shape.num_tiles > 2 or shape.kernel.startswith("smgk_") or (wide and several)
+    shifted = shape.kernel.startswith("smgk_")
+    crowded = shape.num_tiles > 2 or shifted or (wide and several)
     if shape.kernel.endswith("forward"):
-        return Launch(128, 32 if crowded else 64, 8 if wide or several or drops else 4, 3)
+        narrow = shape.num_tiles > 2 or (drops if shifted else wide and several)
+        return Launch(128, 32 if narrow else 64, 8 if wide or several or drops else 4, 3)
     if shape.kernel.endswith("grad_query"):
         if several:
             return Launch(128, 32 if crowded or drops else 64, 8, 2)
@@ -367,6 +369,8 @@ def default_launch(shape: Shape) -> Launch:
         return Launch(64, 32 if wide or several else 64, 4, 2)
     if several or wide:
         narrow = drops or (several and wide and shape.kernel.endswith("grad_key"))
+        if shape.kernel.endswith("grad_value"):
+            narrow = drops and shifted
         return Launch(16 if narrow else 32, 128, 8, 2)
     return Launch(32, 64, 4, 2)
 

@@ -78,6 +78,70 @@ def test_rows_that_see_nothing_give_zeros_and_zero_gradients():
     assert out[:, :, L - 5 :].abs().amin(-1).min() > 0
 
 
+PADDED = ("end", "both", "holes")
+
+
+def padded_mask(kind, length):
+    """Real keys of four samples: all, none, some; tiles of 16 begin or end with one of them."""
+    mask = torch.zeros(4, length, dtype=torch.bool, device=DEVICE)
+    mask[0] = True
+    mask[2, 0 if kind == "end" else 31 : 33] = True
+    mask[3, 2 if kind == "both" else 0 : 3] = True
+    if kind == "holes":
+        mask[2, ::2], mask[3, 48] = False, True
+    return mask
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize(
+    ("family", "kind", "is_causal"),
+    mostly_slow(
+        itertools.product(FORMS, PADDED, [False, True]),
+        [("softmax", "both", True), ("smgk", "end", False)],
+    ),
+)
+def test_loops_that_end_with_the_real_keys_change_no_bit(family, kind, is_causal):
+    """Beside the same mask given for pairs, of which every tile is looked at."""
+    form, rows, length = FORMS[family][0], 13, 53
+    key_mask = padded_mask(kind, length)
+    pair_mask = key_mask[:, None, None].expand(4, 1, rows, length)
+    leaves = [draw(4, 1, rows, E), draw(4, 1, form.products, length, E), draw(4, 1, length, E)]
+    if form.terms:
+        leaves += [draw(4, 1, form.components, n) for n in (rows, length)]
+    leaves = [x.requires_grad_() for x in leaves]
+    terms = dict(zip(("row_bias", "key_bias"), leaves[3:], strict=False))
+    cotangent, made = draw(4, 1, rows, E), []
+    for masks in ({"key_mask": key_mask}, {"pair_mask": pair_mask}):
+        with forced(Launch(16, 16)):
+            out = attend(*leaves[:3], is_causal=is_causal, **terms, **masks)
+            made.append((out, *torch.autograd.grad(out, leaves, cotangent)))
+    assert (made[0][0][1] == 0).all()
+    for found, expected in zip(*made, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+def test_tiles_of_padding_are_not_looked_at():
+    """Not a number in whole tiles before the first real key and after the last one."""
+    leaves = [draw(2, 1, n, E) for n in (13, 80, 80)]
+    key_mask = torch.zeros(2, 80, dtype=torch.bool, device=DEVICE)
+    key_mask[0, 35:43], key_mask[1, :18] = True, True
+    for x in leaves[1:]:
+        x[0, :, :32], x[0, :, 48:], x[1, :, 32:] = (float("nan"),) * 3
+    query, key, value = leaves = [x.requires_grad_() for x in leaves]
+    with forced(Launch(16, 16)):
+        out = attend(query, key[:, :, None], value, key_mask=key_mask)
+        grads = torch.autograd.grad(out, leaves, draw(2, 1, 13, E))
+    assert out.isfinite().all()
+    assert out.abs().amin() > 0
+    for grad in grads:
+        assert grad.isfinite().all()
+    hidden = ~key_mask[:, None, :, None].expand_as(key)
+    assert (grads[1][hidden] == 0).all()
+    assert (grads[2][hidden] == 0).all()
+    assert grads[2][~hidden].abs().amin() > 0
+
+
 def test_bias_of_minus_infinity_hides_like_a_mask():
     query, key, value = (draw(B, H, n, E).requires_grad_() for n in (N, L, L))
     hidden = torch.rand(1, H, N, L).to(DEVICE) < 0.5

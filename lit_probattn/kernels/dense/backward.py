@@ -13,7 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.dense.terms import add_key_terms, add_query_terms
+from lit_probattn.kernels.dense.terms import (
+    add_key_terms,
+    add_query_terms,
+    store_key_sums,
+    store_query_sums,
+)
 from lit_probattn.kernels.dense.tiles import (
     added,
     added_sums,
@@ -35,6 +40,7 @@ from lit_probattn.kernels.dense.tiles import (
     score_gradients,
     seen_keys,
     spread,
+    store_key_range,
     view,
     weight_gradient,
     without,
@@ -56,7 +62,7 @@ from lit_probattn.kernels.tiles import (
 def delta_kernel(
     call, out, grad_out, DELTA, form: tl.constexpr, BLOCK_Q: tl.constexpr
 ):  # fmt: skip
-    """δ_i = grad_out_i · out_i in float32, (B, H, N).
+    """δ_i = grad_out_i · out_i in float32, (B, H, N); and where the real keys begin and end.
 
     A launch of its own: the query pass has no registers left to make it in.
     """
@@ -66,6 +72,9 @@ def delta_kernel(
     grad = load_head(grad_out, b, h, row, length, form.value_dim, form.value_pad, BLOCK_Q, True)
     delta = tl.sum(result.to(tl.float32) * grad.to(tl.float32), 1)
     store_vector(DELTA + (b * number(call.num_heads) + h) * length, delta, row, length, BLOCK_Q)
+    if call.key_range is not None:  # noqa: SIM102 - a constant, then a branch
+        if row + h == 0:  # one program of a sample
+            store_key_range(call, b)
 
 
 @triton.jit
@@ -79,9 +88,9 @@ def _grad_query_tile(
     pairs = call.pairs
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
     cols = (col + tl.arange(0, BLOCK_K))[None, :]
+    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, False)
     keys, dots = key_products(call, query, b, key_head, col, form, BLOCK_K, EDGE)
     value = load_value(call, b, value_head, col, form, BLOCK_K, EDGE)
-    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, False)
     grad_weight = weight_gradient(grad, value, delta[:, None], kept, pairs)
     col_terms = load_key_terms(call, b, key_head, col, form, BLOCK_K)
     extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)
@@ -131,6 +140,7 @@ def grad_query_kernel(
     dquery_i = Σ_jr scale_r g_ijr key_jr,    drow_ir = Σ_j g_ijr
     """
     FACTORED: tl.constexpr = form.factored
+    HALF: tl.constexpr = BLOCK_K // 2 if BLOCK_K > 16 else BLOCK_K
     length = number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, form.causal)
     key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
@@ -145,16 +155,16 @@ def grad_query_kernel(
     grad_row = zero_vectors(form.components, BLOCK_Q)
     share = zero_vectors(form.components, BLOCK_Q)  # Σ_j P_ijr
     residual = tl.zeros((BLOCK_Q,), tl.float32)
-    by_all, by_any = seen_keys(call.pairs, row, BLOCK_Q, BLOCK_K, form.causal)
-    for EDGE in tl.static_range(2):  # as in forward
-        for WIDE in tl.static_range(2 if FACTORED else 1):
-            start, stop = loop_part(0, by_all, by_any, narrow, EDGE, WIDE, FACTORED)
-            for col in range(start, stop, BLOCK_K):
-                grad_query, grad_row, share, residual = _grad_query_tile(
-                    call, query, grad, normaliser, delta, scales, row_terms, row_top, row_factors,
-                    grad_query, grad_row, share, residual, b, h, key_head, value_head, row, col,
-                    EDGE == 1, FACTORED and WIDE == 0, form, BLOCK_Q, BLOCK_K,
-                )  # fmt: skip
+    first, by_all, by_any = seen_keys(call, b, row, BLOCK_Q, BLOCK_K, form.causal)
+    ONE_LOOP: tl.constexpr = call.pairs.draw is not None
+    for PART in tl.static_range(1 if ONE_LOOP else 0, 3 if FACTORED else 2):  # as in forward
+        start, stop = loop_part(first, by_all, by_any, narrow, PART, ONE_LOOP, FACTORED)
+        for col in range(start, stop, HALF if PART == 2 else BLOCK_K):
+            grad_query, grad_row, share, residual = _grad_query_tile(
+                call, query, grad, normaliser, delta, scales, row_terms, row_top, row_factors,
+                grad_query, grad_row, share, residual, b, h, key_head, value_head, row, col,
+                PART > 0, FACTORED and PART < 2, form, BLOCK_Q, HALF if PART == 2 else BLOCK_K,
+            )  # fmt: skip
     if form.equal_scales:
         grad_query = grad_query * (scales[0] * LN2)
     if call.row is not None:
@@ -166,6 +176,8 @@ def grad_query_kernel(
         )
     store_rows(DQ.base + b * DQ.batch + h * DQ.head, grad_query, row, DQ.row, length,
                form.key_dim, form.key_pad, BLOCK_Q)  # fmt: skip
+    if form.derived:
+        store_query_sums(call, terms, grad_row, b, h, key_head, row, form, BLOCK_Q)
     head = b * number(call.num_heads) + h
     if call.row is not None and not form.derived:
         for r in tl.static_range(len(grad_row)):
@@ -187,13 +199,13 @@ def _grad_key_tile(
     pairs = call.pairs
     rows = (row + tl.arange(0, BLOCK_Q))[None, :]
     cols = (col + tl.arange(0, BLOCK_K))[:, None]
+    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, True)
     query, grad, normaliser, delta, row_terms = load_queries(
         call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
     )
     dots = ()
     for r in tl.static_range(len(keys)):
         dots = dots + (tl.dot(keys[r], tl.trans(query), input_precision="ieee"),)
-    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, True)
     if KEYS:
         grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
     # Keys past the last one give gradients that are not stored.
@@ -259,6 +271,7 @@ def grad_key_kernel(
     Score tiles are transposed, keys by queries, so that no tile of weights has to be.
     """
     FACTORED: tl.constexpr = form.factored
+    HALF: tl.constexpr = BLOCK_Q // 2 if BLOCK_Q > 16 else BLOCK_Q
     PRODUCTS: tl.constexpr = form.products
     num_queries, num_keys = number(call.pairs.num_queries), number(call.pairs.num_keys)
     num_tiles = tl.cdiv(num_keys, BLOCK_K)
@@ -287,22 +300,26 @@ def grad_key_kernel(
         sees_any = sees_any // BLOCK_Q * BLOCK_Q
         sees_all = tl.maximum(col + BLOCK_K - 1 - (num_keys - num_queries), 0)
         sees_all = tl.minimum(tl.cdiv(sees_all, BLOCK_Q) * BLOCK_Q, num_queries)
+    end = num_queries
+    if call.key_range is not None:  # nobody sees a tile of padding
+        first, last = tl.load(call.key_range + 2 * b), tl.load(call.key_range + 2 * b + 1)
+        end = tl.where((first < col + BLOCK_K) & (col < last), end, 0)
+        sees_all = tl.minimum(sees_all, end)
+    # Part 0 is the edge here: the first rows that see a key of this tile.
+    ONE_LOOP: tl.constexpr = call.pairs.draw is not None
     for member in range(0, call.heads_per_key):
         h = key_head * call.heads_per_key + member
         narrow = is_narrow(call, b, h, FACTORED)
-        for INSIDE in tl.static_range(0 if form.causal else 1, 2):
-            for WIDE in tl.static_range(2 if FACTORED else 1):
-                start, stop = loop_part(
-                    sees_any, sees_all, num_queries, narrow, INSIDE, WIDE, FACTORED
-                )
-                for row in range(start, stop, BLOCK_Q):
-                    grad_keys, grad_value, grad_col, grad_scale = _grad_key_tile(
-                        call, grad_out, NORMALISER, DELTA,
-                        keys, value, scales, col_terms, col_top, col_factors,
-                        grad_keys, grad_value, grad_col, grad_scale, b, h, row, col,
-                        INSIDE == 0, FACTORED and WIDE == 0, WANTS_SCALES, KEYS, VALUES, form,
-                        BLOCK_Q, BLOCK_K,
-                    )  # fmt: skip
+        for PART in tl.static_range(0 if form.causal and not ONE_LOOP else 1, 3 if FACTORED else 2):
+            start, stop = loop_part(sees_any, sees_all, end, narrow, PART, ONE_LOOP, FACTORED)
+            for row in range(start, stop, HALF if PART == 2 else BLOCK_Q):
+                grad_keys, grad_value, grad_col, grad_scale = _grad_key_tile(
+                    call, grad_out, NORMALISER, DELTA,
+                    keys, value, scales, col_terms, col_top, col_factors,
+                    grad_keys, grad_value, grad_col, grad_scale, b, h, row, col,
+                    form.causal and (ONE_LOOP or PART != 1), FACTORED and PART < 2, WANTS_SCALES,
+                    KEYS, VALUES, form, HALF if PART == 2 else BLOCK_Q, BLOCK_K,
+                )  # fmt: skip
 
     for r in tl.static_range(PRODUCTS if KEYS else 0):
         grad_key = grad_keys[r]
@@ -310,11 +327,13 @@ def grad_key_kernel(
             grad_key = grad_key * (scales[r] * LN2)
         if form.derived:
             grad_key = add_key_terms(
-                call, terms, grad_key, grad_col, grad_scale, b, key_head, col, r, WANTS_SCALES,
-                form, BLOCK_K,
-            )  # fmt: skip
+                call, terms, grad_key, grad_col, b, key_head, col, r, form, BLOCK_K
+            )
         store_rows(DK.base + b * DK.batch + key_head * DK.head + r * DK.part, grad_key, col, DK.row,
                    num_keys, form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
+        if form.derived:
+            store_key_sums(call, terms, grad_col, grad_scale, b, key_head, col, r, WANTS_SCALES,
+                           form, BLOCK_K)  # fmt: skip
     if VALUES:
         store_rows(DV.base + b * DV.batch + key_head * DV.head, grad_value, col, DV.row, num_keys,
                    form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip

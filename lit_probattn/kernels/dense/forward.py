@@ -20,6 +20,7 @@ from lit_probattn.kernels.dense.tiles import (
     query_program,
     seen_keys,
     spread,
+    store_key_range,
     view,
 )
 from lit_probattn.kernels.tiles import (
@@ -30,6 +31,12 @@ from lit_probattn.kernels.tiles import (
     store_vector,
     zero_tile,
 )
+
+
+@triton.jit
+def key_range_kernel(call):
+    """Write where the real keys of a sample begin and end: (B, 2)."""
+    store_key_range(call, tl.cast(tl.program_id(0), tl.int64))
 
 
 @triton.jit
@@ -46,6 +53,7 @@ def _forward_tile(
     pairs = call.pairs
     rows = (row + tl.arange(0, BLOCK_Q))[:, None]
     cols = (col + tl.arange(0, BLOCK_K))[None, :]
+    kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, False)
     _keys, dots = key_products(call, query, b, key_head, col, form, BLOCK_K, EDGE)
     col_terms = load_key_terms(call, b, key_head, col, form, BLOCK_K)
     extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)
@@ -88,7 +96,6 @@ def _forward_tile(
     shrink = tl.exp2(top - base)
     weight_sum = weight_sum * shrink + tl.sum(weight, 1)
     if pairs.draw is not None:
-        kept = kept_pairs(pairs, b, h, row, col, BLOCK_Q, BLOCK_K, False)
         weight = tl.where(kept, weight, 0.0)
     value = load_value(call, b, value_head, col, form, BLOCK_K, EDGE)
     total = tl.dot(weight.to(value.dtype), value, total * shrink[:, None], input_precision="ieee")
@@ -106,6 +113,7 @@ def forward_kernel(
     that all its weights are 0 when they are computed again.
     """
     FACTORED: tl.constexpr = form.factored
+    HALF: tl.constexpr = BLOCK_K // 2 if BLOCK_K > 16 else BLOCK_K
     pairs, num_queries = call.pairs, number(call.pairs.num_queries)
     row, b, h = query_program(call, BLOCK_Q, form.causal)
     key_head, value_head = h // call.heads_per_key, h // call.heads_per_value
@@ -119,17 +127,18 @@ def forward_kernel(
     total = zero_tile(BLOCK_Q, form.value_pad)
     weight_sum = tl.zeros((BLOCK_Q,), tl.float32)
     top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-    by_all, by_any = seen_keys(pairs, row, BLOCK_Q, BLOCK_K, form.causal)
-    # Tiles that every row sees whole, then those at the edge, which compare positions.
-    for EDGE in tl.static_range(2):
-        for WIDE in tl.static_range(2 if FACTORED else 1):
-            start, stop = loop_part(0, by_all, by_any, narrow, EDGE, WIDE, FACTORED)
-            for col in range(start, stop, BLOCK_K):
-                total, weight_sum, top = _forward_tile(
-                    call, query, scales, row_terms, row_factors, total, weight_sum, top,
-                    b, h, key_head, value_head, row, col,
-                    EDGE == 1, FACTORED and WIDE == 0, form, BLOCK_Q, BLOCK_K,
-                )  # fmt: skip
+    first, by_all, by_any = seen_keys(call, b, row, BLOCK_Q, BLOCK_K, form.causal)
+    # Tiles that every row sees whole, then those at the edge, which compare positions. Beside what
+    # a draw costs, comparing is cheap: one loop saves registers.
+    ONE_LOOP: tl.constexpr = pairs.draw is not None
+    for PART in tl.static_range(1 if ONE_LOOP else 0, 3 if FACTORED else 2):
+        start, stop = loop_part(first, by_all, by_any, narrow, PART, ONE_LOOP, FACTORED)
+        for col in range(start, stop, HALF if PART == 2 else BLOCK_K):
+            total, weight_sum, top = _forward_tile(
+                call, query, scales, row_terms, row_factors, total, weight_sum, top,
+                b, h, key_head, value_head, row, col,
+                PART > 0, FACTORED and PART < 2, form, BLOCK_Q, HALF if PART == 2 else BLOCK_K,
+            )  # fmt: skip
 
     empty = weight_sum == 0.0
     result = total / tl.where(empty, 1.0, weight_sum)[:, None]

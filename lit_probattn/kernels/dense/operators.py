@@ -103,7 +103,12 @@ class Derived:
 
 
 class DenseArguments(NamedTuple):
-    """What all dense kernels of a call read; the number of heads is `unseen`."""
+    """What all dense kernels of a call read; the number of heads is `unseen`.
+
+    Args:
+        key_range: where the real keys of a sample begin and end, (B, 2) int32, which the first
+            launch of a pass writes; None without a key mask. No loop goes beyond.
+    """
 
     query: HeadRows
     key: HeadRows
@@ -116,6 +121,7 @@ class DenseArguments(NamedTuple):
     spread_limit: float
     headroom: float
     pairs: Pairs
+    key_range: Tensor | None
     num_heads: int
     heads_per_key: int
     heads_per_value: int
@@ -189,6 +195,7 @@ def make_arguments(x: MixtureInputs, derived: Derived | None = None) -> tuple[De
         spread_limit=_SPREAD_LIMIT.get(query.dtype, 64.0),
         headroom=_HEADROOM.get(query.dtype, 0.0),
         pairs=pairs,
+        key_range=None if x.key_mask is None else query.new_empty(len(query), 2, dtype=torch.int32),
         num_heads=unseen(heads),
         heads_per_key=heads // key.shape[1],
         heads_per_value=heads // value.shape[1],
@@ -230,10 +237,12 @@ def new_outputs(x: MixtureInputs) -> tuple[Tensor, Tensor]:
 
 def run_forward(x: MixtureInputs, derived: Derived | None = None) -> tuple[Tensor, Tensor]:
     """Return the output, and log₂ of every row's sum of weights; +inf for rows that see nothing."""
-    from lit_probattn.kernels.dense.forward import forward_kernel
+    from lit_probattn.kernels.dense.forward import forward_kernel, key_range_kernel
 
     call, form = make_arguments(x, derived)
     out, normaliser = new_outputs(x)
+    if call.key_range is not None and out.numel():
+        launch(key_range_kernel, len(x.query), (call,), {"num_warps": 4})
     found = choose(form, x, "forward")
     programs = math.ceil(x.query.shape[2] / found.block_q) * math.prod(x.query.shape[:2])
     args = (call, head_rows(out), normaliser)

@@ -219,71 +219,107 @@ def add_query_terms(
     call, terms, grad_query, grad_row, b, h, key_head, row, form: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of a tile of queries with that of its terms; store parts of sums."""
+    """Return the gradient of a tile of queries with that of its terms."""
     K: tl.constexpr = form.components
     if call.row is not None:
-        length = number(call.pairs.num_queries)
-        base = call.query.base + b * call.query.batch + h * call.query.head
-        query = _load_again(base, call.query.row, row, length, form, BLOCK)
-        squares = tl.sum(query * query, 1)
-        first, along = tl.load(call.scales + key_head * K), tl.zeros((BLOCK,), tl.float32)
-        group = call.heads_per_key
-        place = ((b * group + h % group) * tl.cdiv(length, BLOCK)) + row // BLOCK
+        first, along = tl.load(call.scales + key_head * K), zero_vector(BLOCK)
         for r in tl.static_range(K):
             tau = tl.load(call.scales + key_head * K + r)
-            factor, for_shift = (
-                tl.zeros((BLOCK,), tl.float32),
-                zero_vector(form.key_pad),
-            )
             if terms.shift is not None:
                 shift = _shift(terms.shift, key_head, r, form)
                 grad_query += (grad_row[r] * tau)[:, None] * shift[None, :]
-                factor = tl.sum(query * shift[None, :], 1)
-                for_shift = tl.sum(query * grad_row[r][:, None], 0) * tau
-            if form.gaussian and not form.equal_scales:
-                along += (tau - first) * grad_row[r]
-                factor = factor - 0.5 * squares
-            if terms.parts is not None:
-                total = tl.sum(grad_row[r] * factor, 0)
-                _store_parts(terms, place, key_head, r, total, 0.0, for_shift, form)
+            along += (tau - first) * grad_row[r]
         if form.gaussian and not form.equal_scales:
+            base = call.query.base + b * call.query.batch + h * call.query.head
+            length = number(call.pairs.num_queries)
+            query = _load_again(base, call.query.row, row, length, form, BLOCK)
             grad_query -= along[:, None] * query
     return grad_query
 
 
 @triton.jit
+def store_query_sums(
+    call, terms, grad_row, b, h, key_head, row, form: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Store a tile's parts of the sums over queries, after its gradient: both do not fit."""
+    K: tl.constexpr = form.components
+    if call.row is not None and terms.parts is not None:
+        length, group = number(call.pairs.num_queries), call.heads_per_key
+        base = call.query.base + b * call.query.batch + h * call.query.head
+        query = _load_again(base, call.query.row, row, length, form, BLOCK)
+        squares = tl.sum(query * query, 1)
+        place = ((b * group + h % group) * tl.cdiv(length, BLOCK)) + row // BLOCK
+        for r in tl.static_range(K):
+            factor, for_shift = zero_vector(BLOCK), zero_vector(form.key_pad)
+            if terms.shift is not None:
+                shift = _shift(terms.shift, key_head, r, form)
+                factor = tl.sum(query * shift[None, :], 1)
+                tau = tl.load(call.scales + key_head * K + r)
+                for_shift = tl.sum(query * grad_row[r][:, None], 0) * tau
+            if form.gaussian and not form.equal_scales:
+                factor = factor - 0.5 * squares
+            total = tl.sum(grad_row[r] * factor, 0)
+            _store_parts(terms, place, key_head, r, total, 0.0, for_shift, form)
+
+
+@triton.jit
 def add_key_terms(
-    call, terms, grad_key, grad_col, grad_scale, b, key_head, col, product: tl.constexpr,
+    call, terms, grad_key, grad_col, b, key_head, col, product: tl.constexpr, form: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of a tile of keys with that of its terms."""
+    K: tl.constexpr = form.components
+    if form.gaussian:
+        along = zero_vector(BLOCK)
+        for r in tl.static_range(K):
+            if form.products == 1 or r == product:
+                weight = grad_col[r] * tl.load(call.scales + key_head * K + r)
+                along += weight
+                if terms.shift is not None:
+                    shift = _shift(terms.shift, key_head, r, form)
+                    grad_key -= weight[:, None] * shift[None, :]
+        grad_key -= along[:, None] * _keys_again(call, b, key_head, col, product, form, BLOCK)
+    return grad_key
+
+
+@triton.jit
+def store_key_sums(
+    call, terms, grad_col, grad_scale, b, key_head, col, product: tl.constexpr,
     WANTS_SCALES: tl.constexpr, form: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of a tile of keys with that of its terms; store parts of sums."""
+    """Store a tile's parts of the sums over keys, after its gradient: both do not fit."""
     K: tl.constexpr = form.components
-    num_keys = number(call.pairs.num_keys)
-    x = call.key
-    base = x.base + b * x.batch + key_head * x.head + product * x.part
-    key = _load_again(base, x.row, col, num_keys, form, BLOCK)
-    # Keys past the last one have numbers of no meaning here.
-    inside = col + tl.arange(0, BLOCK) < num_keys
-    place = number(terms.first) + b * tl.cdiv(num_keys, BLOCK) + col // BLOCK
-    for r in tl.static_range(K):
-        if form.products == 1 or r == product:
-            tau = tl.load(call.scales + key_head * K + r)
-            grad = tl.where(inside, grad_col[r], 0.0)
-            for_scale, for_shift = 0.0, zero_vector(form.key_pad)
-            if WANTS_SCALES:
-                for_scale = tl.sum(tl.where(inside, grad_scale[r], 0.0), 0)
-            if form.gaussian:
-                moved = key
-                if terms.shift is not None:
-                    moved = key + _shift(terms.shift, key_head, r, form)[None, :]
-                pull = moved * (grad * tau)[:, None]
-                grad_key -= pull
-                for_shift = -tl.sum(pull, 0)
-                for_scale -= 0.5 * tl.sum(grad * tl.sum(moved * moved, 1), 0)
-            if terms.parts is not None:
+    if terms.parts is not None:
+        num_keys = number(call.pairs.num_keys)
+        key = _keys_again(call, b, key_head, col, product, form, BLOCK)
+        # Keys past the last one have numbers of no meaning here.
+        inside = col + tl.arange(0, BLOCK) < num_keys
+        place = number(terms.first) + b * tl.cdiv(num_keys, BLOCK) + col // BLOCK
+        for r in tl.static_range(K):
+            if form.products == 1 or r == product:
+                tau = tl.load(call.scales + key_head * K + r)
+                grad = tl.where(inside, grad_col[r], 0.0)
+                for_scale, for_shift = 0.0, zero_vector(form.key_pad)
+                if WANTS_SCALES:
+                    for_scale = tl.sum(tl.where(inside, grad_scale[r], 0.0), 0)
+                if form.gaussian:
+                    moved = key
+                    if terms.shift is not None:
+                        moved = key + _shift(terms.shift, key_head, r, form)[None, :]
+                    for_shift = -tl.sum(moved * (grad * tau)[:, None], 0)
+                    for_scale -= 0.5 * tl.sum(grad * tl.sum(moved * moved, 1), 0)
                 total = tl.sum(grad, 0)
                 _store_parts(terms, place, key_head, r, for_scale, total, for_shift, form)
-    return grad_key
+
+
+@triton.jit
+def _keys_again(
+    call, b, key_head, col, product: tl.constexpr, form: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Load a tile of keys of a component after the loop, in float32."""
+    x = call.key
+    base = x.base + b * x.batch + key_head * x.head + product * x.part
+    return _load_again(base, x.row, col, number(call.pairs.num_keys), form, BLOCK)
 
 
 @triton.jit(do_not_specialize=("places", "slots"))

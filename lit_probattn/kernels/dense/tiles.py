@@ -133,17 +133,18 @@ def pair_extra(pairs, b, h, rows, cols, EDGE: tl.constexpr, CAUSAL: tl.constexpr
 
 @triton.jit
 def loop_part(
-    first, middle, last, narrow, SECOND: tl.constexpr, WIDE: tl.constexpr, FACTORED: tl.constexpr
+    first, middle, last, narrow, PART: tl.constexpr, ONE_LOOP: tl.constexpr, FACTORED: tl.constexpr
 ):
-    """Return where the loop over first … middle, or middle … last with SECOND, starts and stops.
+    """Return where a part of the loop over first … middle … last starts and stops.
 
-    Factored scores have two versions of every loop, of which one runs: WIDE where F could
-    underflow, the other where the call is `narrow`.
+    Part 0 ends in the middle, part 1 begins there, or is all of it with ONE_LOOP. Factored scores
+    have a part 2, which is all of it, and in heads that are not `narrow`, whose F could underflow,
+    the only one that runs.
     """
-    start = middle if SECOND else first
-    stop = last if SECOND else middle
+    start = middle if PART == 1 and not ONE_LOOP else first
+    stop = middle if PART == 0 else last
     if FACTORED:
-        stop = tl.where(narrow != (WIDE == 1), stop, start)
+        stop = tl.where(narrow != (PART == 2), stop, start)
     return start, stop
 
 
@@ -321,11 +322,35 @@ def query_program(call, BLOCK: tl.constexpr, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def seen_keys(pairs, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return the keys that all rows of a tile see, in whole tiles, and those that any row sees."""
-    by_all, by_any = number(pairs.num_keys), number(pairs.num_keys)
+def store_key_range(call, b):
+    """Store the first real key of a sample and one past its last; two zeros if all are padding."""
+    length = number(call.pairs.num_keys)
+    first, last = length, 0
+    for start in range(0, length, 1024):
+        index = start + tl.arange(0, 1024)
+        real = load_vector(call.pairs.key_mask + b * length, start, length, 0, 1024) != 0
+        first = tl.minimum(first, tl.min(tl.where(real, index, length), 0))
+        last = tl.maximum(last, tl.max(tl.where(real, index + 1, 0), 0))
+    tl.store(call.key_range + 2 * b, tl.minimum(first, last))
+    tl.store(call.key_range + 2 * b + 1, last)
+
+
+@triton.jit
+def seen_keys(call, b, row, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return where the keys begin that a tile of rows sees, in whole tiles, and where they end.
+
+    In between, also in whole tiles, where those end that all rows see, as far as positions go.
+    """
+    pairs = call.pairs
+    first, by_all, by_any = 0, number(pairs.num_keys), number(pairs.num_keys)
     if CAUSAL:
         offset = number(pairs.num_keys) - number(pairs.num_queries)
         by_all = tl.minimum(tl.maximum(row + 1 + offset, 0), number(pairs.num_keys))
         by_any = tl.minimum(tl.maximum(row + BLOCK_Q + offset, 0), number(pairs.num_keys))
-    return by_all // BLOCK_K * BLOCK_K, by_any
+    by_all = by_all // BLOCK_K * BLOCK_K
+    if call.key_range is not None:
+        first = tl.load(call.key_range + 2 * b) // BLOCK_K * BLOCK_K
+        last = tl.load(call.key_range + 2 * b + 1)
+        by_any = tl.minimum(by_any, last)
+        by_all = tl.maximum(tl.minimum(by_all, tl.cdiv(last, BLOCK_K) * BLOCK_K), first)
+    return first, by_all, by_any

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -66,6 +67,26 @@ def test_the_worst_cases_do_not_spill_at_the_papers_head_size(tmp_path):
     assert set(rows.case) == {"mgk soft with dropout", "smgk soft with dropout"}
     check(rows)
     assert rows.spill_bytes.max() <= MOST_SPILLED
+
+
+DENSE = ("--cases", "softmax,mgk soft,mgk hard,smgk", "--head-dims", "32,64,128")
+# Bytes per thread of default launches that do spill, by case, head size and tile: docs/kernels.md.
+SPILLS = {("mgk soft with dropout", 128, "16x128"): 8}
+
+
+def unexpected(rows, more=0):
+    """Rows that spill more than is known of them, or compute rows twice."""
+    known = [SPILLS.get(x, 0) for x in zip(rows.case, rows.head_dim, rows.tiles, strict=True)]
+    return rows[(rows.spill_bytes > np.array(known) + more) | rows.doubled]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_default_of_the_dense_kernels_spills_or_computes_rows_twice(tmp_path):
+    rows, _ = compile_table(tmp_path, *DENSE, "--capabilities", "90")
+    assert len(rows.case.unique()) == 12
+    found = unexpected(rows, MOST_SPILLED)
+    assert found.empty, found.to_string()
 
 
 KEY_PASSES = ("grad_key", "grad_value", "grad_key_value")

@@ -24,11 +24,12 @@ LAYERS = {
 }
 
 
-def launches(name, head_dim, dtype=torch.bfloat16):
+def launches(name, head_dim, masks=()):
     """Launches of the forward and the backward pass, parameters included."""
     cls, options = LAYERS[name]
     layer = cls(64, head_dim=head_dim, **{"num_heads": 4, **options})
-    inputs = make_inputs(layer, Case("", cls), 192, 192, dtype, seed=0, clear=False)
+    case = Case("", cls, masks=masks)
+    inputs = make_inputs(layer, case, 192, 192, torch.bfloat16, seed=0, clear=False)
     leaves = [x.detach().requires_grad_() for x in inputs.tensors]
     call = HeadCall(*leaves, inputs.masks, rng=RandomKey(3))
     made = []
@@ -39,10 +40,10 @@ def launches(name, head_dim, dtype=torch.bfloat16):
     return forward, backward
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("head_dim", "masks"), [(64, ()), (128, ()), (128, ("key",))])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_call_takes_at_most_four_launches_forward_and_six_backward(name, head_dim):
-    forward, backward = launches(name, head_dim)
+def test_a_call_takes_at_most_four_launches_forward_and_six_backward(name, head_dim, masks):
+    forward, backward = launches(name, head_dim, masks)
     assert 1 <= forward.count <= 4, forward
     assert 2 <= backward.count <= 6, backward
     # What is left around the operators concerns parameters of a few numbers, whose count does not
@@ -58,6 +59,9 @@ def test_what_operators_launch_is_counted():
         *("terms_kernel", "delta_kernel", "grad_query_kernel", "grad_key_kernel"),
         "sum_parts_kernel",
     ]
+    padded = launches("mgk", 64, ("key",))  # δ finds the range of keys by the way
+    assert padded[0].kernels == ["terms_kernel", "key_range_kernel", "forward_kernel"]
+    assert padded[1].kernels == backward.kernels
     layer = MGKAttention(64, 4, head_dim=64, num_kv_heads=2)
     inputs = make_inputs(layer, Case("", MGKAttention), 64, 64, torch.bfloat16, 0, clear=False)
     query, key, value = (x.detach().requires_grad_() for x in inputs.tensors)
