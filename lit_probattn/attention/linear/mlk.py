@@ -68,10 +68,9 @@ class MLKCore(LinearCore):
 
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return the call as `LinearCore` does; kernels shift keys themselves."""
-        choice = super().choose(call, backend)
         if backend != "triton" or self.key_shift is None:
-            return choice
-        arguments = replace(choice.arguments, key_shift=self.key_shift)
+            return super().choose(call, backend)
+        arguments = replace(self.arguments(call), key_shift=self.key_shift)
         return Choice(backend, call.key, arguments)
 
     def shares(self, call: HeadCall) -> Tensor | None:
