@@ -1,15 +1,24 @@
-"""How many launches one call takes: Triton kernels, torch operations in and around operators."""
+"""How many launches one call takes: Triton kernels, torch operations in and around operators.
+
+And how many bytes they move, counted in Triton's interpreter: every kernel reads each byte that it
+needs once and writes each once, as if what several programs read stayed in the cache.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
+
+import numpy as np
+from torch import Tensor
 
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
-from lit_probattn.torch_internals import TorchDispatchMode
+from lit_probattn.torch_internals import TorchDispatchMode, outside_modes
 
 # What makes room or another view, and launches nothing.
 _FREE = {
@@ -28,11 +37,20 @@ class Launches:
         kernels: names of Triton kernels, in order.
         inside: torch operations inside our operators, by name.
         outside: torch operations around them: priors, variances, and their gradients.
+        torch_bytes: what all torch operations read and write.
+        kernel_bytes: what each kernel reads and writes, in order; by `count_bytes` only.
     """
 
     kernels: list[str] = field(default_factory=list)
     inside: Counter[str] = field(default_factory=Counter)
     outside: Counter[str] = field(default_factory=Counter)
+    torch_bytes: int = 0
+    kernel_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the call moves."""
+        return self.torch_bytes + sum(self.kernel_bytes)
 
     @property
     def count(self) -> int:
@@ -58,9 +76,19 @@ class _Count(TorchDispatchMode):
         if out is not NotImplemented:
             return out
         name = path.split("::")[1]
+        out = func(*args, **(kwargs or {}))
         if name not in _FREE:
             self.counter[name] += 1
-        return func(*args, **(kwargs or {}))
+            self.found.torch_bytes += _tensor_bytes(args) + _tensor_bytes(out)
+        return out
+
+
+def _tensor_bytes(x: Any) -> int:
+    """Return the bytes of tensors; what is broadcast counts once."""
+    if isinstance(x, Tensor):
+        pairs = zip(x.shape, x.stride(), strict=True)
+        return x.element_size() * int(np.prod([size if stride else 1 for size, stride in pairs]))
+    return sum(map(_tensor_bytes, x)) if isinstance(x, list | tuple) else 0
 
 
 def count_launches(run: Callable[[], object]) -> Launches:
@@ -70,3 +98,49 @@ def count_launches(run: Callable[[], object]) -> Launches:
         run()
     found.kernels = [launched.kernel.__name__ for launched in recorded]
     return found
+
+
+def count_bytes(run: Callable[[], object]) -> Launches:
+    """Return the launches of a call and the bytes they move, running it in the interpreter."""
+    found = Launches()
+    with _addresses(found), _Count(found, found.outside):
+        run()
+    return found
+
+
+@contextmanager
+def _addresses(found: Launches) -> Iterator[None]:
+    """Note the distinct addresses that every launch in the interpreter loads and stores."""
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    execute = GridExecutor.__call__
+    seen: dict[str, list[np.ndarray[Any, Any]]] = {}
+
+    def note(kind: str, pointers: Any, mask: Any) -> None:
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        addresses = np.unique(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)])
+        seen.setdefault(f"{kind} {size}", []).append(addresses)
+
+    def noted_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        note("load", ptrs, mask)
+        return load(self, ptrs, mask, *rest)
+
+    def noted_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        note("store", ptrs, mask)
+        return store(self, ptrs, value, mask, *rest)
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        seen.clear()
+        with outside_modes():  # the interpreter copies what it is given
+            execute(self, *args, **kwargs)
+        sizes = {kind: len(np.unique(np.concatenate(found))) for kind, found in seen.items()}
+        found.kernels.append(self.fn.__name__)
+        found.kernel_bytes.append(sum(int(k.split()[1]) * count for k, count in sizes.items()))
+
+    with (
+        mock.patch.object(InterpreterBuilder, "create_masked_load", noted_load),
+        mock.patch.object(InterpreterBuilder, "create_masked_store", noted_store),
+        mock.patch.object(GridExecutor, "__call__", run),
+    ):
+        yield

@@ -203,3 +203,25 @@ def test_plans_never_ask_for_more_heads_or_columns_than_they_may():
             assert plan.group * head_dim <= 256
             if noise == 2 and plan.num_groups > 1:  # maps of a group come from whole Philox calls
                 assert plan.group in (1, 2, 4)
+
+
+def test_keys_after_the_last_real_one_are_not_read():
+    """Their tiles hold NaN, which even a weight of zero would spread; a sample may have no key."""
+    torch.manual_seed(0)
+    lengths = torch.tensor([20, 0, 70], device=DEVICE)
+    key_mask = torch.arange(97, device=DEVICE) < lengths[:, None]
+    shapes = [(3, 2, 40, 5), (3, 2, 97, 5), (3, 3, 97, 5), (3, 2)]
+    query, key, value, first = (torch.randn(*shape, device=DEVICE) for shape in shapes)
+    found = []
+    for first_hole, hole in ((lengths, 0.0), (-(-lengths // 32) * 32, float("nan"))):
+        hidden = (torch.arange(97, device=DEVICE) >= first_hole[:, None])[:, None, :, None]
+        tensors = (query, key.masked_fill(hidden, hole), value.masked_fill(hidden, hole), first)
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        with forced(Launch(32, 32)):
+            out = fish_attention(*leaves[:3], first=leaves[3], key_mask=key_mask)
+            found.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+    out, grads = found[0][0], found[0][1:]
+    assert out[1].eq(0).all()
+    assert all(grad[1].eq(0).all() for grad in grads[:3])

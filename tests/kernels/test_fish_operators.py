@@ -47,11 +47,13 @@ def test_fish_passes_opcheck(noise, units):
 @pytest.mark.parametrize("weighted", mostly_slow([False, True], [True]))
 def test_linear_passes_opcheck(weighted):
     heads = H if weighted else 2 * G
-    weights = (draw(H, G), draw(H, G)) if weighted else (None, None)
-    states = (None, None) if weighted else (draw(B, G, E, D), draw(B, G, E))
-    inputs = (draw(B, heads, N, E), draw(B, G, N, E), draw(B, G, N, D))
+    weights = (draw(H, G), draw(H, G), draw(B, G, E, D)) if weighted else (None, None, None)
+    mixture = (None, None) if weighted else (draw(G, 2, 1), draw(G, 2, E))
+    inputs = (draw(B, heads, N, E), draw(B, G, L, E), draw(B, G, L, D))
+    masks = (torch.rand(B, L, device=DEVICE) < 0.8, torch.rand(B, G, L, device=DEVICE))
+    switches = (1, not weighted, False, True, True, 0.01, 0.7, True)
     torch.library.opcheck(
-        linear_forward, (*inputs, *weights, *states, True, True), test_utils=CHECKS
+        linear_forward, (*inputs, *mixture, *weights, *masks, *switches), test_utils=CHECKS
     )
 
 

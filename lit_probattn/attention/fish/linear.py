@@ -21,7 +21,14 @@ from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, map_hea
 from lit_probattn.attention.functional import Heads, check_choice, compute_dtype
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.linear.functions import drop_values, real_keys, rounded
+from lit_probattn.attention.linear.functions import (
+    LinearArguments,
+    LinearForm,
+    drop_values,
+    fused_features,
+    kept_values,
+    real_keys,
+)
 from lit_probattn.attention.masks import Masks
 
 Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
@@ -351,28 +358,36 @@ def normalise(numerator: Tensor, total: Tensor, form: LinearFiSHForm) -> Tensor:
 
 
 def linear_fish_triton(given: Heads, arguments: LinearFiSHArguments) -> Tensor:
-    """Return `linear_fish_blockwise` for global keys and values and a linear mixing, float32.
+    """Return `linear_fish_blockwise` for global keys and values and a linear mixing.
 
-    The kernels mix numerators with p and denominators with r while they read; noise, the same for
-    all positions, is one more state that every head reads.
+    The kernels mix numerators with p and denominators with r while they read, and divide; noise,
+    the same for all positions, is what states begin with. Heads that are normalised by their root
+    mean square are so outside.
     """
-    from lit_probattn.kernels.linear.operators import read_sources
+    from lit_probattn.kernels.linear.operators import linear_attention
 
-    dtype, form, noise = compute_dtype(given.query), arguments.form, arguments.noise
-    rows = form.features.query(given.query.to(dtype), None)
-    cols = form.features.key(given.key.to(dtype), None, None)
+    form, noise, masks = arguments.form, arguments.noise, given.masks
+    dtype = compute_dtype(given.query)
     mixing = arguments.mixing.to(dtype)
-    num, den = read_sources(
-        *rounded(rows, cols, given),
+    drawn = None
+    if noise is not None:
+        drawn = state_noise(noise, mixing, given.key[:, :, :1].to(dtype), given.value)
+    own = LinearArguments(LinearForm(form.features))
+    out, den = linear_attention(
+        **fused_features(given, own),
+        value=given.value,
         weight=mixing.weights[0],
         norm_weight=arguments.norm_mix.to(dtype),
-        is_causal=given.masks.is_causal,
+        state=drawn,
+        key_mask=masks.key_mask,
+        keep=kept_values(given),
+        divides=form.divides,
+        eps=form.eps if form.divides else 0.0,
+        factor=form.output_factor if form.divides else 1.0,
+        is_causal=masks.is_causal,
     )
     assert den is not None
-    if noise is not None:
-        drawn = state_noise(noise, mixing, cols, given.value)
-        num = num + rows @ map_heads(mixing.weights[0], drawn)
-    return normalise(num, den, form)
+    return out if form.divides else normalise(out, den[..., None], form)
 
 
 def state_noise(noise: ScoreNoise, mixing: MixingValues, cols: Tensor, value: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ decision per (sample, key/value head, key) for all queries, so that they agree a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -66,13 +66,21 @@ class LinearArguments:
         form: the switches.
         projection: random features, (F, E). None for features that need none.
         prior: π of the keys, (H_kv, K, 1 or L). None means no mixture.
+        key_shift: b of keys (B, H_kv, L, E) that are not shifted yet, (H_kv, K, E). None: they are.
         state: sums over earlier positions; the new keys are added to it.
     """
 
     form: LinearForm
     projection: Tensor | None = None
     prior: Tensor | None = None
+    key_shift: Tensor | None = None
     state: LinearState | None = None
+
+
+def shifted_keys(key: Tensor, shift: Tensor) -> Tensor:
+    """Return k_j + b_r: (B, H, L, E) and (H, K, E) -> (B, H, K, L, E), in at least float32."""
+    key = key.to(compute_dtype(key))
+    return key[:, :, None] + shift[None, :, :, None].to(key.dtype)
 
 
 def mix_keys(key: Tensor, prior: Tensor) -> Tensor:
@@ -158,6 +166,8 @@ def mixed_features(
     dtype, masks = compute_dtype(given.query), given.masks
     query, key = given.query.to(dtype), given.key.to(dtype)
     features, projection, prior = arguments.form.features, arguments.projection, arguments.prior
+    if arguments.key_shift is not None:
+        key = shifted_keys(key, arguments.key_shift)
     projection = None if projection is None else projection.to(dtype)
     if prior is not None and arguments.form.mix == "before":
         key, prior = mix_keys(key, prior), None
@@ -267,22 +277,65 @@ def linear_refusal(family: str, call: Call, num_features: int, value_dim: int) -
 
 
 def linear_triton(given: Heads, arguments: LinearArguments) -> Tensor:
-    """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) float32.
+    """Return `linear_blockwise` by fused kernels, (B, H, N, E_v) in the dtype of `query`.
 
     Features and their mixtures are computed in float32 and rounded to the dtype of `query`, in
-    which the products within chunks run; sums and states are float32.
+    which the products within chunks run; sums and states are float32. `dpfp` and `favor` are made
+    outside the kernels.
     """
-    from lit_probattn.kernels.linear.operators import read_sources
+    from lit_probattn.kernels.linear.operators import linear_attention
 
     form, masks = arguments.form, given.masks
+    divides = form.denominator == "sum"
+    factor = 1.0 if form.output_scale == "one" else given.query.shape[-1] ** -0.5
+    out, _ = linear_attention(
+        **fused_features(given, arguments),
+        value=given.value,
+        key_mask=masks.key_mask,
+        keep=kept_values(given),
+        has_totals=divides,
+        divides=divides,
+        eps=form.eps,
+        factor=factor if divides else factor / form.length_root(masks),
+        is_causal=masks.is_causal,
+    )
+    return out
+
+
+class FusedFeatures(TypedDict, total=False):
+    """What kernels make features of: vectors, φ, mixture; or features, where they know no φ."""
+
+    query: Tensor
+    key: Tensor
+    features: Literal["none", "elu", "relu"]
+    normed: bool
+    prior: Tensor | None
+    shift: Tensor | None
+    mix_before: bool
+
+
+def fused_features(given: Heads, arguments: LinearArguments) -> FusedFeatures:
+    """Return queries and keys as kernels take them."""
+    features, prior, shift = arguments.form.features, arguments.prior, arguments.key_shift
+    if features.name == "elu" or features.name == "relu":
+        key = given.key
+        if prior is None and key.dim() == 5:
+            raise ValueError(f"keys of {key.shape[2]} components need a prior, received None")
+        return {
+            **{"query": given.query, "key": key, "features": features.name},
+            **{"normed": features.norm == "sum", "prior": prior, "shift": shift},
+            **{"mix_before": arguments.form.mix == "before"},
+        }
     rows, cols, _ = mixed_features(given, replace(arguments, state=None))
-    has_totals = form.denominator == "sum"
-    sources = rounded(rows, cols, given)
-    num, den = read_sources(*sources, has_totals=has_totals, is_causal=masks.is_causal)
-    return finish(num, den, given.query.shape[-1], form, masks)
+    dtype = given.query.dtype
+    return {"query": rows.to(dtype), "key": cols.to(dtype)}
 
 
-def rounded(rows: Tensor, cols: Tensor, given: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero the features of masked keys, drop values, and round all to the dtype of the queries."""
-    dtype, value = given.query.dtype, drop_values(given.value, given.dropout)
-    return rows.to(dtype), real_keys(cols, given.masks).to(dtype), value.to(dtype)
+def kept_values(given: Heads) -> Tensor | None:
+    """Return what `drop_values` multiplies values with, (B, H_kv, L) float32."""
+    dropout, value = given.dropout, given.value
+    if dropout is None:
+        return None
+    batch, heads, length, _ = value.shape
+    keep = keep_pairs(dropout, batch, heads, range(1), range(length), value.device)
+    return keep[:, :, 0] * dropout.scale

@@ -88,13 +88,16 @@ class LinearCore(Core):
     # ------------------------------------------------------------------ one call
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return components of the keys, features, priors and state."""
-        arguments = LinearArguments(
+        return Choice(backend, self.components(call.key), self.arguments(call))
+
+    def arguments(self, call: HeadCall) -> LinearArguments:
+        """Return features, priors and state."""
+        return LinearArguments(
             self.form,
             self.features(call.rng),
             prior=self.shares(call),
             state=call.cache if isinstance(call.cache, LinearState) else None,
         )
-        return Choice(backend, self.components(call.key), arguments)
 
     def features(self, rng: RandomKey | None) -> Tensor | None:
         """Return the random features of a call, (F, E): this step's in training."""

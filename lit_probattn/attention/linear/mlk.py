@@ -9,10 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.core import HeadCall, HeadLayout, Learned
+from lit_probattn.attention.core import Choice, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.functional import check_choice, compute_dtype
 from lit_probattn.attention.layer import Example, own_options
-from lit_probattn.attention.linear.functions import LinearArguments, linear_kernel, masked_kernel
+from lit_probattn.attention.linear.functions import (
+    LinearArguments,
+    linear_kernel,
+    masked_kernel,
+    shifted_keys,
+)
 from lit_probattn.attention.linear.layer import LinearAttention, LinearCore
 from lit_probattn.attention.mgk.priors import MixturePrior, PriorParam, PriorShare
 
@@ -59,8 +64,14 @@ class MLKCore(LinearCore):
         """Return every component's keys, (B, H_kv, K, L, E); shifted ones in at least float32."""
         if self.key_shift is None:
             return key if key.dim() == 5 else key.unflatten(1, (-1, self.num_components))
-        key = key.to(compute_dtype(key))
-        return key[:, :, None] + self.key_shift[None, :, :, None].to(key.dtype)
+        return shifted_keys(key, self.key_shift)
+
+    def choose(self, call: HeadCall, backend: str) -> Choice:
+        """Return the call as `LinearCore` does; kernels shift keys themselves."""
+        if backend != "triton" or self.key_shift is None:
+            return super().choose(call, backend)
+        arguments = replace(self.arguments(call), key_shift=self.key_shift)
+        return Choice(backend, call.key, arguments)
 
     def shares(self, call: HeadCall) -> Tensor | None:
         """Return π of the call's keys, (H_kv, K, 1 or L)."""
@@ -135,7 +146,7 @@ class MLKAttention(LinearAttention):
         Example("mlk", {}, ("causal", "key", "dropout")),
         Example("mlk, shifted keys", {"shifted_keys": True, "num_components": 3}, ("key",)),
     )
-    kernel_forms = ()
+    kernel_forms = (Example("linear, mixed keys"),)
 
     def __init__(
         self,

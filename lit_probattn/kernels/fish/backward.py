@@ -18,6 +18,7 @@ from lit_probattn.kernels.fish.tiles import (
     head_gradient,
     head_weights,
     hidden_unit,
+    last_key,
     load_delta,
     load_maps,
     load_value,
@@ -135,9 +136,9 @@ def fish_query_gradient_kernel(
     queries = load_maps(call.query, b, row, num_rows, form, BLOCK_Q)
     grads_q = zero_tiles(MAPS, BLOCK_Q, form.key_pad)
     residuals = zero_vectors(GROUP, BLOCK_Q)
-    stop = num_cols
+    stop = last_key(call.pairs, b)
     if form.causal:
-        stop = tl.minimum(num_cols, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
+        stop = tl.minimum(stop, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
     for col in range(0, stop, BLOCK_K):
         cols = (col + tl.arange(0, BLOCK_K))[None, :]
         tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K)
@@ -207,6 +208,8 @@ def fish_key_gradient_kernel(
     begin = 0
     if form.causal:
         begin = tl.maximum(0, col - (num_cols - num_rows)) // BLOCK_Q * BLOCK_Q
+    if call.pairs.key_mask is not None:
+        begin = tl.where(col < last_key(call.pairs, b), begin, num_rows)  # nothing but padding
     for row in range(begin, num_rows, BLOCK_Q):
         rows = (row + tl.arange(0, BLOCK_Q))[None, :]
         tiles = map_products(call, keys, call.query, b, row, num_rows, form, BLOCK_Q)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from lit_probattn.kernels.fish.tiles import (
+    last_key,
     load_maps,
     load_value,
     local_inputs,
@@ -48,9 +49,9 @@ def fish_forward_kernel(
     for _ in tl.static_range(GROUP):
         tops = tops + (tl.full((BLOCK_Q,), float("-inf"), tl.float32),)
     sums, outs = zero_vectors(GROUP, BLOCK_Q), zero_tiles(GROUP, BLOCK_Q, form.value_pad)
-    stop = num_cols
+    stop = last_key(call.pairs, b)
     if form.causal:
-        stop = tl.minimum(num_cols, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
+        stop = tl.minimum(stop, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
     for col in range(0, stop, BLOCK_K):
         cols = (col + tl.arange(0, BLOCK_K))[None, :]
         tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K)

@@ -48,6 +48,24 @@ def tile_program(call, length, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def last_key(pairs, b):
+    """Return the number of keys of a sample up to its last real one; 0 if all are padding.
+
+    Every program reads the sample's mask, a byte per key, which is little beside the keys.
+    """
+    num_keys = number(pairs.num_keys)
+    if pairs.key_mask is None:
+        return num_keys
+    else:
+        end = 0
+        for start in range(0, num_keys, 1024):
+            index = start + tl.arange(0, 1024)
+            real = tl.load(pairs.key_mask + b * num_keys + index, mask=index < num_keys, other=0)
+            end = tl.maximum(end, tl.max(tl.where(real != 0, index + 1, 0), 0))
+        return end
+
+
+@triton.jit
 def stored_head(call, head):
     """Return whose data a head reads: one beyond the last reads the last one's, stores nothing."""
     return tl.minimum(head, number(call.num_heads) - 1).to(tl.int64)

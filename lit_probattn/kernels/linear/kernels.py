@@ -1,17 +1,18 @@
-"""Kernels of causal linear attention over chunks, with several sources of keys per head.
+"""Kernels of linear attention over chunks, with several sources of keys per head.
 
-Head h of H reads S sources of keys f_s and values v_s with weights p[h, s] (numerator) and r[h, s]
-(denominator); chunk c holds positions c · T …:
+Head h of H reads S sources of key features f_s and values v_s with weights p[h, s] (numerator) and
+r[h, s] (denominator); f_s = Σ_r π_r φ(k_sr) is made where keys are loaded. Chunk c holds positions
+c · T …, a segment several chunks:
 
-    num_h = Σ_s p[h, s] (F_h S_sc + tril(F_h f_sᵀ) v_s),   S_sc = Σ_{earlier chunks} f_sᵀ v_s
-    den_h = Σ_s r[h, s] (F_h z_sc + tril(F_h f_sᵀ) 1),     z_sc = Σ_{earlier chunks} f_sᵀ 1
+    num_h = F_h S_hc + Σ_s p[h, s] tril(F_h f_sᵀ) v_s,   S_hc = Σ_s p[h, s] Σ_{earlier} f_sᵀ v_s
+    den_h = F_h z_hc + Σ_s r[h, s] tril(F_h f_sᵀ) 1,     z_hc = Σ_s r[h, s] Σ_{earlier} f_sᵀ 1
+    out_h = factor · num_h / (den_h + eps)
 
+Sums of segments are stored; within a segment a program carries its state from chunk to chunk.
 Without weights, H/S neighbouring heads share one source. Calls that are not causal leave the
 products within a chunk out: every chunk reads the sums over all. States are float32. Products with
 16-bit inputs that involve states or gradients run in TF32: it has float16's digits and float32's
 range, which sums over thousands of positions, and gradients divided by them, need.
-`call` is a `LinearArguments` and
-`form` a `LinearForm` of operators.py.
 """
 
 # mypy: ignore-errors
@@ -20,258 +21,356 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lit_probattn.kernels.tiles import (
-    load_head,
-    load_rows,
-    load_vector,
-    number,
-    store_rows,
-    store_vector,
-    zero_tile,
-    zero_vector,
+from lit_probattn.kernels.linear.tiles import (
+    chunks_of,
+    feature_gradient,
+    features_of,
+    kept_values,
+    key_features,
+    key_share,
+    load_gradient,
+    load_inverse,
+    load_key,
+    load_numbers,
+    load_query,
+    load_state,
+    load_values,
+    mixed_key,
+    mixed_state,
+    real_keys,
+    segment_program,
+    store_numbers,
+    store_positions,
+    store_sums,
+    weight_of,
 )
+from lit_probattn.kernels.tiles import number, zero_tile, zero_vector
 
 
 @triton.jit
-def _weight(WEIGHT, head, source, num_sources):
-    """Return the weight of a source in a head; 1 without weights."""
-    if WEIGHT is not None:
-        return tl.load(WEIGHT + head * num_sources + source)
-    else:
-        return 1.0
+def chunk_sums_kernel(call, SUMS, form: tl.constexpr):
+    """Write Σ_j f_j v_jᵀ and Σ_j f_j of one segment of one source."""
+    segment, b, source = segment_program(call, number(call.num_sources))
+    sums, totals = zero_tile(form.key_pad, form.value_pad), zero_vector(form.key_pad)
+    for step in range(0, chunks_of(call, segment, form)):
+        chunk = segment * (form.segment // form.chunk) + step
+        keys = key_features(call, b, source, chunk, form).to(tl.float32)
+        values = load_values(call, b, source, chunk, form).to(tl.float32)
+        sums = tl.dot(tl.trans(keys), values, sums, input_precision=form.precision)
+        totals += tl.sum(keys, 0)
+    place = b * number(call.num_sources) + source
+    store_sums(SUMS, sums, totals, place, segment, call, form)
 
 
-@triton.jit
-def _program(call, count):
-    """Return the chunk, sample and head (or source) of a program, of `count` heads a sample."""
-    chunk, place = (
-        tl.program_id(0) % number(call.num_chunks),
-        tl.program_id(0) // number(call.num_chunks),
-    )
-    return chunk, (place // count).to(tl.int64), place % count
-
-
-@triton.jit
-def _features(x, call, b, h, chunk, form: tl.constexpr):
-    """Load the features of a chunk of queries or keys."""
-    start = chunk * form.chunk
-    return load_head(
-        x, b, h, start, number(call.num_rows), form.features, form.features_pad, form.chunk, True
-    )
-
-
-@triton.jit
-def _values(x, call, b, h, chunk, form: tl.constexpr):
-    """Load a chunk of values."""
-    start = chunk * form.chunk
-    return load_head(
-        x, b, h, start, number(call.num_rows), form.width, form.width_pad, form.chunk, True
-    )
-
-
-@triton.jit
-def _load_state(STATES, TOTALS, call, b, source, chunk, form: tl.constexpr):
-    """Load a chunk's state and totals."""
-    at = (b * number(call.num_sources) + source) * number(call.num_chunks) + chunk
-    place = STATES + at * form.features * form.width
-    state = load_rows(place, 0, form.width, form.features, form.width, form.width_pad,
-                      form.features_pad, True)  # fmt: skip
-    total = ()
-    if form.has_totals:
-        total = load_vector(TOTALS + at * form.features, 0, form.features, 0.0, form.features_pad)
-    return state, total
-
-
-@triton.jit
-def _load_gradients(DNUM, DDEN, call, place, chunk, form: tl.constexpr):
-    """Load the gradients of a chunk's numerators and denominators."""
-    start = chunk * form.chunk
-    base = DNUM + place * number(call.num_rows) * form.width
-    dnum = load_rows(base, start, form.width, number(call.num_rows), form.width, form.width_pad,
-                     form.chunk, True)  # fmt: skip
-    dden = ()
-    if form.has_totals:
-        dden = load_vector(
-            DDEN + place * number(call.num_rows), start, number(call.num_rows), 0.0, form.chunk
-        )
-    return dnum, dden
-
-
-@triton.jit
-def _store_chunk(
-    base, tile, place, chunk, call, WIDTH: tl.constexpr, PADDED: tl.constexpr, T: tl.constexpr
-):
-    """Store a chunk of a contiguous tensor (…, rows, WIDTH)."""
-    base += place * number(call.num_rows) * WIDTH
-    store_rows(base, tile, chunk * T, WIDTH, number(call.num_rows), WIDTH, PADDED, T)
-
-
-@triton.jit(do_not_specialize=("num_heads",))
-def chunk_sums_kernel(
-    x, y, D, P, R, SUMS, TOTALS, call, num_heads, READERS: tl.constexpr, form: tl.constexpr
-):
-    """Write SUMS[b, s, c] = Σ_h p[h, s] x_hᵀ y_h (F x E), TOTALS[b, s, c] = Σ_h r[h, s] x_hᵀ D_h.
-
-    The sum goes over the READERS heads that read source s, of `num_heads`. D None means 1.
-    """
-    chunk, b, source = _program(call, number(call.num_sources))
-    sums = zero_tile(form.features_pad, form.width_pad)
-    totals = zero_vector(form.features_pad)
-    for g in tl.range(0, READERS):
-        head = g if P is not None else source * READERS + g
-        rows = _features(x, call, b, head, chunk, form).to(tl.float32)
-        other = _values(y, call, b, head, chunk, form).to(tl.float32)
-        part = tl.dot(tl.trans(rows), other, input_precision=form.precision)
-        sums += part * _weight(P, head, source, number(call.num_sources))
-        if form.has_totals:
-            terms = rows
-            if D is not None:
-                at = D + (b * num_heads + head) * number(call.num_rows)
-                d = load_vector(at, chunk * form.chunk, number(call.num_rows), 0.0, form.chunk)
-                terms = rows * d[:, None]
-            totals += tl.sum(terms, 0) * _weight(R, head, source, number(call.num_sources))
-    at = (b * number(call.num_sources) + source) * number(call.num_chunks) + chunk
-    place = SUMS + at * form.features * form.width
-    store_rows(place, sums, 0, form.width, form.features, form.width, form.width_pad,
-               form.features_pad)  # fmt: skip
-    if form.has_totals:
-        store_vector(TOTALS + at * form.features, totals, 0, form.features, form.features_pad)
-
-
-@triton.jit(do_not_specialize=("num_chunks", "size"))
+@triton.jit(do_not_specialize=("num_segments", "num_sources", "cells", "size"))
 def scan_kernel(
-    SUMS, START, END, num_chunks, size,
-    REVERSE: tl.constexpr, TOTAL: tl.constexpr, BLOCK: tl.constexpr,
+    SUMS, OUT, START, END, WEIGHT, NORM_WEIGHT, num_segments, num_sources, cells, size,
+    READERS: tl.constexpr, REVERSE: tl.constexpr, TOTAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace the sums of every chunk by those of all chunks before it (after it: REVERSE).
+    """Write the sums of all segments before each one (after it: REVERSE; TOTAL: of all, once).
 
-    SUMS is (places, chunks, size), START and END (places, size): the sum before the first chunk and
-    past the last. TOTAL: every chunk gets the sum of all chunks instead.
+    SUMS is (B, sources · READERS or heads, segments, size), OUT (B, sources, segments or 1, size):
+    READERS heads are added up, with their weights for `cells` numbers, then with those for totals.
+    START (B, sources, cells) is the sum before the first segment and END that past the last.
     """
     blocks = tl.cdiv(size, BLOCK)
     place = (tl.program_id(0) // blocks).to(tl.int64)
+    b, source = place // num_sources, place % num_sources
+    heads = READERS if WEIGHT is not None else num_sources * READERS
     index = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = index < size
     running = tl.zeros((BLOCK,), tl.float32)
     if START is not None:
-        running = tl.load(START + place * size + index, mask=inside, other=0.0)
-    for step in range(num_chunks):
-        chunk = num_chunks - 1 - step if REVERSE else step
-        at = SUMS + (place * num_chunks + chunk) * size + index
-        found = tl.load(at, mask=inside, other=0.0)
+        running = tl.load(START + place * cells + index, mask=index < cells, other=0.0)
+    for step in tl.range(0, num_segments, num_stages=4):
+        segment = num_segments - 1 - step if REVERSE else step
         if not TOTAL:
-            tl.store(at, running, mask=inside)
-        running += found
+            tl.store(OUT + (place * num_segments + segment) * size + index, running, mask=inside)
+        for g in tl.range(0, READERS):
+            head = g if WEIGHT is not None else source * READERS + g
+            at = SUMS + ((b * heads + head) * num_segments + segment) * size + index
+            found = tl.load(at, mask=inside, other=0.0)
+            if WEIGHT is not None:
+                weight = tl.load(WEIGHT + head * num_sources + source)
+                if NORM_WEIGHT is not None:
+                    other = tl.load(NORM_WEIGHT + head * num_sources + source)
+                    found *= tl.where(index < cells, weight, other)
+                else:
+                    found *= weight
+            running += found
     if TOTAL:
-        for step in range(num_chunks):
-            tl.store(SUMS + (place * num_chunks + step) * size + index, running, mask=inside)
-    tl.store(END + place * size + index, running, mask=inside)
+        tl.store(OUT + place * size + index, running, mask=inside)
+    if END is not None:
+        tl.store(END + place * cells + index, running, mask=index < cells)
 
 
 @triton.jit
-def read_kernel(call, STATES, TOTALS, NUM, DEN, SOURCES: tl.constexpr, form: tl.constexpr):
-    """Write num (B, H, N, E) and den (B, H, N) of one chunk of one head."""
-    chunk, b, head = _program(call, number(call.num_heads))
-    index = chunk * form.chunk + tl.arange(0, form.chunk)
-    rows = _features(call.query, call, b, head, chunk, form)
-    wide = rows.to(tl.float32)
-    num = zero_tile(form.chunk, form.width_pad)
-    den = zero_vector(form.chunk)
-    for g in tl.range(0, SOURCES):
-        source = g if call.weight is not None else head // form.readers
-        state, total = _load_state(STATES, TOTALS, call, b, source, chunk, form)
-        part = tl.dot(wide, state, input_precision=form.precision)
+def read_kernel(call, STATES, out, DEN, SOURCES: tl.constexpr, form: tl.constexpr):
+    """Write the output (B, H, N, E) and den (B, H, N) of one segment of one head."""
+    segment, b, head = segment_program(call, number(call.num_heads))
+    index = tl.arange(0, form.chunk)
+    state, total = mixed_state(STATES, call, b, head, segment, SOURCES, form)
+    num_rows = number(call.num_queries)
+    for step in range(0, chunks_of(call, segment, form)):
+        chunk = segment * (form.segment // form.chunk) + step
+        x, inside = load_query(call, b, head, chunk, form)
+        rows = features_of(x, inside, form).to(call.query.base.dtype.element_ty)
+        wide = rows.to(tl.float32)
+        num = tl.dot(wide, state, input_precision=form.precision)
+        den = tl.sum(wide * total[None, :], 1)
         if form.causal:
-            keys = _features(call.key, call, b, source, chunk, form)
-            values = _values(call.value, call, b, source, chunk, form)
-            pairs = tl.dot(rows, tl.trans(keys), input_precision="ieee")
-            pairs = tl.where(index[:, None] >= index[None, :], pairs, 0.0)
-            part = tl.dot(pairs.to(values.dtype), values, part, input_precision="ieee")
-        num += part * _weight(call.weight, head, source, number(call.num_sources))
-        if form.has_totals:
-            seen = tl.sum(wide * total[None, :], 1)
-            if form.causal:
-                seen += tl.sum(pairs, 1)
-            den += seen * _weight(call.norm_weight, head, source, number(call.num_sources))
-    place = b * number(call.num_heads) + head
-    _store_chunk(NUM, num, place, chunk, call, form.width, form.width_pad, form.chunk)
-    if form.has_totals:
-        num_rows = number(call.num_rows)
-        store_vector(DEN + place * num_rows, den, chunk * form.chunk, num_rows, form.chunk)
+            for g in tl.range(0, SOURCES):
+                source = g if call.weight is not None else head // form.readers
+                weight = weight_of(call.weight, head, source, number(call.num_sources))
+                other = weight_of(call.norm_weight, head, source, number(call.num_sources))
+                keys = key_features(call, b, source, chunk, form)
+                values = load_values(call, b, source, chunk, form)
+                pairs = tl.dot(rows, tl.trans(keys), input_precision="ieee")
+                pairs = tl.where(index[:, None] >= index[None, :], pairs, 0.0)
+                num += weight * tl.dot(pairs.to(values.dtype), values, input_precision="ieee")
+                den += other * tl.sum(pairs, 1)
+                if form.segment > form.chunk:
+                    keys, values = keys.to(tl.float32), values.to(tl.float32)
+                    part = tl.dot(tl.trans(keys), values, input_precision=form.precision)
+                    state += weight * part
+                    total += other * tl.sum(keys, 0)
+        start = chunk * form.chunk - number(call.query_start)
+        place = b * number(call.num_heads) + head
+        if form.totals:
+            store_numbers(DEN + place * num_rows, den, start, num_rows, form.chunk)
+        if form.divides:
+            empty = den == 0.0
+            num = num * tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, den + call.eps))[:, None]
+        base = out.base + b * out.batch + tl.cast(head, tl.int64) * out.head
+        store_positions(base, num * call.factor, start, out.row, num_rows,
+                        form.value_dim, form.value_pad, form.chunk)  # fmt: skip
 
 
 @triton.jit
 def query_gradient_kernel(
-    call, STATES, TOTALS, DNUM, DDEN, DQ, SUMS, SOURCES: tl.constexpr, form: tl.constexpr
+    call, STATES, grad_out, DEN, DQ, DDEN, LATER, SUMS, SOURCES: tl.constexpr, form: tl.constexpr
 ):
-    """Write dF of one chunk of one head, and its part of the weights' gradients.
+    """Write dq of one segment of one head, dden, and what later positions give to keys.
 
-    The gradient of p[h, s] is Σ_i F_i · X_i, where X is source s's part of dF before its weight;
-    SUMS is (B, H, chunks, 2, S).
+    With X the part of numerators in dF, num · dnum = F · X for every row: dden is made of X, so
+    the rounded output is not read. LATER gets Σ_i F_i dnum_iᵀ and Σ_i F_i dden_i of the segment.
+    The gradient of p[h, s] is ⟨S_s, Σ_i F_i dnum_iᵀ⟩ and the pairs of the chunk, of r[h, s]
+    Σ_i dden_i F_i · z_si: SUMS is (B, H, segments, 2, S), with segments of one chunk.
     """
-    chunk, b, head = _program(call, number(call.num_heads))
-    index = chunk * form.chunk + tl.arange(0, form.chunk)
-    place = b * number(call.num_heads) + head
-    rows = _features(call.query, call, b, head, chunk, form).to(tl.float32)
-    dnum, dden = _load_gradients(DNUM, DDEN, call, place, chunk, form)
+    WEIGHTED: tl.constexpr = SOURCES if call.weight is not None else 0
+    READ: tl.constexpr = SOURCES if form.causal else WEIGHTED
+    segment, b, head = segment_program(call, number(call.num_heads))
+    index = tl.arange(0, form.chunk)
     earlier = index[:, None] >= index[None, :]
-    grad = zero_tile(form.chunk, form.features_pad)
-    for g in tl.range(0, SOURCES):
-        source = g if call.weight is not None else head // form.readers
-        state, total = _load_state(STATES, TOTALS, call, b, source, chunk, form)
-        part = tl.dot(dnum, tl.trans(state), input_precision=form.precision)
-        if form.causal:
-            keys = _features(call.key, call, b, source, chunk, form).to(tl.float32)
-            values = _values(call.value, call, b, source, chunk, form).to(tl.float32)
-            pairs = tl.dot(dnum, tl.trans(values), input_precision=form.precision)
-            pairs = tl.where(earlier, pairs, 0.0)
-            part = tl.dot(pairs, keys, part, input_precision=form.precision)
-        grad += part * _weight(call.weight, head, source, number(call.num_sources))
-        slot = (
-            SUMS + (place * number(call.num_chunks) + chunk) * 2 * number(call.num_sources) + source
-        )
-        if call.weight is not None:
-            tl.store(slot, tl.sum(tl.sum(rows * part, 1), 0))
-        if form.has_totals:
-            part = dden[:, None] * total[None, :]
+    place = b * number(call.num_heads) + head
+    num_rows = number(call.num_queries)
+    state, total = mixed_state(STATES, call, b, head, segment, SOURCES, form)
+    later, later_total = zero_tile(form.key_pad, form.value_pad), zero_vector(form.key_pad)
+    slot = SUMS + (place * number(call.num_segments) + segment) * 2 * number(call.num_sources)
+    for step in range(0, chunks_of(call, segment, form)):
+        chunk = segment * (form.segment // form.chunk) + step
+        start = chunk * form.chunk - number(call.query_start)
+        x, inside = load_query(call, b, head, chunk, form)
+        rows = features_of(x, inside, form).to(call.query.base.dtype.element_ty).to(tl.float32)
+        dnum = load_gradient(call, grad_out, b, head, chunk, form)
+        if form.divides:
+            inverse = load_inverse(call, DEN, place, chunk, form)
+            dnum = dnum * inverse[:, None]
+        grad = tl.dot(dnum, tl.trans(state), input_precision=form.precision)
+        if WEIGHTED > 0:
+            part = tl.dot(tl.trans(rows), dnum, input_precision=form.precision)
+        seen = zero_tile(form.chunk, form.key_pad) + total[None, :]
+        for g in tl.range(0, READ):
+            source = g if call.weight is not None else head // form.readers
+            weight = weight_of(call.weight, head, source, number(call.num_sources))
+            other = weight_of(call.norm_weight, head, source, number(call.num_sources))
+            if WEIGHTED > 0:
+                at = b * number(call.num_sources) + source
+                one, _total = load_state(STATES, at, segment, call, form)
+                share = tl.sum(tl.sum(one * part, 1), 0)
             if form.causal:
-                pairs = tl.where(earlier, dden[:, None], 0.0)
-                part = tl.dot(pairs, keys, part, input_precision=form.precision)
-            grad += part * _weight(call.norm_weight, head, source, number(call.num_sources))
-            if call.weight is not None:
-                tl.store(slot + number(call.num_sources), tl.sum(tl.sum(rows * part, 1), 0))
-    _store_chunk(DQ, grad, place, chunk, call, form.features, form.features_pad, form.chunk)
+                keys = key_features(call, b, source, chunk, form).to(tl.float32)
+                values = load_values(call, b, source, chunk, form).to(tl.float32)
+                pairs = tl.dot(dnum, tl.trans(values), input_precision=form.precision)
+                pairs = tl.where(earlier, pairs, 0.0)
+                own = tl.dot(pairs, keys, input_precision=form.precision)
+                grad += weight * own
+                if WEIGHTED > 0:
+                    share += tl.sum(tl.sum(rows * own, 1), 0)
+                if form.totals:
+                    ones = tl.where(earlier, 1.0, 0.0)
+                    seen += other * tl.dot(ones, keys, input_precision=form.precision)
+                if form.segment > form.chunk:
+                    made = tl.dot(tl.trans(keys), values, input_precision=form.precision)
+                    state += weight * made
+                    total += other * tl.sum(keys, 0)
+            if WEIGHTED > 0:
+                tl.store(slot + source, share)
+        if form.totals:
+            dden = -tl.sum(rows * grad, 1) * inverse
+            store_numbers(DDEN + place * num_rows, dden, start, num_rows, form.chunk)
+            grad += dden[:, None] * seen
+            weighed = rows * dden[:, None]
+            later_total += tl.sum(weighed, 0)
+            for g in tl.range(0, WEIGHTED):
+                at = b * number(call.num_sources) + g
+                _state, ones = load_state(STATES, at, segment, call, form)
+                share = tl.sum(tl.sum(weighed * ones[None, :], 1), 0)
+                if form.causal:
+                    keys = key_features(call, b, g, chunk, form).to(tl.float32)
+                    pairs = tl.dot(weighed, tl.trans(keys), input_precision=form.precision)
+                    share += tl.sum(tl.sum(tl.where(earlier, pairs, 0.0), 1), 0)
+                tl.store(slot + number(call.num_sources) + g, share)
+        base = DQ + place * num_rows * form.key_dim
+        store_positions(base, feature_gradient(x, grad, inside, form), start, form.key_dim,
+                        num_rows, form.key_dim, form.key_pad, form.chunk)  # fmt: skip
+        if WEIGHTED > 0:
+            later += part
+        else:
+            later = tl.dot(tl.trans(rows), dnum, later, input_precision=form.precision)
+    store_sums(LATER, later, later_total, place, segment, call, form)
 
 
 @triton.jit
-def key_gradient_kernel(call, STATES, TOTALS, DNUM, DDEN, DK, DV, form: tl.constexpr):
-    """Write df and dv of one chunk of one source; STATES and TOTALS are sums over later chunks."""
-    chunk, b, source = _program(call, number(call.num_sources))
-    index = chunk * form.chunk + tl.arange(0, form.chunk)
-    keys = _features(call.key, call, b, source, chunk, form).to(tl.float32)
-    values = _values(call.value, call, b, source, chunk, form).to(tl.float32)
-    state, total = _load_state(STATES, TOTALS, call, b, source, chunk, form)
-    grad_k = tl.dot(values, tl.trans(state), input_precision=form.precision)
-    grad_v = tl.dot(keys, state, input_precision=form.precision)
-    if form.has_totals:
+def key_gradient_kernel(
+    call, STATES, grad_out, DEN, DDEN, DK, DV, PRIOR, SHIFT, form: tl.constexpr
+):
+    """Write dk and dv of one segment of one source; STATES are sums over later segments.
+
+    PRIOR is (B, S, chunks, K) or, for priors of positions, (B, S, K, L); SHIFT (B, S, chunks, K E).
+    """
+    segment, b, source = segment_program(call, number(call.num_sources))
+    index = tl.arange(0, form.chunk)
+    later = index[None, :] >= index[:, None]  # (keys, queries)
+    at = b * number(call.num_sources) + source
+    num_keys, num_rows = number(call.num_keys), number(call.num_queries)
+    state, total = load_state(STATES, at, segment, call, form)
+    num_chunks = chunks_of(call, segment, form)
+    for step in range(0, num_chunks):
+        chunk = segment * (form.segment // form.chunk) + num_chunks - 1 - step
+        start = chunk * form.chunk - number(call.key_start)
+        keys = key_features(call, b, source, chunk, form).to(tl.float32)
+        values = load_values(call, b, source, chunk, form).to(tl.float32)
+        grad_k = tl.dot(values, tl.trans(state), input_precision=form.precision)
+        grad_v = tl.dot(keys, state, input_precision=form.precision)
         grad_k += total[None, :]
-    if form.causal:
-        later = index[None, :] >= index[:, None]  # (keys, queries)
-        for g in tl.range(0, form.readers):
-            head = g if call.weight is not None else source * form.readers + g
-            place = b * number(call.num_heads) + head
-            rows = _features(call.query, call, b, head, chunk, form).to(tl.float32)
-            dnum, dden = _load_gradients(DNUM, DDEN, call, place, chunk, form)
-            weight = _weight(call.weight, head, source, number(call.num_sources))
-            pairs = tl.dot(values, tl.trans(dnum), input_precision=form.precision) * weight
-            if form.has_totals:
-                norm_weight = _weight(call.norm_weight, head, source, number(call.num_sources))
-                pairs += dden[None, :] * norm_weight
-            pairs = tl.where(later, pairs, 0.0)
-            grad_k = tl.dot(pairs, rows, grad_k, input_precision=form.precision)
-            pairs = tl.dot(keys, tl.trans(rows), input_precision=form.precision) * weight
-            pairs = tl.where(later, pairs, 0.0)
-            grad_v = tl.dot(pairs, dnum, grad_v, input_precision=form.precision)
-    place = b * number(call.num_sources) + source
-    _store_chunk(DK, grad_k, place, chunk, call, form.features, form.features_pad, form.chunk)
-    _store_chunk(DV, grad_v, place, chunk, call, form.width, form.width_pad, form.chunk)
+        if form.causal:
+            for g in tl.range(0, form.readers):
+                head = g if call.weight is not None else source * form.readers + g
+                place = b * number(call.num_heads) + head
+                x, inside = load_query(call, b, head, chunk, form)
+                rows = features_of(x, inside, form).to(call.query.base.dtype.element_ty)
+                rows = rows.to(tl.float32)
+                weight = weight_of(call.weight, head, source, number(call.num_sources))
+                dnum = load_gradient(call, grad_out, b, head, chunk, form) * weight
+                if form.divides:
+                    dnum = dnum * load_inverse(call, DEN, place, chunk, form)[:, None]
+                pairs = tl.dot(values, tl.trans(dnum), input_precision=form.precision)
+                if form.totals:
+                    first = chunk * form.chunk - number(call.query_start)
+                    base = DDEN + place * num_rows
+                    dden = load_numbers(base, first, num_rows, 0.0, form.chunk)
+                    dden *= weight_of(call.norm_weight, head, source, number(call.num_sources))
+                    pairs += dden[None, :]
+                pairs = tl.where(later, pairs, 0.0)
+                grad_k = tl.dot(pairs, rows, grad_k, input_precision=form.precision)
+                pairs = tl.dot(keys, tl.trans(rows), input_precision=form.precision)
+                pairs = tl.where(later, pairs, 0.0)
+                grad_v = tl.dot(pairs, dnum, grad_v, input_precision=form.precision)
+                if form.segment > form.chunk:
+                    state = tl.dot(tl.trans(rows), dnum, state, input_precision=form.precision)
+                    if form.totals:
+                        total += tl.sum(rows * dden[:, None], 0)
+        if call.keep is not None:
+            grad_v *= kept_values(call, b, source, start, form)
+        store_positions(DV + at * num_keys * form.value_dim, grad_v, start, form.value_dim,
+                        num_keys, form.value_dim, form.value_pad, form.chunk)  # fmt: skip
+        if call.key_mask is not None:
+            grad_k = tl.where(real_keys(call, b, start, form), grad_k, 0.0)
+        _store_keys(call, grad_k, DK, PRIOR, SHIFT, b, source, chunk, form)
+
+
+@triton.jit
+def _store_keys(call, grad, DK, PRIOR, SHIFT, b, source, chunk, form: tl.constexpr):
+    """Store the gradients of a chunk of keys, of its priors and shifts, from that of features."""
+    COMPONENTS: tl.constexpr = form.components
+    start = chunk * form.chunk - number(call.key_start)
+    num_keys, at = number(call.num_keys), b * number(call.num_sources) + source
+    cols = tl.arange(0, form.key_pad)
+    if form.mix_before:
+        x, inside = mixed_key(call, b, source, start, form)
+        grad = feature_gradient(x, grad, inside, form)
+    both = zero_tile(form.chunk, form.key_pad)
+    for r in tl.static_range(COMPONENTS):
+        x, inside = load_key(call, b, source, start, r, form)
+        mine = grad
+        if call.prior is not None:
+            mine = grad * key_share(call, source, start, r, form)
+            y = x
+            if not form.mix_before:
+                y = features_of(x, inside, form)
+            share = tl.sum(tl.where(inside, grad * y, 0.0), 1)
+            if form.prior_rows:
+                base = PRIOR + (at * COMPONENTS + r) * num_keys
+                store_numbers(base, share, start, num_keys, form.chunk)
+            else:
+                place = (at * number(call.num_chunks) + chunk) * COMPONENTS + r
+                tl.store(PRIOR + place, tl.sum(share, 0))
+        if not form.mix_before:
+            mine = feature_gradient(x, mine, inside, form)
+        if call.shift is not None:
+            both += mine
+            place = (at * number(call.num_chunks) + chunk) * COMPONENTS + r
+            own = tl.sum(tl.where(inside, mine, 0.0), 0)
+            tl.store(SHIFT + place * form.key_dim + cols, own, mask=cols < form.key_dim)
+        else:
+            base = DK + (at * COMPONENTS + r) * num_keys * form.key_dim
+            store_positions(base, mine, start, form.key_dim, num_keys,
+                            form.key_dim, form.key_pad, form.chunk)  # fmt: skip
+    if call.shift is not None:
+        base = DK + at * num_keys * form.key_dim
+        store_positions(base, both, start, form.key_dim, num_keys,
+                        form.key_dim, form.key_pad, form.chunk)  # fmt: skip
+
+
+_COUNTS = ("num_batch", "num_places")
+_FIRST = ("first_parts", "first_size", "first_stride")
+_SECOND = ("second_parts", "second_size", "second_stride")
+
+
+@triton.jit(do_not_specialize=(*_COUNTS, *_FIRST, *_SECOND))
+def add_parts_kernel(
+    FIRST, FIRST_OUT, first_parts, first_size, first_stride,
+    SECOND, SECOND_OUT, second_parts, second_size, second_stride,
+    num_batch, num_places, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of two tensors (B, places, parts, size) over samples and parts.
+
+    A stride is the distance of two parts, their size or more.
+    """
+    blocks = tl.cdiv(first_size, BLOCK) * num_places
+    if tl.program_id(0) < blocks:
+        _add_parts(FIRST, FIRST_OUT, tl.program_id(0), num_batch, num_places,
+                   first_parts, first_size, first_stride, PARTS, BLOCK)  # fmt: skip
+    else:
+        _add_parts(SECOND, SECOND_OUT, tl.program_id(0) - blocks, num_batch, num_places,
+                   second_parts, second_size, second_stride, PARTS, BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _add_parts(
+    TENSOR, OUT, block, num_batch, num_places, num_parts, size, stride,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of BLOCK numbers of one place, in float64 and in a fixed order."""
+    blocks = tl.cdiv(size, BLOCK)
+    place, index = block // blocks, block % blocks * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((PARTS, BLOCK), tl.float64)
+    for start in range(0, num_batch * num_parts, PARTS):
+        part = start + tl.arange(0, PARTS)
+        row = (part // num_parts * num_places + place) * num_parts + part % num_parts
+        at = TENSOR + row[:, None].to(tl.int64) * stride + index[None, :]
+        inside = (part < num_batch * num_parts)[:, None] & (index < size)[None, :]
+        total += tl.load(at, mask=inside, other=0.0).to(tl.float64)
+    found = tl.sum(total, 0).to(tl.float32)
+    tl.store(OUT + place.to(tl.int64) * size + index, found, mask=index < size)

@@ -1,19 +1,20 @@
 """Linear attention over chunks as PyTorch operators.
 
-num[h, i] = Σ_s p[h, s] Σ_{j ≤ i} (query[h, i] · key[s, j]) value[s, j]
-    den[h, i] = Σ_s r[h, s] Σ_{j ≤ i}  query[h, i] · key[s, j]
+num[h, i] = Σ_s p[h, s] Σ_{j ≤ i} (F[h, i] · f[s, j]) value[s, j]
+    den[h, i] = Σ_s r[h, s] Σ_{j ≤ i}  F[h, i] · f[s, j]
+    out = factor · num / (den + eps)
 
-Saved are the inputs; states of chunks are added up again in backward. Nothing is added atomically.
+with F = φ(query) and f = Σ_r π_r φ(key_r), made inside the kernels. Saved are the inputs and den;
+states of segments are added up again in backward. Nothing is added atomically.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lit_probattn.kernels.operator import define_operators
 from lit_probattn.kernels.runtime import (
@@ -29,278 +30,363 @@ from lit_probattn.kernels.runtime import (
     unseen,
 )
 
+Features = Literal["none", "elu", "relu"]
+_FEATURES: dict[str, int] = {"none": 0, "elu": 1, "relu": 2}
 
-def read_sources(
+
+def linear_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
+    features: Features = "none",
+    normed: bool = False,
+    prior: Tensor | None = None,
+    shift: Tensor | None = None,
+    mix_before: bool = False,
     weight: Tensor | None = None,
     norm_weight: Tensor | None = None,
+    state: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    keep: Tensor | None = None,
     has_totals: bool = True,
+    divides: bool = True,
+    eps: float = 0.0,
+    factor: float = 1.0,
     is_causal: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return numerators and denominators of linear attention and of linear FiSH.
+    """Return linear attention, its mixtures, or linear FiSH, and the denominators.
 
-        num[h, i] = Σ_s p[h, s] Σ_j (query[h, i] · key[s, j]) value[s, j]
-        den[h, i] = Σ_s r[h, s] Σ_j  query[h, i] · key[s, j]
+        num[h, i] = Σ_s p[h, s] Σ_j (φ(query[h, i]) · f[s, j]) value[s, j]
+        den[h, i] = Σ_s r[h, s] Σ_j  φ(query[h, i]) · f[s, j]
+        f[s, j] = Σ_r π[s, r] φ(key[s, r, j] + shift[s, r])
+        out = factor · num / (den + eps), 0 where den is 0
 
-    Source: MGK, ICML 2022, section 2.5, with key features Σ_r π_r φ(k_r) (one source per head);
-    FiSH, NeurIPS 2022, appendix A.6 (global states mixed by p).
+    Source: MGK, ICML 2022, section 2.5 (one source per head); FiSH, NeurIPS 2022, appendix A.6
+    (global states mixed by p).
     Departs from the source: see `LinearAttention`, `MLKAttention`, `LinearFiSHAttention`.
 
     Args:
-        query: features, (B, H, N, E).
-        key: features, (B, S, L, E), zero where masked.
+        query: (B, H, N, E).
+        key: (B, S, L, E), or (B, S, K, L, E) where components have keys of their own.
         value: (B, S, L, D).
+        features: φ; `none` means that queries and keys are features.
+        normed: whether features are divided by their sum (0 stays 0).
+        prior: π, (S, K, 1 or L). None means one component.
+        shift: (S, K, E); given with a prior.
+        mix_before: whether components are mixed before φ.
         weight: p, (H, S). None: H/S neighbouring heads read one source each.
-        norm_weight: r, (H, S); given with `weight` if `has_totals`.
+        norm_weight: r, (H, S); given with `weight`.
+        state: Σ f valueᵀ of earlier positions, (B, S, E, D), without a part in den.
+        key_mask: real keys, (B, L) bool.
+        keep: what values are multiplied with, (B, S, L) float32, without gradient.
         has_totals: whether denominators are wanted.
-        is_causal: query i reads the keys j ≤ i + L − N, else all.
+        divides: whether to divide by them. Otherwise den has no gradient, and `out` is float32 if
+            `has_totals`, for further work.
+        eps: added to den.
+        factor: of the output.
+        is_causal: query i reads the keys j ≤ i + L - N, else all.
 
     Returns:
-        num (B, H, N, D) and den (B, H, N, 1) or None, float32.
+        out (B, H, N, D) and den (B, H, N) float32, which has no gradient, or None.
 
     Raises:
-        ValueError: `norm_weight` is missing or superfluous.
+        ValueError: `norm_weight` is missing or superfluous; `divides` without `has_totals`.
     """
-    if has_totals and (weight is None) != (norm_weight is None):
+    if (weight is None) != (norm_weight is None):
         raise ValueError(
             "weight and norm_weight are given together, received "
             f"weight={'None' if weight is None else 'a tensor'} and "
             f"norm_weight={'None' if norm_weight is None else 'a tensor'}"
         )
-    num_queries, offset = query.shape[2], key.shape[2] - query.shape[2]
-    state = total = None
-    if is_causal and offset > 0:  # every query sees the first `offset` keys
-        state, total = _sums(key[:, :, :offset], value[:, :, :offset])
-        key, value = key[:, :, offset:], value[:, :, offset:]
-    elif is_causal and offset < 0:  # the first queries see nothing
-        query = query[:, :, -offset:]
-    elif offset:  # zeros add nothing
-        length = max(num_queries, key.shape[2])
-        query, key, value = (F.pad(x, (0, 0, 0, length - x.shape[2])) for x in (query, key, value))
-    num, den, _, _ = linear_forward(
-        *(query, key, value, weight, norm_weight if has_totals else None),
-        *(state, total if has_totals else None, has_totals, is_causal),
-    )
-    den = den[..., None] if has_totals else None
-    if is_causal and offset < 0:
-        num = F.pad(num, (0, 0, -offset, 0))
-        den = None if den is None else F.pad(den, (0, 0, -offset, 0))
-    elif offset:
-        num = num[:, :, :num_queries]
-        den = None if den is None else den[:, :, :num_queries]
-    return num, den
-
-
-def _sums(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ_j key_j value_jᵀ and Σ_j key_j in float32."""
-    key = key.to(torch.float32)
-    return key.mT @ value.to(torch.float32), key.sum(-2)
+    if divides and not has_totals:
+        raise ValueError("divides=True needs has_totals=True, received has_totals=False")
+    dtype = query.dtype
+    tensors = (query, key.to(dtype), value.to(dtype), prior, shift, weight, norm_weight, state)
+    call = (*tensors, key_mask, keep, _FEATURES[features], normed, mix_before)
+    out, den = linear_forward(*call, has_totals, divides, eps, factor, is_causal)
+    return out, den if has_totals else None
 
 
 def default_launch(shape: Shape) -> Launch:
-    """Return positions per chunk (`block_q`), warps and stages where none were tuned."""
+    """Return positions per chunk (`block_q`) and per segment (`block_k`), warps and stages.
+
+    Longer segments store fewer states, but programs carry theirs, which must fit: not beside wide
+    heads, and not in backward where heads mix sources (`num_tiles` 2).
+    """
+    backward = shape.kernel.endswith("backward")
     if shape.itemsize == 4:
-        return Launch(32, 32, 4, 1)
-    if shape.head_dim > 64:  # shorter chunks: the state fills the registers
         return Launch(32, 32, 8, 1)
-    return Launch(64, 64, 8 if shape.head_dim > 32 else 4, 2)
+    warps = 8 if shape.head_dim > 32 else 4
+    if shape.head_dim > 64 or (backward and shape.num_tiles > 1):
+        chunk = 32 if shape.head_dim > 64 and backward and shape.num_tiles > 1 else 64
+        return Launch(chunk, chunk, warps, 1)
+    return Launch(32 if backward else 64, 256, warps, 1)
 
 
 class LinearInputs(NamedTuple):
-    """The arguments of the operator; see `read_sources`, here with as many keys as queries.
+    """The arguments of the operator; see `linear_attention`.
 
     Args:
-        state: Σ key value of earlier positions, (B, S, F, E), or None.
-        total: Σ key of earlier positions, (B, S, F), or None.
+        features: 0 none, 1 elu, 2 relu.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
+    prior: Tensor | None
+    shift: Tensor | None
     weight: Tensor | None
     norm_weight: Tensor | None
     state: Tensor | None
-    total: Tensor | None
+    key_mask: Tensor | None
+    keep: Tensor | None
+    features: int
+    normed: bool
+    mix_before: bool
     has_totals: bool
+    divides: bool
+    eps: float
+    factor: float
     is_causal: bool
 
 
 class LinearArguments(NamedTuple):
-    """What all kernels of a call read; counts are `unseen`."""
+    """What all kernels of a call read; counts are `unseen`.
+
+    Args:
+        query_start: position of query 0; that of key 0 is `key_start`.
+    """
 
     query: HeadRows
     key: HeadRows
     value: HeadRows
+    prior: Tensor | None
+    shift: Tensor | None
     weight: Tensor | None
     norm_weight: Tensor | None
+    key_mask: Tensor | None
+    keep: Tensor | None
     num_heads: int
     num_sources: int
-    num_rows: int
+    num_queries: int
+    num_keys: int
+    query_start: int
+    key_start: int
     num_chunks: int
+    num_segments: int
+    eps: float
+    factor: float
     end: None = None  # see `Pairs`
 
 
 class LinearForm(NamedTuple):
-    """What kernels are compiled for; `readers` is the number of heads that read one source."""
+    """What kernels are compiled for.
+
+    Args:
+        readers: heads that read one source.
+        totals: whether sums of features are kept beside states; backward needs them to divide.
+        prior_rows: whether priors belong to positions.
+        chunk: positions of a tile.
+        segment: positions of a program, a multiple of `chunk`.
+    """
 
     readers: int
-    has_totals: bool
+    totals: bool
+    divides: bool
     causal: bool
     features: int
-    features_pad: int
-    width: int
-    width_pad: int
+    normed: bool
+    mix_before: bool
+    components: int
+    prior_rows: bool
+    key_dim: int
+    key_pad: int
+    value_dim: int
+    value_pad: int
     chunk: int
+    segment: int
     precision: str
 
 
 class LinearCall:
     """Sizes, arguments and switches that all kernels of one call share."""
 
-    def __init__(self, x: LinearInputs) -> None:
+    def __init__(self, x: LinearInputs, backward: bool) -> None:
         query, key, value = (unit_stride(tensor) for tensor in x[:3])
-        self.batch, heads, rows, features = query.shape
-        sources, width = value.shape[1], value.shape[3]
+        self.batch, self.num_heads, rows, features = query.shape
+        self.num_sources, cols, width = value.shape[1:]
         widths = (padded(features), padded(width))
-        shape = Shape("linear", max(widths), 1, query.element_size())
+        weighted, kernel = x.weight is not None, f"linear_{'backward' if backward else 'forward'}"
+        shape = Shape(kernel, max(widths), 1 + weighted, query.element_size())
         found = choose_launch(shape, query.device, default_launch)
-        self.resources = found.resources
-        self.num_heads, self.num_sources = heads, sources
-        self.num_chunks = max(1, math.ceil(rows / found.block_q))
-        self.arguments = LinearArguments(
+        self.resources, chunk = found.resources, found.block_q
+        # The gradients of weights need the state of every source before every chunk.
+        segment = chunk if weighted and backward else max(1, found.block_k // chunk) * chunk
+        self.num_chunks = max(1, math.ceil(max(rows, cols) / chunk))
+        self.num_segments = math.ceil(self.num_chunks * chunk / segment)
+        offset = cols - rows if x.is_causal else 0
+        mask = None if x.key_mask is None else x.key_mask.view(torch.uint8).contiguous()
+        counts = (self.num_heads, self.num_sources, rows, cols, max(0, offset), max(0, -offset))
+        found_arguments: tuple[Any, ...] = (
             *(head_rows(query), head_rows(key), head_rows(value)),
-            *(plain_float(x.weight), plain_float(x.norm_weight)),
-            *(unseen(heads), unseen(sources), unseen(rows), unseen(self.num_chunks)),
+            *(plain_float(tensor) for tensor in x[3:7]),
+            *(mask, plain_float(x.keep)),
+            *(unseen(count) for count in (*counts, self.num_chunks, self.num_segments)),
+            *(x.eps, x.factor),
         )
+        self.arguments = LinearArguments(*found_arguments)
         self.form = LinearForm(
-            *(heads if x.weight is not None else heads // sources, x.has_totals, x.is_causal),
-            *(features, widths[0], width, widths[1], found.block_q),
-            "ieee" if query.dtype == torch.float32 else "tf32",
+            readers=self.num_heads // (1 if weighted else self.num_sources),
+            totals=x.divides if backward else x.has_totals,
+            divides=x.divides,
+            causal=x.is_causal,
+            features=x.features,
+            normed=x.normed,
+            mix_before=x.mix_before,
+            components=1 if x.prior is None else x.prior.shape[1],
+            prior_rows=x.prior is not None and x.prior.shape[2] > 1,
+            key_dim=features,
+            key_pad=widths[0],
+            value_dim=width,
+            value_pad=widths[1],
+            chunk=chunk,
+            segment=segment,
+            precision="ieee" if query.dtype == torch.float32 else "tf32",
         )
+
+    @property
+    def sources(self) -> int:
+        """How many sources a head reads."""
+        return 1 if self.arguments.weight is None else self.num_sources
 
     def run(self, kernel: Any, heads: int, args: tuple[Any, ...], **constants: int) -> None:
-        """Launch one program per chunk of every head (or source)."""
-        programs = self.batch * heads * self.num_chunks
-        launch(kernel, programs, args, {"form": self.form, **constants, **self.resources})
+        """Launch one program per segment of every head (or source)."""
+        launch(
+            *(kernel, self.batch * heads * self.num_segments, (self.arguments, *args)),
+            {"form": self.form, **constants, **self.resources},
+        )
 
-    def read(self, kernel: Any, args: tuple[Any, ...]) -> None:
-        """Launch a kernel that reads all sources of every head."""
-        sources = 1 if self.arguments.weight is None else self.num_sources
-        self.run(kernel, self.num_heads, (self.arguments, *args), SOURCES=sources)
+    def new_sums(self, heads: int) -> Tensor:
+        """Return room for states and totals of all segments."""
+        size = self.form.key_dim * (self.form.value_dim + self.form.totals)
+        places = (self.batch, heads, self.num_segments, size)
+        return self.arguments.query.base.new_empty(places, dtype=torch.float32)
 
-    def states(
-        self,
-        x: HeadRows,
-        y: HeadRows,
-        starts: tuple[Tensor | None, Tensor | None],
-        gradients: Tensor | None = None,
-        backward: bool = False,
-    ) -> tuple[Tensor, ...]:
-        """Return states and totals before every chunk, and those after all.
+    def states(self, start: Tensor | None) -> Tensor:
+        """Return states and totals before every segment, or those of all."""
+        from lit_probattn.kernels.linear.kernels import chunk_sums_kernel
 
-        Args:
-            x: features, (B, H or S, N, F).
-            y: what they are multiplied with, (B, H or S, N, E).
-            starts: state and total to begin with.
-            gradients: numbers that weigh `x` in the totals, (B, H, N). None means 1.
-            backward: whether x and y belong to heads, which weights map to sources, and the sums
-                go from the last chunk to the first.
-        """
-        from lit_probattn.kernels.linear import kernels
+        sums = self.new_sums(self.num_sources)
+        self.run(chunk_sums_kernel, self.num_sources, (sums,))
+        return self.scan(sums, start, None, False)
 
-        call, form = self.arguments, self.form
-        places = (self.batch, self.num_sources, self.num_chunks, form.features)
-        sums = x.base.new_empty(*places, form.width, dtype=torch.float32)
-        features = form.features if form.has_totals else 0
-        totals = x.base.new_empty(*places[:3], features, dtype=torch.float32)
-        weights = (call.weight, call.norm_weight) if backward else (None, None)
-        args = (x, y, gradients, *weights, sums, totals, call, x.base.shape[1])
-        readers = form.readers if backward else 1
-        self.run(kernels.chunk_sums_kernel, self.num_sources, args, READERS=readers)
-        ends = []
-        for parts, start in zip((sums, totals), starts, strict=True):
-            size, block = math.prod(parts.shape[3:]), 1024
-            ends.append(parts.new_empty(*parts.shape[:2], *parts.shape[3:]))
-            launch(
-                *(kernels.scan_kernel, self.batch * self.num_sources * math.ceil(size / block)),
-                (parts, plain_float(start), ends[-1], self.num_chunks, size),
-                {"REVERSE": backward, "TOTAL": not form.causal, "BLOCK": block, "num_warps": 4},
-            )
-        return sums, totals, *ends
+    def scan(self, sums: Tensor, start: Tensor | None, end: Tensor | None, later: bool) -> Tensor:
+        """Return running sums; of `later` segments, from those of heads to sources."""
+        from lit_probattn.kernels.linear.kernels import scan_kernel
+
+        segments = self.num_segments if self.form.causal else 1
+        out = sums.new_empty(self.batch, self.num_sources, segments, sums.shape[-1])
+        weights = (self.arguments.weight, self.arguments.norm_weight) if later else (None, None)
+        cells, size, block = self.form.key_dim * self.form.value_dim, sums.shape[-1], 256
+        launch(
+            *(scan_kernel, self.batch * self.num_sources * math.ceil(size / block)),
+            (
+                *(sums, out, plain_float(start), end, *weights),
+                *(self.num_segments, self.num_sources, cells, size),
+            ),
+            {
+                **{"READERS": self.form.readers if later else 1, "REVERSE": later},
+                **{"TOTAL": not self.form.causal, "BLOCK": block, "num_warps": 4},
+            },
+        )
+        return out
 
 
-def _new_outputs(x: LinearInputs) -> tuple[Tensor, ...]:
-    """Return room for num (B, H, N, E), den (B, H, N) and the sums over all keys; float32."""
-    (batch, sources, _, width), features = x.value.shape, x.query.shape[3]
-    num = x.query.new_empty(*x.query.shape[:3], width, dtype=torch.float32)
-    den = num.new_empty(num.shape[:3] if x.has_totals else (0,))
-    end = num.new_empty(batch, sources, features, width)
-    return num, den, end, num.new_empty(batch, sources, features if x.has_totals else 0)
+def _new_outputs(x: LinearInputs) -> tuple[Tensor, Tensor]:
+    """Return (B, H, N, D) stored as (B, N, H, D), which merging the heads wants; (B, H, N)."""
+    batch, heads, rows, _ = x.query.shape
+    dtype = torch.float32 if x.has_totals and not x.divides else x.query.dtype
+    out = x.query.new_empty(batch, rows, heads, x.value.shape[3], dtype=dtype).transpose(1, 2)
+    den = x.query.new_empty(out.shape[:3] if x.has_totals else (0,), dtype=torch.float32)
+    return out, den
 
 
-def _forward(x: LinearInputs) -> tuple[Tensor, ...]:
-    """Return numerators, denominators, and the sums over all keys."""
+def _forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
+    """Return output and denominators."""
     from lit_probattn.kernels.linear.kernels import read_kernel
 
-    call = LinearCall(x)
-    sums, totals, *ends = call.states(call.arguments.key, call.arguments.value, (x.state, x.total))
-    num, den, _, _ = _new_outputs(x)
-    call.read(read_kernel, (sums, totals, num, den))
-    return num, den, *ends
+    call = LinearCall(x, backward=False)
+    states = call.states(x.state)
+    out, den = _new_outputs(x)
+    args = (states, head_rows(out), den)
+    call.run(read_kernel, call.num_heads, args, SOURCES=call.sources)
+    return out, den
 
 
 def _backward(
-    x: LinearInputs,
-    grad_num: Tensor | None,
-    grad_den: Tensor | None,
-    grad_end: Tensor | None,
-    grad_total: Tensor | None,
-    skipped: list[str],
+    x: LinearInputs, grad_out: Tensor, out: Tensor, den: Tensor, skipped: list[str]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of query, key, value, weight, norm_weight, state and total."""
+    """Return the gradients of query, key, value, prior, shift, weight, norm_weight and state."""
     from lit_probattn.kernels.linear import kernels
 
-    call = LinearCall(x)
-    arguments = call.arguments
-    sums, totals, _, _ = call.states(arguments.key, arguments.value, (x.state, x.total))
-    if grad_num is None:
-        grad_num = x.query.new_zeros(*x.query.shape[:3], x.value.shape[3], dtype=torch.float32)
-    grad_num = grad_num.float().contiguous()
-    if not x.has_totals:
-        grad_den = grad_total = None
-    elif grad_den is None:
-        grad_den = grad_num.new_zeros(grad_num.shape[:3])
-    grad_den = plain_float(grad_den)
+    call = LinearCall(x, backward=True)
+    states = call.states(x.state)
+    grad = head_rows(unit_stride(grad_out))
+    dden, later = torch.empty_like(den), call.new_sums(call.num_heads)
     points = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in x[:3]]
-    weighted = call.num_sources if x.weight is not None else 0
-    slots = (*grad_num.shape[:2], call.num_chunks, 2, weighted)
-    parts = grad_num.new_empty(slots) if x.has_totals else grad_num.new_zeros(slots)
-    call.read(kernels.query_gradient_kernel, (sums, totals, grad_num, grad_den, points[0], parts))
-    sums, totals, start, total_start = call.states(
-        arguments.query, head_rows(grad_num), (grad_end, grad_total), grad_den, backward=True
-    )
-    args = (arguments, sums, totals, grad_num, grad_den, *points[1:])
+    weighted = 0 if x.weight is None else call.num_sources
+    places = (call.batch, call.num_heads, call.num_segments, 2, weighted)
+    slots = later.new_empty(places) if x.divides else later.new_zeros(places)
+    args: tuple[Any, ...] = (states, grad, den, points[0], dden, later, slots)
+    call.run(kernels.query_gradient_kernel, call.num_heads, args, SOURCES=call.sources)
+
+    given = (x.prior, x.shift, x.weight, x.norm_weight, x.state)
+    small = [den.new_empty(0 if tensor is None else tensor.shape) for tensor in given]
+    states = call.scan(later, None, None if x.state is None else small[4], True)
+    prior = _prior_parts(x, call)
+    size = 0 if x.shift is None else call.form.components * call.form.key_dim
+    shift = prior.new_empty(call.batch, call.num_sources, call.num_chunks, size)
+    args = (states, grad, den, dden, *points[1:], prior, shift)
     call.run(kernels.key_gradient_kernel, call.num_sources, args)
-    found = parts.double().sum((0, 2)).float()  # (H, 2, S)
-    small = (found[:, 0].clone(), found[:, 1].clone(), start, total_start)
-    given = (x.weight, x.norm_weight, x.state, x.total)
-    none = (grad_num.new_empty(0) for _ in given)
-    return *points, *(
-        b if tensor is None else a for a, b, tensor in zip(small, none, given, strict=True)
-    )
+    if x.prior is not None:
+        _add_parts((prior, shift), small[:2])
+    if x.weight is not None:
+        _add_parts((slots[:, :, :, 0], slots[:, :, :, 1]), small[2:4])
+    return *points, *small
+
+
+def _prior_parts(x: LinearInputs, call: LinearCall) -> Tensor:
+    """Return room for the gradients of priors, (B, S, parts, numbers)."""
+    form = call.form
+    shape = (call.num_chunks, 0 if x.prior is None else form.components)
+    if form.prior_rows:
+        shape = (1, form.components * x.value.shape[2])
+    return x.query.new_empty(call.batch, call.num_sources, *shape, dtype=torch.float32)
+
+
+def _add_parts(parts: tuple[Tensor, Tensor], found: list[Tensor]) -> None:
+    """Write the sums of two tensors (B, places, parts, size) over samples and parts."""
+    from lit_probattn.kernels.linear.kernels import add_parts_kernel
+
+    args: list[Any] = []
+    programs, block = 0, 16
+    for tensor, out in zip(parts, found, strict=True):
+        args += [tensor, out, tensor.shape[2], tensor.shape[3], tensor.stride(2)]
+        programs += tensor.shape[1] * math.ceil(tensor.shape[3] / block)
+    args += parts[0].shape[:2]
+    options = {"PARTS": 128, "BLOCK": block, "num_warps": 4}
+    launch(add_parts_kernel, programs, tuple(args), options)
 
 
 def _flops(x: Any, backward: bool) -> int:
-    """Return FLOPs of the O(N) form: writing all sources into states, and all heads reading them.
+    """Return FLOPs of the O(N) form: writing all sources into states, and all heads reading one.
 
-    Pairs within chunks, whose length is a matter of tuning, are not counted.
+    Pairs within chunks, whose length is a matter of tuning, and mixing are not counted.
     """
     batch, heads, rows, features = x.query
-    work = 2 * batch * rows * features * (x.value[3] + x.has_totals)
-    write, read = work * x.value[1], work * heads * (1 if x.weight is None else x.value[1])
+    work = 2 * batch * features * (x.value[3] + x.has_totals)
+    write, read = work * x.value[1] * x.value[2], work * heads * rows
     return 3 * write + 2 * read if backward else write + read
 
 
@@ -310,7 +396,6 @@ linear_forward = define_operators(
     _forward,
     _backward,
     new_outputs=_new_outputs,
-    gradients=("query", "key", "value", "weight", "norm_weight", "state", "total"),
+    gradients=("query", "key", "value", "prior", "shift", "weight", "norm_weight", "state"),
     flops=_flops,
-    has_normaliser=False,
 )

@@ -2,73 +2,176 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lit_probattn.kernels.linear.operators import read_sources
+from lit_probattn.kernels.linear.operators import Features, linear_attention
 from lit_probattn.kernels.selftest import HeadDims, beside, in_float64, random_tensor
 
 _BATCH, _HEADS, _SOURCES, _ROWS, _KEYS = 2, 4, 2, 149, 167
 
 
-def plain_sources(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor,
-    norm_weight: Tensor,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return what `read_sources` computes, by the equation, storing all pairs."""
-    pairs = torch.einsum("bhie,bsje->bhsij", query, key)
-    if is_causal:
-        pairs = pairs.tril(key.shape[2] - query.shape[2])
-    num = torch.einsum("hs,bhsij,bsjd->bhid", weight, pairs, value)
-    return num, torch.einsum("hs,bhsij->bhi", norm_weight, pairs)[..., None]
+class Kind(NamedTuple):
+    """What a call of linear attention has beside queries, keys and values.
+
+    Args:
+        components: of a key; 0 means no prior.
+        shifted: whether components are shifts of one key.
+        weighted: whether heads mix all sources, which begin with a state, instead of sharing them.
+        masked: whether keys are masked and values dropped.
+        divides: whether the output is divided; otherwise it is a numerator.
+    """
+
+    features: Features = "elu"
+    normed: bool = False
+    components: int = 0
+    shifted: bool = False
+    prior_rows: bool = False
+    mix_before: bool = False
+    weighted: bool = False
+    masked: bool = False
+    divides: bool = True
+
+
+_KINDS = {
+    "linear": Kind(),
+    "mlk": Kind(components=2, masked=True),
+    "linear_fish": Kind(weighted=True, masked=True),
+}
+Tensors = dict[str, Tensor]
+
+
+def _phi(x: Tensor, kind: Kind) -> Tensor:
+    if kind.features == "elu":
+        x = F.elu(x) + 1.0
+    elif kind.features == "relu":
+        x = x.relu()
+    return x / x.sum(-1, keepdim=True).clamp_min(1e-300) if kind.normed else x
+
+
+def plain_attention(
+    given: Tensors, seen: Tensor, keep: Tensor, kind: Kind, eps: float, factor: float
+) -> Tensor:
+    """Return what `linear_attention` computes, by the equation, storing all pairs.
+
+    Args:
+        seen: pairs that count, broadcastable to (B, H, N, L).
+        keep: factor of every value, broadcastable to (B, S, L).
+    """
+    rows, key, prior = _phi(given["query"], kind), given["key"], given.get("prior")
+    if prior is None:
+        cols = _phi(key, kind)
+    else:
+        if kind.shifted:
+            key = key[:, :, None] + given["shift"][:, :, None]
+        share = prior[..., None]
+        if kind.mix_before:
+            cols = _phi((share * key).sum(2), kind)
+        else:
+            cols = (share * _phi(key, kind)).sum(2)
+    value = given["value"] * keep[..., None]
+    heads, sources = rows.shape[1], cols.shape[1]
+    shared = torch.arange(heads, device=rows.device) // (heads // sources)
+    one = F.one_hot(shared, sources).to(rows.dtype)
+    pairs = torch.einsum("bhie,bsje->bhsij", rows, cols) * seen[:, :, None]
+    num = torch.einsum("hs,bhsij,bsjd->bhid", given.get("weight", one), pairs, value)
+    if kind.weighted:
+        start = torch.einsum("hs,bsed->bhed", given["weight"], given["state"])
+        num = num + rows @ start
+    if not kind.divides:
+        return num * factor
+    den = torch.einsum("hs,bhsij->bhi", given.get("norm_weight", one), pairs)[..., None]
+    return (num * factor / (den + eps + (den == 0))).masked_fill(den == 0, 0.0)
 
 
 def self_test(
     family: str, device: torch.device, dtype: torch.dtype, head_dims: HeadDims
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return causal outputs and gradients; `linear_fish` with weights, the others grouped heads."""
-    return compare(family == "linear_fish", True, device, dtype, head_dims, (_ROWS, _KEYS))
+    """Return causal outputs and gradients of a family."""
+    return compare(_KINDS[family], True, device, dtype, head_dims, (_ROWS, _KEYS))
 
 
 def compare(
-    weighted: bool,
+    kind: Kind,
     is_causal: bool,
     device: torch.device,
     dtype: torch.dtype,
     head_dims: HeadDims,
     sizes: tuple[int, int],
+    batch: int = _BATCH,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return (found, float64) of numerators, denominators and every gradient."""
+    """Return (found, float64) of the output and of every gradient."""
     (rows, keys), (head_dim, value_dim) = sizes, head_dims
-    shapes = [
-        (_BATCH, _HEADS, rows, head_dim),
-        (_BATCH, _SOURCES, keys, head_dim),
-        (_BATCH, _SOURCES, keys, value_dim),
-        (_HEADS, _SOURCES),
-        (_HEADS, _SOURCES),
-    ]
-    inputs = [
-        random_tensor(*shape, seed=i, device=device, dtype=dtype) for i, shape in enumerate(shapes)
-    ]
-    inputs[:2] = [x.abs() / head_dim**0.5 for x in inputs[:2]]
-    inputs[3:] = [x.float() for x in inputs[3:]]
-    if not weighted:
-        groups = torch.arange(_HEADS, device=device) // (_HEADS // _SOURCES)
-        inputs[3:] = [torch.nn.functional.one_hot(groups, _SOURCES).float()] * 2
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    weights = (leaves[3], leaves[4]) if weighted else (None, None)
-    num, den = read_sources(
-        *leaves[:3], weight=weights[0], norm_weight=weights[1], is_causal=is_causal
+    given = _draw(kind, batch, rows, keys, head_dim, value_dim, device, dtype)
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in given.items()}
+    seen = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=device)
+    keep = torch.ones(1, 1, keys, device=device)
+    masks: dict[str, Any] = {}
+    if kind.masked:
+        coin = random_tensor(batch, keys, seed=11, device=device, dtype=torch.float32) > -0.8
+        keep = random_tensor(batch, _SOURCES, keys, seed=12, device=device, dtype=torch.float32).gt(
+            -0.5
+        ) * torch.ones((), device=device).mul(1.25)
+        masks = {"key_mask": coin, "keep": keep}
+        seen = seen & coin[:, None, None]
+    if is_causal:
+        seen = seen.tril(keys - rows)
+    eps, factor = (0.01, 0.7) if kind.normed else (0.0, 1.0)
+    out, _ = linear_attention(
+        **leaves,
+        **masks,
+        features=kind.features,
+        normed=kind.normed,
+        mix_before=kind.mix_before,
+        has_totals=kind.divides,
+        divides=kind.divides,
+        eps=eps,
+        factor=factor,
+        is_causal=is_causal,
     )
-    exact = in_float64(inputs)
-    truth = plain_sources(*exact, is_causal)  # type: ignore[call-arg, arg-type]
-    cotangents = [
-        random_tensor(*x.shape, seed=7, device=device, dtype=torch.float32) for x in truth
-    ]
-    wanted = 5 if weighted else 3
-    assert den is not None
-    return beside([num, den], truth, leaves[:wanted], exact[:wanted], cotangents)
+    exact = dict(zip(given, in_float64(list(given.values())), strict=True))
+    truth = plain_attention(exact, seen, keep.double(), kind, eps, factor)
+    cotangent = random_tensor(*truth.shape, seed=7, device=device, dtype=out.dtype)
+    if not kind.divides:  # nothing depends on these
+        for found in (leaves, exact):
+            found.pop("norm_weight", None)
+    return beside([out], [truth], list(leaves.values()), list(exact.values()), [cotangent])
+
+
+def _draw(
+    kind: Kind,
+    batch: int,
+    rows: int,
+    keys: int,
+    head_dim: int,
+    value_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensors:
+    """Return the tensors of a call; features that no φ makes positive are."""
+    parts = (kind.components,) if kind.components and not kind.shifted else ()
+    shapes = {
+        "query": (batch, _HEADS, rows, head_dim),
+        "key": (batch, _SOURCES, *parts, keys, head_dim),
+        "value": (batch, _SOURCES, keys, value_dim),
+    }
+    if kind.components:
+        shapes["prior"] = (_SOURCES, kind.components, keys if kind.prior_rows else 1)
+    if kind.shifted:
+        shapes["shift"] = (_SOURCES, kind.components, head_dim)
+    if kind.weighted:
+        shapes["weight"] = shapes["norm_weight"] = (_HEADS, _SOURCES)
+        shapes["state"] = (batch, _SOURCES, head_dim, value_dim)
+    found = {}
+    for seed, (name, shape) in enumerate(shapes.items()):
+        kept = dtype if name in ("query", "key", "value") else torch.float32
+        x = random_tensor(*shape, seed=seed, device=device, dtype=kept)
+        if name in ("prior", "norm_weight"):
+            x = x.abs()
+        if kind.features == "none" and name in ("query", "key"):
+            x = x.abs()
+        found[name] = x
+    return found

@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_probattn.attention import FiSHAttention, HeadCall, MGKAttention, SoftmaxAttention
+from lit_probattn.attention import (
+    FiSHAttention,
+    HeadCall,
+    LinearAttention,
+    LinearFiSHAttention,
+    MGKAttention,
+    MLKAttention,
+    SoftmaxAttention,
+)
+from lit_probattn.kernels.runtime import Launch, forced
 from lit_probattn.randomness import RandomKey
 from profiling.kernels.cases import Case
-from profiling.kernels.launches import count_launches
+from profiling.kernels.launches import count_bytes, count_launches
 from profiling.kernels.parity import make_inputs, run_heads
 
+_2_OF_8 = {"num_heads": 8, "num_global_heads": 2}
 LAYERS = {
     "softmax": (SoftmaxAttention, {}),
     "gaussian": (SoftmaxAttention, {"score": "gaussian"}),
@@ -21,6 +31,10 @@ LAYERS = {
     "smgk, own variances": (MGKAttention, {"shifted_keys": True, "learn_variance": True}),
     "fish, hard": (FiSHAttention, {"num_heads": 8, "num_global_heads": 2, "noise": "none"}),
     "fish": (FiSHAttention, {"num_heads": 8, "num_global_heads": 4}),
+    "linear": (LinearAttention, {"feature_norm": "sum"}),
+    "mlk": (MLKAttention, {}),
+    "smlk": (MLKAttention, {"shifted_keys": True}),
+    "linear fish, hard": (LinearFiSHAttention, {**_2_OF_8, "noise": "none"}),
 }
 
 
@@ -73,3 +87,50 @@ def test_what_operators_launch_is_counted():
         lambda: torch.autograd.grad(out[0], [query, key, one], torch.empty_like(out[0]))
     )
     assert found.inside["sum"] == found.inside["copy_"] == 1
+
+
+def bytes_of(name, num_heads, length, train):
+    """Launches with bytes of one sample, heads of 64, and the layer's tensors."""
+    cls, options = LAYERS[name]
+    layer = cls(64, head_dim=64, **{**options, "num_heads": num_heads})
+    case = Case("", cls, masks=("causal",))
+    inputs = make_inputs(layer, case, length, length, torch.float16, seed=0, clear=False)
+    leaves = [x[:1].detach().requires_grad_() for x in inputs.tensors]
+    call, made = HeadCall(*leaves, inputs.masks, rng=RandomKey(3)), []
+    found = count_bytes(lambda: made.append(run_heads(layer, "triton", call)))
+    if train:
+        wanted = [*leaves, *layer.core.parameters()]
+        cotangent = inputs.cotangent[:1].to(made[0].dtype)
+        found = count_bytes(lambda: torch.autograd.grad(made[0], wanted, cotangent))
+    return found, [x.numel() * x.element_size() for x in (*leaves, made[0])]
+
+
+@pytest.mark.usefixtures("kernels_on_cpu")
+def test_every_byte_that_linear_attention_moves_is_counted():
+    with forced(Launch(64, 64)):
+        found, (query, key, value, out) = bytes_of("linear", 1, 64, train=False)
+    state = 4 * 64 * 65  # stored, read and stored by the running sum, read
+    assert found.kernel_bytes == [key + value + state, 2 * state, 4 * query + state + 4 * 64]
+    assert found.num_bytes == sum(found.kernel_bytes)
+    assert query == out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels_on_cpu")
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("name", "num_heads"), [("linear", 2), ("mlk", 2), ("smlk", 2), ("linear fish, hard", 4)]
+)
+def test_linear_attention_moves_at_most_twice_the_bytes_it_must(name, num_heads, train):
+    """Inputs read once, outputs written once; states before and after written and read once."""
+    mixes = "fish" in name
+    length = 128 if mixes else 512
+    tiles = Launch(64, 64) if mixes and train else Launch(32 if train else 64, 256)
+    with forced(tiles):
+        found, (query, key, value, out) = bytes_of(name, num_heads, length, train)
+    state = 2 * 4 * 64 * 65 * -(-length // tiles.block_k)
+    sources = 2 if mixes else num_heads
+    needed = query + key + value + out + sources * state
+    if train:
+        needed += query + key + value + num_heads * state
+    assert needed < found.num_bytes <= 2 * needed

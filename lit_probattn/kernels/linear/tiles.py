@@ -1,0 +1,292 @@
+"""What the kernels of linear attention share: features of queries and keys, states, gradients.
+
+`call` is a `LinearArguments` and `form` a `LinearForm` of operators.py. Queries and keys stand on
+one line of positions, which puts the last query beside the last key where the mask is causal.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lit_probattn.kernels.tiles import number, zero_tile, zero_vector
+
+
+@triton.jit
+def load_positions(
+    base, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Load rows start … of a matrix, and which entries are inside; `start` may be negative."""
+    rows, cols = start + tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    inside = ((rows >= 0) & (rows < limit))[:, None] & (cols < WIDTH)[None, :]
+    at = base + rows[:, None].to(tl.int64) * stride + cols[None, :]
+    return tl.load(at, mask=inside, other=0.0), inside
+
+
+@triton.jit
+def store_positions(
+    base, tile, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Store what `load_positions` would load."""
+    rows, cols = start + tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    inside = ((rows >= 0) & (rows < limit))[:, None] & (cols < WIDTH)[None, :]
+    at = base + rows[:, None].to(tl.int64) * stride + cols[None, :]
+    tl.store(at, tile.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_numbers(base, start, limit, other, BLOCK: tl.constexpr):
+    """Load one number per position; `other` outside."""
+    rows = start + tl.arange(0, BLOCK)
+    return tl.load(base + rows, mask=(rows >= 0) & (rows < limit), other=other)
+
+
+@triton.jit
+def store_numbers(base, values, start, limit, BLOCK: tl.constexpr):
+    """Store one number per position."""
+    rows = start + tl.arange(0, BLOCK)
+    tl.store(base + rows, values, mask=(rows >= 0) & (rows < limit))
+
+
+@triton.jit
+def weight_of(WEIGHT, head, source, num_sources):
+    """Return the weight of a source in a head; 1 without weights."""
+    if WEIGHT is not None:
+        return tl.load(WEIGHT + head * num_sources + source)
+    else:
+        return 1.0
+
+
+@triton.jit
+def segment_program(call, count):
+    """Return the segment, sample and head (or source) of a program, of `count` heads a sample."""
+    place, head = tl.program_id(0) // count, tl.program_id(0) % count
+    segments = number(call.num_segments)
+    return place % segments, (place // segments).to(tl.int64), head
+
+
+@triton.jit
+def chunks_of(call, segment, form: tl.constexpr):
+    """Return how many chunks a segment has."""
+    if form.segment == form.chunk:
+        return 1
+    else:
+        first = segment * (form.segment // form.chunk)
+        return tl.minimum(form.segment // form.chunk, number(call.num_chunks) - first)
+
+
+@triton.jit
+def _plain_features(x, inside, form: tl.constexpr):
+    """Return φ(x) before it is normalised; zero outside."""
+    if form.features == 1:
+        x = tl.exp(tl.minimum(x, 0.0)) + tl.maximum(x, 0.0)
+    elif form.features == 2:
+        x = tl.maximum(x, 0.0)
+    return tl.where(inside, x, 0.0)
+
+
+@triton.jit
+def _totals_of(x):
+    """Return the sums of rows as a column, 1 where they are 0."""
+    total = tl.sum(x, 1)
+    return tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
+def features_of(x, inside, form: tl.constexpr):
+    """Return the features of vectors, float32."""
+    x = _plain_features(x, inside, form)
+    if form.normed:
+        x = x / _totals_of(x)
+    return x
+
+
+@triton.jit
+def feature_gradient(x, grad, inside, form: tl.constexpr):
+    """Return the gradient of vectors from that of their features."""
+    plain = _plain_features(x, inside, form)
+    if form.normed:
+        total = _totals_of(plain)
+        grad = (grad - tl.sum(grad * plain, 1)[:, None] / total) / total
+    if form.features == 1:  # the slope is 1 where the result is above 1, and the result elsewhere
+        grad = grad * tl.minimum(plain, 1.0)
+    elif form.features == 2:
+        grad = tl.where(plain > 0.0, grad, 0.0)
+    return tl.where(inside, grad, 0.0)
+
+
+@triton.jit
+def load_query(call, b, head, chunk, form: tl.constexpr):
+    """Load a chunk of queries, float32, and which entries are inside."""
+    x = call.query
+    start = chunk * form.chunk - number(call.query_start)
+    base = x.base + b * x.batch + tl.cast(head, tl.int64) * x.head
+    tile, inside = load_positions(
+        base, start, x.row, number(call.num_queries), form.key_dim, form.key_pad, form.chunk
+    )
+    return tile.to(tl.float32), inside
+
+
+@triton.jit
+def load_key(call, b, source, start, r: tl.constexpr, form: tl.constexpr):
+    """Load component r of a chunk of keys, shifted, float32; and which entries are inside."""
+    x = call.key
+    base = x.base + b * x.batch + tl.cast(source, tl.int64) * x.head + r * x.part
+    tile, inside = load_positions(
+        base, start, x.row, number(call.num_keys), form.key_dim, form.key_pad, form.chunk
+    )
+    tile = tile.to(tl.float32)
+    if call.shift is not None:
+        cols = tl.arange(0, form.key_pad)
+        at = call.shift + (source * form.components + r) * form.key_dim + cols
+        tile += tl.load(at, mask=cols < form.key_dim, other=0.0)[None, :]
+    return tile, inside
+
+
+@triton.jit
+def key_share(call, source, start, r: tl.constexpr, form: tl.constexpr):
+    """Return π of component r as a column, (chunk, 1)."""
+    place = source * form.components + r
+    if form.prior_rows:
+        base = call.prior + tl.cast(place, tl.int64) * number(call.num_keys)
+        share = load_numbers(base, start, number(call.num_keys), 0.0, form.chunk)
+    else:
+        share = zero_vector(form.chunk) + tl.load(call.prior + place)
+    return share[:, None]
+
+
+@triton.jit
+def real_keys(call, b, start, form: tl.constexpr):
+    """Return which keys are real as a column; only with a mask of keys."""
+    base, limit = call.key_mask + b * number(call.num_keys), number(call.num_keys)
+    return (load_numbers(base, start, limit, 0, form.chunk) != 0)[:, None]
+
+
+@triton.jit
+def mixed_key(call, b, source, start, form: tl.constexpr):
+    """Return Σ_r π_r k_r of a chunk, or its only component; and which entries are inside."""
+    COMPONENTS: tl.constexpr = form.components
+    total, inside = load_key(call, b, source, start, 0, form)
+    if call.prior is not None:
+        total *= key_share(call, source, start, 0, form)
+        for r in tl.static_range(1, COMPONENTS):
+            x, inside = load_key(call, b, source, start, r, form)
+            total += x * key_share(call, source, start, r, form)
+    return total, inside
+
+
+@triton.jit
+def key_features(call, b, source, chunk, form: tl.constexpr):
+    """Return the (mixed) features of a chunk of keys in the dtype of queries; masked ones are 0."""
+    COMPONENTS: tl.constexpr = form.components
+    start = chunk * form.chunk - number(call.key_start)
+    if call.prior is None or form.mix_before:
+        x, inside = mixed_key(call, b, source, start, form)
+        found = features_of(x, inside, form)
+    else:
+        found = zero_tile(form.chunk, form.key_pad)
+        for r in tl.static_range(COMPONENTS):
+            x, inside = load_key(call, b, source, start, r, form)
+            found += features_of(x, inside, form) * key_share(call, source, start, r, form)
+    if call.key_mask is not None:
+        found = tl.where(real_keys(call, b, start, form), found, 0.0)
+    return found.to(call.query.base.dtype.element_ty)
+
+
+@triton.jit
+def kept_values(call, b, source, start, form: tl.constexpr):
+    """Return what dropout multiplies values with, as a column."""
+    place = b * number(call.num_sources) + source
+    base, limit = call.keep + place * number(call.num_keys), number(call.num_keys)
+    return load_numbers(base, start, limit, 0.0, form.chunk)[:, None]
+
+
+@triton.jit
+def load_values(call, b, source, chunk, form: tl.constexpr):
+    """Load a chunk of values in the dtype of queries; dropped ones are 0."""
+    x = call.value
+    start = chunk * form.chunk - number(call.key_start)
+    base = x.base + b * x.batch + tl.cast(source, tl.int64) * x.head
+    tile, _inside = load_positions(
+        base, start, x.row, number(call.num_keys), form.value_dim, form.value_pad, form.chunk
+    )
+    if call.keep is not None:
+        tile = tile.to(tl.float32) * kept_values(call, b, source, start, form)
+    return tile.to(call.query.base.dtype.element_ty)
+
+
+@triton.jit
+def state_place(STATES, place, segment, call, form: tl.constexpr):
+    """Return where the state of a segment is, in (places, segments, F (E + 1)).
+
+    A call that is not causal has one for all segments. The last F numbers are totals.
+    """
+    SIZE: tl.constexpr = form.key_dim * (form.value_dim + form.totals)
+    if form.causal:
+        return STATES + (place * number(call.num_segments) + segment) * SIZE
+    else:
+        return STATES + place * SIZE
+
+
+@triton.jit
+def load_state(STATES, place, segment, call, form: tl.constexpr):
+    """Load a segment's state (F, E) and totals (F)."""
+    base = state_place(STATES, place, segment, call, form)
+    state, _inside = load_positions(
+        base, 0, form.value_dim, form.key_dim, form.value_dim, form.value_pad, form.key_pad
+    )
+    if form.totals:
+        at = base + form.key_dim * form.value_dim
+        total = load_numbers(at, 0, form.key_dim, 0.0, form.key_pad)
+    else:
+        total = zero_vector(form.key_pad)
+    return state, total
+
+
+@triton.jit
+def store_sums(SUMS, state, total, place, segment, call, form: tl.constexpr):
+    """Store the sums over one segment in (places, segments, F (E + 1))."""
+    SIZE: tl.constexpr = form.key_dim * (form.value_dim + form.totals)
+    base = SUMS + (place * number(call.num_segments) + segment) * SIZE
+    store_positions(
+        base, state, 0, form.value_dim, form.key_dim, form.value_dim, form.value_pad, form.key_pad
+    )
+    if form.totals:
+        at = base + form.key_dim * form.value_dim
+        store_numbers(at, total, 0, form.key_dim, form.key_pad)
+
+
+@triton.jit
+def mixed_state(STATES, call, b, head, segment, SOURCES: tl.constexpr, form: tl.constexpr):
+    """Return Σ_s p[h, s] S_s and Σ_s r[h, s] z_s before a segment."""
+    state, total = zero_tile(form.key_pad, form.value_pad), zero_vector(form.key_pad)
+    for g in tl.range(0, SOURCES):
+        source = g if call.weight is not None else head // form.readers
+        place = b * number(call.num_sources) + source
+        one, ones = load_state(STATES, place, segment, call, form)
+        state += one * weight_of(call.weight, head, source, number(call.num_sources))
+        total += ones * weight_of(call.norm_weight, head, source, number(call.num_sources))
+    return state, total
+
+
+@triton.jit
+def load_inverse(call, DEN, place, chunk, form: tl.constexpr):
+    """Return 1 / (den + eps) of a chunk's queries; 0 where den is."""
+    start = chunk * form.chunk - number(call.query_start)
+    den = load_numbers(
+        DEN + place * number(call.num_queries), start, number(call.num_queries), 0.0, form.chunk
+    )
+    return tl.where(den == 0.0, 0.0, 1.0 / tl.where(den == 0.0, 1.0, den + call.eps))
+
+
+@triton.jit
+def load_gradient(call, grad_out, b, head, chunk, form: tl.constexpr):
+    """Load the gradient of a chunk of the output times its factor, float32."""
+    start = chunk * form.chunk - number(call.query_start)
+    base = grad_out.base + b * grad_out.batch + tl.cast(head, tl.int64) * grad_out.head
+    tile, _inside = load_positions(
+        base, start, grad_out.row, number(call.num_queries), form.value_dim, form.value_pad,
+        form.chunk,
+    )  # fmt: skip
+    return tile.to(tl.float32) * call.factor
