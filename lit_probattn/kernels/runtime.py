@@ -360,7 +360,8 @@ def default_launch(shape: Shape) -> Launch:
     crowded = shape.num_tiles > 2 or shifted or (wide and several)
     if shape.kernel.endswith("forward"):
         narrow = shape.num_tiles > 2 or (drops if shifted else wide and several)
-        return Launch(128, 32 if narrow else 64, 8 if wide or several or drops else 4, 3)
+        stages = 2 if several and drops and not wide else 3
+        return Launch(128, 32 if narrow else 64, 8 if wide or several or drops else 4, stages)
     if shape.kernel.endswith("grad_query"):
         if several:
             return Launch(128, 32 if crowded or drops else 64, 8, 2)
