@@ -12,9 +12,9 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import pytest
 import torch
 
+from profiling.kernels.triton_internals import spare_the_interpreter
 from tests.support.caches import keep_out_of_the_users_cache
 from tests.support.helpers import PARITY_ROWS, parity_table
-from tests.support.interpreter import spare_the_interpreter
 from tests.support.patching import CheckedMonkeyPatch
 
 torch.set_num_threads(1)

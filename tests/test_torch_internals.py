@@ -28,6 +28,7 @@ HOMES = {
     "lit_probattn/torch_internals.py",
     "lit_probattn/training/lightning_internals.py",
     "lit_probattn/cli/jsonargparse_internals.py",
+    "profiling/kernels/triton_internals.py",
     "datamodules/core/loaders.py",
 }
 BASES = (

@@ -194,9 +194,12 @@ def _parity(options: argparse.Namespace, device: str) -> Outcome:
     from lit_probattn.kernels.runtime import interpreted
     from profiling.kernels.cases import CASES, named_like
     from profiling.kernels.parity import BUDGET, parity_rows
+    from profiling.kernels.triton_internals import spare_the_interpreter
 
     if device == "cpu" and not interpreted():
         raise ConfigError("without a GPU kernels run in the interpreter: set TRITON_INTERPRET=1")
+    if interpreted():
+        spare_the_interpreter()
     usual = torch.float16 if device == "cpu" else torch.bfloat16
     shapes = PARITY_SHAPES[device]
     rows: list[dict[str, object]] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from tests.support.interpreter import once_per_launch
+from profiling.kernels.triton_internals import once_per_launch, spare_the_interpreter
 
 needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
 
@@ -45,6 +45,17 @@ def test_modules_are_prepared_once_per_launch_and_again_in_the_next():
         for launch in ("first", "second")
     ]
     assert log == [line for lines in expected for line in lines]
+
+
+@needs_interpreter
+def test_this_tritons_interpreter_is_spared_once():
+    """By `conftest.py`: a version that keeps other things to itself would be slow again."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    before = interpreter._patch_lang
+    spare_the_interpreter()
+    assert interpreter._patch_lang is before
+    assert before.__wrapped__.__name__ == "_patch_lang"
+    assert not interpreter.interpreter_builder.options.sanitize_overflow
 
 
 @needs_interpreter

@@ -5,7 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-LIBRARIES = ("torch", "lightning", "jsonargparse", "argparse", "torchmetrics", "torchvision")
+LIBRARIES = (
+    "torch",
+    "triton",
+    "lightning",
+    "jsonargparse",
+    "argparse",
+    "torchmetrics",
+    "torchvision",
+)
 # Public in Python's own documentation despite their names.
 DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit"}
 
