@@ -167,6 +167,11 @@ def named_files(kind: str) -> dict[str, Path]:
     return {name: found[name] for name in sorted(found, key=lambda name: (name.count("/"), name))}
 
 
+def list_attention() -> list[str]:
+    """Return the names of attention configurations, which `lit_probattn.create` takes."""
+    return list(named_files("attention"))
+
+
 def file_named(kind: str, name: str) -> str:
     """Return the path of a file by its kind and name; a path (`….yaml`) is returned as it is.
 

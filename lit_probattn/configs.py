@@ -18,7 +18,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_probattn import allowed_code
 from lit_probattn.attention import Attention, AttentionFactory
-from lit_probattn.config_files import ConfigError, files_in, find, nearest
+from lit_probattn.config_files import ConfigError, file_named, files_in, find, nearest
 
 KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong
 
@@ -469,7 +469,7 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
 
 
 def build_attention(
-    class_path: str, init_args: Mapping[str, Any], embed_dim: int, head_dim: int
+    class_path: str, init_args: Mapping[str, Any], embed_dim: int, head_dim: int | None
 ) -> Attention:
     """Return one attention layer.
 
@@ -481,6 +481,33 @@ def build_attention(
         return factory(embed_dim, head_dim=head_dim)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"attention {class_path}: {error}") from error
+
+
+def create(name: str, embed_dim: int, num_heads: int | None = None, **options: Any) -> Attention:
+    """Return an attention layer by the name of its configuration.
+
+        layer = lit_probattn.create("smgk", embed_dim=256, num_heads=4, dropout=0.0)
+
+    Args:
+        name: one of `lit_probattn.list_attention()`, or the path of a file of configs/attention.
+        embed_dim: C, input and output width.
+        num_heads: H. None means the configuration's.
+        options: other arguments of the layer, in place of the configuration's; `head_dim` is C / H
+            if it is not given, as in `torch.nn.MultiheadAttention`. Shipped configurations set the
+            attention dropout of the papers' recipes, mostly 0.1.
+
+    Raises:
+        ConfigError: unknown name or option, with the nearest, or a value that the layer refuses.
+    """
+    entry = attention_entry(file_named("attention", name))
+    known = parameters_of(class_of(entry["class_path"])).keys() - {"self"}
+    for option in options.keys() - known:
+        raise ConfigError(f"attention {name} has no option {option!r}{nearest(option, known)}")
+    if num_heads is not None:
+        options["num_heads"] = num_heads
+    arguments = {**entry["init_args"], **options}
+    head_dim = arguments.pop("head_dim", None)
+    return build_attention(entry["class_path"], arguments, embed_dim, head_dim)
 
 
 def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:

@@ -67,8 +67,8 @@ def shell(wheel, tmp_path_factory):
 
 def clean() -> dict[str, str]:
     """The environment without what leads to the checkout."""
-    dropped = ("PYTHONPATH", "LIT_PROBATTN_CONFIGS", "LIT_PROBATTN_DATA", "PYTEST_CURRENT_TEST")
-    return {name: value for name, value in os.environ.items() if name not in dropped}
+    dropped = ("PYTHONPATH", "LIT_PROBATTN_", "PYTEST_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 
 def test_the_wheel_holds_every_configuration_once(wheel):
@@ -107,7 +107,16 @@ PATHS = ("--config", "configs/tasks/tiny/lra_listops.yaml", "--config=configs/at
 COMMANDS = [
     ("lit-probattn", "fit", *PATHS, "--print_config"),
     ("python", "-m", "lit_probattn.reproduce", "--list"),
-    ("python", "-m", "lit_probattn.reproduce", "mgk_table1", "--only", "listops", "--dry-run"),
+    (
+        "python",
+        "-m",
+        "lit_probattn.reproduce",
+        "mgk_table1",
+        "--only",
+        "listops",
+        "smgk_4",
+        "--dry-run",
+    ),
     ("python", "-m", "lit_probattn.reproduce", "mgk_table7", "--dry-run"),
     ("python", "-m", "lit_probattn.quickstart", "--dry-run"),
     ("python", "-m", "lit_probattn.uea_benchmark", "--dry-run", "--variants", "smgk"),

@@ -29,6 +29,7 @@ FLOORS = (
     ("lit_probattn/tasks",),
     ("lit_probattn/configs.py",),
     ("lit_probattn/models",),
+    ("lit_probattn/interop",),
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
     (
