@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from lit_probattn import config_files
 from lit_probattn.compare.cells import Place
+from lit_probattn.compare.command import add_flags, protocol_of
 from lit_probattn.compare.protocol import Options, cell_config
 from lit_probattn.compare.tables import kinds, read_published, read_table
 from lit_probattn.config_files import (
@@ -23,6 +25,9 @@ from lit_probattn.config_files import (
 )
 from lit_probattn.configs import attention_entry, compose, read_yaml
 from lit_probattn.reproduce import uea
+from lit_probattn.reproduce.head_size import experiment
+from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_parser
+from profiling.kernels.config import load_kernels
 from profiling.sweep.config import ModelConfig, load_sweep
 from profiling.sweep.plan import make_plan, model_sizes
 from profiling.sweep.prepared import prepared_path
@@ -151,6 +156,26 @@ def test_tables_sweeps_and_prepared_numbers_are_read_from_any_folder(folders):
     config = ModelConfig(kind="language_model", task="configs/tasks/wikitext103_small.yaml")
     assert model_sizes(config, 64, Path.cwd()) == model_sizes(config, 64, CONFIGS.parent)
     assert attention_entry("configs/attention/fish.yaml")["class_path"].endswith("FiSHAttention")
+
+
+def test_commands_take_names(folders, monkeypatch):
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    trainer = protocol_of(parser.parse_args(["--trainer", "one_gpu"])).trainer
+    assert trainer == str(CONFIGS / "trainer/one_gpu.yaml")
+    with pytest.raises(ConfigError, match="unknown trainer 'one_gpus'; did you mean 'one_gpu'"):
+        protocol_of(parser.parse_args(["--trainer", "one_gpus"]))
+    table, _ = uea.make_table(uea.TABLE, Place(data_dir="none"), variants=["smgk"])
+    assert table.rows["smgk"].attention == str(CONFIGS / "attention/smgk.yaml")
+    assert load_kernels("kernels_cpu") == load_kernels(CONFIGS / "profiling/kernels_cpu.yaml")
+    tables = []
+    monkeypatch.setattr(experiment, "run_cells", lambda table, *_, **__: tables.append(table))
+    for grid in ("head_size_reduced", str(CONFIGS / "reproduce/head_size_reduced.yaml")):
+        options = head_size_parser().parse_args(["experiment", "--grid", grid])
+        options.arguments = []
+        experiment.run(options)
+    assert tables[0] == tables[1]
+    assert tables[0].name == "head_size_reduced"
 
 
 def test_own_tables_stand_beside_the_shipped_ones(folders):

@@ -88,7 +88,8 @@ class MultiheadForm(nn.Module):
         masks = {"key_mask": key_mask, "attn_mask": pairs, "is_causal": is_causal, "bias": bias}
         if bias is not None:
             masks["bias"] = bias.to(query.dtype)
-        draw = key_or_fresh(None)  # the maps are those of the output, noise included
+        # The maps are those of the output, noise included.
+        draw = key_or_fresh(None) if need_weights else None
         others = () if itself else (key, value)
         output = self.layer(query, *others, **masks, rng=draw)
         weights = None

@@ -144,6 +144,29 @@ def test_a_transformer_of_torch_computes_the_same(training, batch_first):
         torch.testing.assert_close(ours_out, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_a_decoder_of_torch_computes_the_same():
+    theirs, ours = pair()
+    layer = nn.TransformerDecoderLayer(C, H, 16, dropout=0.0, batch_first=True).double()
+    layer.self_attn, layer.multihead_attn = theirs, copy.deepcopy(theirs)
+    other = copy.deepcopy(layer)
+    other.self_attn, other.multihead_attn = ours, copy.deepcopy(ours)
+    x, memory, _ = inputs()
+    masks = {
+        "tgt_mask": nn.Transformer.generate_square_subsequent_mask(N, dtype=torch.float64),
+        "memory_key_padding_mask": padding(torch.bool),
+    }
+    expected, found = (each(x, memory, tgt_is_causal=True, **masks) for each in (layer, other))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_call_without_maps_draws_nothing_in_evaluation():
+    module = as_multihead_attention(lit_probattn.create("gfish", C, H), batch_first=True).eval()
+    x = torch.randn(B, N, C)
+    before = torch.get_rng_state()
+    assert module(x, x, x, need_weights=False)[1] is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("name", ["smgk", "mgk_soft_e", "hard_fish", "gfish", "gaussian"])
 def test_maps_are_those_of_the_output(name):
     """The heads' maps make the output from the values, with the noise of the same call."""
