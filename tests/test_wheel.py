@@ -104,6 +104,8 @@ def test_fit_test_and_predict(shell):
 
 
 PATHS = ("--config", "configs/tasks/tiny/lra_listops.yaml", "--config=configs/attention/fish.yaml")
+ARCHIVE = ("--archives", "BasicMotions", "--source", "bundled")
+UEA = ("python", "-m", "lit_probattn.uea_benchmark", *ARCHIVE)
 COMMANDS = [
     ("lit-probattn", "fit", *PATHS, "--print_config"),
     ("python", "-m", "lit_probattn.reproduce", "--list"),
@@ -119,7 +121,7 @@ COMMANDS = [
     ),
     ("python", "-m", "lit_probattn.reproduce", "mgk_table7", "--dry-run"),
     ("python", "-m", "lit_probattn.quickstart", "--dry-run"),
-    ("python", "-m", "lit_probattn.uea_benchmark", "--dry-run", "--variants", "smgk"),
+    (*UEA, "--variants", "smgk", "--dry-run"),
     ("python", "-m", "profiling", "sweep", "--config", "quick", "--dry-run"),
     (
         "python",
