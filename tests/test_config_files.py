@@ -152,7 +152,8 @@ def test_tables_sweeps_and_prepared_numbers_are_read_from_any_folder(folders):
     assert uea.make_table(uea.TABLE, Place(data_dir="none"))[0].rows
     sweep = load_sweep("quick")
     assert make_plan(sweep, Path.cwd()) == make_plan(sweep, CONFIGS.parent)
-    assert prepared_path("lm_cuda").is_file()
+    for name in ("lm_cuda", "configs/profiling/lm_cuda.yaml"):
+        assert prepared_path(name).is_file()
     config = ModelConfig(kind="language_model", task="configs/tasks/wikitext103_small.yaml")
     assert model_sizes(config, 64, Path.cwd()) == model_sizes(config, 64, CONFIGS.parent)
     assert attention_entry("configs/attention/fish.yaml")["class_path"].endswith("FiSHAttention")
@@ -182,7 +183,9 @@ def test_own_tables_stand_beside_the_shipped_ones(folders):
     _, first, _ = folders
     text = read_yaml("configs/reproduce/mgk_table1.yaml")
     write(first, "reproduce/own.yaml", f"kind: fits\ntitle: {text['title']!r}\n")
+    write(first, "reproduce/mgk_table2.yaml", "kind: fits\ntitle: mine\n")
     assert {"own", "mgk_table1"} <= set(kinds())
+    assert kinds()["mgk_table2"]["title"] == "mine"
     assert "own.yaml" in files_in("configs/reproduce")
 
 

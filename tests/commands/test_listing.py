@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import datamodules
 from datamodules import REGISTRY
 from lit_probattn import __main__ as door
 from lit_probattn.analysis.registry import STUDIES
@@ -40,6 +41,13 @@ def test_every_name_has_a_line_that_says_something(kind):
     found = {line[:width].strip(): line[width:].strip() for line in lines_of(kind)}
     assert found.keys() == names
     assert [name for name, text in found.items() if not 8 <= len(text) <= WIDTH] == []
+
+
+def test_data_sets_say_what_their_class_says():
+    for line in lines_of("data"):
+        name, text = line.split(maxsplit=1)
+        words = " ".join(getattr(datamodules, REGISTRY[name][1]).__doc__.split())
+        assert words.startswith(text.removesuffix(" …"))
 
 
 def test_the_order_is_that_of_numbers():

@@ -44,11 +44,13 @@ def inputs(batch_first: bool = True, keys: int = L, width: int = C) -> tuple[tor
     return tensors if batch_first else tuple(x.transpose(0, 1).contiguous() for x in tensors)
 
 
-def padding(dtype: torch.dtype) -> torch.Tensor:
-    """The last keys of each sequence are padding; one key stays."""
+def padding(dtype: torch.dtype | str) -> torch.Tensor:
+    """The last keys of each sequence are padding; one key stays, with "values" a changed one."""
     hidden = torch.arange(L)[None, :] >= torch.tensor([7, 4, 1])[:, None]
     if dtype == torch.bool:
         return hidden
+    if dtype == "values":
+        return torch.linspace(-1, 1, B * L).double().view(B, L).masked_fill(hidden, float("-inf"))
     return torch.zeros(B, L, dtype=dtype).masked_fill(hidden, float("-inf"))
 
 
@@ -84,7 +86,7 @@ FORMS = ("none", "bool", "bool heads", "zeros", "values", "values heads")
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("padded", [None, torch.bool, torch.float64], ids=str)
+@pytest.mark.parametrize("padded", [None, torch.bool, torch.float64, "values"], ids=str)
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_masks_mean_what_they_mean_in_torch(form, padded, need_weights):
     given = {"attn_mask": pairs(form), "need_weights": need_weights}
