@@ -1,9 +1,20 @@
 """PyTorch Lightning experiments with probabilistic and head-sharing attention."""
 
 from importlib import import_module
+from typing import Any
+
+# What is imported when it is first used, so that `import lit_probattn` is cheap; `__init__.pyi` has
+# the types.
+_LAZY = {
+    "create": "lit_probattn.configs",
+    "list_attention": "lit_probattn.config_files",
+    "as_multihead_attention": "lit_probattn.interop.multihead",
+}
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +23,10 @@ def __getattr__(name: str) -> str:
         return version("lit-probattn")
     except PackageNotFoundError:
         return "0+unknown"  # a folder on the path, not installed
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY, "__version__"])
 
 
 def forward_command(name: str, module: str) -> None:

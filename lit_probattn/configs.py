@@ -1,17 +1,15 @@
-"""YAML to objects: files are found, read, upgraded, merged, linked to the data, instantiated."""
+"""YAML to objects: read, upgraded, merged, linked to the data, instantiated."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import functools
 import importlib
 import inspect
 import re
-import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,78 +18,9 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_probattn import allowed_code
 from lit_probattn.attention import Attention, AttentionFactory
-from lit_probattn.records.provenance import is_first_rank
+from lit_probattn.config_files import ConfigError, file_named, files_in, find, nearest
 
 KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one readable line."""
-
-
-# ---- finding -----------------------------------------------------------------------------------
-
-# Old place and new place of files that have moved; {} stands for what is kept. Where several new
-# places fit a file, the first is meant.
-MOVED_FILES = (
-    ("tasks/{}_tiny.yaml", "tasks/tiny/{}.yaml"),
-    ("paper/{}", "reproduce/{}"),
-    ("studies/{}", "reproduce/{}"),
-    ("as_released/code_lra_{}.yaml", "as_released/lra/{}.yaml"),
-    ("as_released/code_lm_intended_{}.yaml", "as_released/lm/intended_{}.yaml"),
-    ("as_released/code_lm_linear.yaml", "as_released/lm/linear.yaml"),
-    ("as_released/code_lm_as_released_{}.yaml", "as_released/lm/{}.yaml"),
-    ("as_released/fish/translation_{}.yaml", "as_released/translation/{}.yaml"),
-)
-_told: set[str] = set()
-
-
-def find(path: str | Path) -> Path:
-    """Return where a configuration file lies; say so, once, where it has moved.
-
-    `path` is its name today or before it moved. Where nothing is found, it is returned as it is.
-    """
-    given = Path(path)
-    if given.exists():
-        return given
-    for old, new in MOVED_FILES:
-        name = _renamed(given.as_posix(), old, new)
-        if name is not None and Path(name).is_file():
-            if name not in _told and is_first_rank():
-                print(f"{given} has moved to {name}; reading that", file=sys.stderr, flush=True)
-            _told.add(name)
-            return Path(name)
-    return given
-
-
-def run_stem(path: str | Path) -> str:
-    """Return what a file adds to the name of a run: its stem, or that of its former name.
-
-    Stems in different folders may be the same, former names are not; and runs keep their names.
-    """
-    for old, new in MOVED_FILES:
-        name = _renamed(Path(path).as_posix(), new, old)
-        if name is not None:
-            return Path(name).stem
-    return Path(path).stem
-
-
-def _renamed(name: str, old: str, new: str) -> str | None:
-    pattern = re.escape(old).replace(r"\{\}", r"([^/]+)")
-    found = re.fullmatch(rf"(.*/)?{pattern}", name)
-    if found is None:
-        return None
-    return (found[1] or "") + new.format(*found.groups()[1:])
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return text that names the most similar candidate, or lists all of them if they are few."""
-    names = sorted(set(candidates))
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    close = close or [name for name in names if name.startswith(word)]
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; valid: {', '.join(names)}" if 0 < len(names) <= 40 else ""
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -170,8 +99,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         kind = "a folder" if place.is_dir() else "not a regular file"
         raise ConfigError(f"{path} is {kind}; expected a YAML file")
     if not place.is_file():
-        folder = place.parent
-        names = [str(p) for p in folder.glob("*.yaml")] if folder.is_dir() else []
+        folder = Path(path).parent
+        names = [str(folder / name) for name in files_in(folder)]
         raise ConfigError(f"configuration file not found: {path}{nearest(str(path), names)}")
     try:
         text = place.read_text(encoding="utf-8")
@@ -540,7 +469,7 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
 
 
 def build_attention(
-    class_path: str, init_args: Mapping[str, Any], embed_dim: int, head_dim: int
+    class_path: str, init_args: Mapping[str, Any], embed_dim: int, head_dim: int | None
 ) -> Attention:
     """Return one attention layer.
 
@@ -552,6 +481,33 @@ def build_attention(
         return factory(embed_dim, head_dim=head_dim)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"attention {class_path}: {error}") from error
+
+
+def create(name: str, embed_dim: int, num_heads: int | None = None, **options: Any) -> Attention:
+    """Return an attention layer by the name of its configuration.
+
+        layer = lit_probattn.create("smgk", embed_dim=256, num_heads=4, dropout=0.0)
+
+    Args:
+        name: one of `lit_probattn.list_attention()`, or the path of a file of configs/attention.
+        embed_dim: C, input and output width.
+        num_heads: H. None means the configuration's.
+        options: other arguments of the layer, in place of the configuration's; `head_dim` is C / H
+            if it is not given, as in `torch.nn.MultiheadAttention`. Shipped configurations set the
+            attention dropout of the papers' recipes, mostly 0.1.
+
+    Raises:
+        ConfigError: unknown name or option, with the nearest, or a value that the layer refuses.
+    """
+    entry = attention_entry(file_named("attention", name))
+    known = parameters_of(class_of(entry["class_path"])).keys() - {"self"}
+    for option in options.keys() - known:
+        raise ConfigError(f"attention {name} has no option {option!r}{nearest(option, known)}")
+    if num_heads is not None:
+        options["num_heads"] = num_heads
+    arguments = {**entry["init_args"], **options}
+    head_dim = arguments.pop("head_dim", None)
+    return build_attention(entry["class_path"], arguments, embed_dim, head_dim)
 
 
 def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:

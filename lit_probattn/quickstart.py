@@ -164,8 +164,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = make_parser().parse_args(arguments)
     try:
-        if not Path(TASK).is_file():
-            raise ConfigError(f"{TASK} not found: run the quickstart in the root of the repository")
         return run(TABLE, options, arguments, module=MODULE, report=QuickstartReport)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -26,7 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sweep = commands.add_parser("sweep", help="measure every point of a grid")
-    sweep.add_argument("--config", required=True, help="a file of configs/profiling")
+    sweep.add_argument("--config", required=True, help="name or file of configs/profiling")
     sweep.add_argument("--out", help="results folder (default runs/profiling/NAME)")
     sweep.add_argument(
         "--prepare",

@@ -19,6 +19,7 @@ from tests.support.patching import CheckedMonkeyPatch
 
 torch.set_num_threads(1)
 keep_out_of_the_users_cache()
+os.environ.pop("LIT_PROBATTN_CONFIGS", None)  # a user's own folders
 os.environ.setdefault("LIT_PROBATTN_ALLOW_CODE", "tests")  # workers of sweeps make classes of ours
 
 

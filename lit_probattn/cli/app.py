@@ -1,10 +1,13 @@
 """The front door: `python -m lit_probattn {fit,validate,test,predict}`.
 
-Configurations are composed: a task file, then an attention file, then a trainer file, then flags.
+Configurations are composed: a task, an attention, a trainer, then flags.
 
-    python -m lit_probattn fit --config configs/tasks/lra_listops.yaml \\
-        --config configs/attention/smgk.yaml --config configs/trainer/one_gpu.yaml
+    python -m lit_probattn fit --task lra_listops --attention smgk --trainer one_gpu
     python -m lit_probattn test --config runs/lra_listops-smgk/0/config.yaml --ckpt_path best
+
+--task, --attention and --trainer take a name, which `python -m lit_probattn list tasks` and the
+like show, or the path of a file; --config FILE, which may be repeated, adds a file.
+LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and trainer/ in them.
 
 --debug (or LIT_PROBATTN_DEBUG=1) shows the traceback of every error. --allow_code MODULE, which may
 be repeated, lets a configuration name classes of a module that is not an installed package.
@@ -31,6 +34,7 @@ from lit_probattn.cli.files import (
     read_config_files,
     run_folder_of,
     run_name,
+    with_named_files,
 )
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
 from lit_probattn.configs import SIZES_OF_DATA, only_allowed_code
@@ -67,6 +71,8 @@ TRAINER_DEFAULTS = {
     "log_every_n_steps": 10,
     "enable_model_summary": False,  # its FLOPs column cannot count attention
 }
+NAMES = """--task NAME, --attention NAME and --trainer NAME stand for --config FILE with the file of
+that name; `python -m lit_probattn list tasks` (attention, trainers) shows the names."""
 
 
 class RunCLI(BareCLI):
@@ -78,7 +84,7 @@ class RunCLI(BareCLI):
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = list(arguments)
-        words = take_flags(self.arguments)
+        words = with_named_files(take_flags(self.arguments))
         self.files = read_config_files(config_files(words))
         self.given = words[:1]
         super().__init__(
@@ -115,6 +121,7 @@ class RunCLI(BareCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's settings; hand sizes of the data and the seed to the model."""
+        parser.description = f"{parser.description}\n\n{NAMES}"
         parser.add_class_arguments(RunSettings, "run")
         for size in SIZES_OF_DATA:
             parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")

@@ -5,7 +5,63 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.cli.errors import CommandError
-from lit_probattn.configs import find, read_yaml, refuse_two_tasks, run_stem
+from lit_probattn.config_files import KINDS, file_named, find, run_stem
+from lit_probattn.configs import read_yaml, refuse_two_tasks
+
+# Flags that take the name of a file, by the kind of the file; and what such a file must set.
+NAMED = {
+    "task": "the class of a model (model.class_path)",
+    "attention": "an attention (model.init_args.attention)",
+    "trainer": "a trainer",
+}
+
+
+def with_named_files(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--config PATH` in place of `--task NAME` and the like.
+
+    The task comes before all other files, as it names the model that they set arguments of; the
+    others stay where they stand.
+
+    Raises:
+        ConfigError: no file has this name, or it cannot be read.
+        CommandError: a flag is given twice or without a name, or its file is of another kind.
+    """
+    words: list[str] = []
+    task: list[str] = []
+    seen: set[str] = set()
+    rest = iter(arguments)
+    for word in rest:
+        flag, equals, name = word.partition("=")
+        kind = flag.removeprefix("--")
+        if kind not in NAMED or not flag.startswith("--"):
+            words.append(word)
+            continue
+        if not equals:
+            name = next(rest, "")
+        if kind == "trainer" and name.startswith("{"):  # its settings, as the parser takes them
+            words += [flag, name]
+            continue
+        if not name or name.startswith("-"):
+            listed = f"`lit-probattn list {KINDS[kind][1]}` shows the names"
+            raise CommandError(f"{flag} needs a name or a path; {listed}")
+        if kind in seen:
+            raise CommandError(f"{flag} is given twice; keep one, or add a file by --config")
+        seen.add(kind)
+        path = file_named(kind, name)
+        _check_kind(kind, path)
+        (task if kind == "task" else words).extend(["--config", path])
+    return [*words[:1], *task, *words[1:]]
+
+
+def _check_kind(kind: str, path: str) -> None:
+    """Refuse a file of another kind."""
+    content = read_yaml(path)
+    if not (
+        (kind == "task" and sets_task(content))
+        or (kind == "attention" and sets_attention(content))
+        or (kind == "trainer" and "trainer" in content)
+    ):
+        raise CommandError(f"--{kind} {path}: expected a file that sets {NAMED[kind]}")
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
@@ -113,5 +169,5 @@ def _check_order(contents: dict[str, dict[str, Any]]) -> None:
     if early and not tasks:
         raise CommandError(
             f"no task file: {early[0]} sets arguments of a model that no file names; start with "
-            "one, for example --config configs/tasks/lra_listops.yaml"
+            "one, for example --task lra_listops"
         )

@@ -68,8 +68,8 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
     missing = MISSING.search(text)
     if missing and missing[1] == "attention":
         return (
-            "no attention variant: add a file of configs/attention after the task file, for "
-            "example --config configs/attention/softmax.yaml"
+            "no attention variant: add --attention NAME, for example --attention softmax "
+            "(`lit-probattn list attention` shows the names), or a file after the task file"
         )
     if missing and path:
         return f"{path}: missing {missing[1]}"

@@ -17,6 +17,7 @@ from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_probattn.cli.errors import CommandError, ConstructionError
+from lit_probattn.cli.files import NAMED
 from lit_probattn.cli.jsonargparse_internals import Refused, option_names, readable
 from lit_probattn.configs import (
     ConfigError,
@@ -56,7 +57,7 @@ class RunParser(LightningArgumentParser):
         """Raise `CommandError`, unless this parser only tries whether a value fits."""
         if not self.exit_on_error:
             raise Refused(message, self.owner, self.names) from ex
-        raise CommandError(readable(message, ex, option_names(self))) from ex
+        raise CommandError(readable(message, ex, [*option_names(self), *NAMED])) from ex
 
 
 class HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):

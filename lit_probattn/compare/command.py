@@ -28,7 +28,8 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
-from lit_probattn.configs import ConfigError, find
+from lit_probattn.config_files import file_named, find
+from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import device_name
 from lit_probattn.records.tables import markdown_lines
 
@@ -65,7 +66,7 @@ def add_flags(
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
     where = parser.add_argument_group("where")
     add = where.add_argument
-    add("--trainer", help="file of configs/trainer")
+    add("--trainer", help="name or file of configs/trainer")
     shown = "the trainer file's" if accelerator is None else accelerator
     add(
         "--accelerator",
@@ -124,7 +125,8 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, received {value}")
     settings = parse_settings(options.set)
-    return Options(steps=options.steps, settings=settings, trainer=options.trainer, **more)
+    trainer = options.trainer and file_named("trainer", options.trainer)
+    return Options(steps=options.steps, settings=settings, trainer=trainer, **more)
 
 
 def make_cells(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_probattn.config_files import files_in, find
 from lit_probattn.configs import ConfigError, nearest, read_yaml
 
 FOLDER = Path("configs/reproduce")
@@ -221,7 +222,7 @@ def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> 
 
 def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     """Return `title`, `kind` and more of every published table, by name, in order."""
-    contents = {path.stem: read_yaml(path) for path in folder.glob("*.yaml")}
+    contents = {path.stem: read_yaml(path) for path in files_in(folder).values()}
     found = {name: content for name, content in contents.items() if "kind" in content}
     found |= contents["other_tables"]
     return {name: found[name] for name in sorted(found, key=_natural)}
@@ -235,5 +236,5 @@ def _natural(name: str) -> tuple[str, int, str]:
 
 def read_published(folder: Path = FOLDER) -> list[dict[str, str]]:
     """Rows of published.csv: table, task, method, heads, metric, split, value."""
-    with (folder / "published.csv").open(encoding="utf-8") as file:
+    with find(folder / "published.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))

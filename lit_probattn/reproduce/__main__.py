@@ -3,7 +3,7 @@
     python -m lit_probattn.reproduce --list
     python -m lit_probattn.reproduce mgk_table1 --only listops --dry-run
     python -m lit_probattn.reproduce mgk_table1 --only listops softmax_8 'mgk_*' --seeds 4096 0 1 \\
-        --accelerator gpu --trainer configs/trainer/one_gpu.yaml --jobs 4
+        --accelerator gpu --trainer one_gpu --jobs 4
 
 Every cell (task, row, seed) is an ordinary run of the command line, `fit` and then `test` of the
 best checkpoint. A finished cell is never run again, also not for another table that prints the same

@@ -11,7 +11,8 @@ from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
-from lit_probattn.configs import ConfigError, find
+from lit_probattn.config_files import find
+from lit_probattn.configs import ConfigError
 
 
 def missing_parts(table: Table) -> list[str]:

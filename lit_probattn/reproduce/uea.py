@@ -25,7 +25,8 @@ from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.command import add_flags, place_of, run
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
-from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml, run_stem
+from lit_probattn.config_files import file_named, named_files, run_stem
+from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
 
 MODULE = "lit_probattn.uea_benchmark"
 TABLE = Path("configs/reproduce/fish_table6.yaml")
@@ -65,7 +66,7 @@ def make_table(
         path: the file.
         place: where the archives lie.
         archives: names of the collection; none means the table's own.
-        variants: names of the table, or files of configs/attention; none means the table's own.
+        variants: names of the table or of configs/attention, or files; none means the table's own.
         epochs: passes over the training split, in place of the recipes'.
         source: the released files, or those that aeon carries.
         select_on: the split that selects the checkpoint.
@@ -176,13 +177,14 @@ def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) 
     """Return a variant of the table, or that of an attention file."""
     part = content["variants"].get(name)
     if part is None:
-        if Path(name).suffix != ".yaml":
+        if Path(name).suffix != ".yaml" and name not in named_files("attention"):
             raise ConfigError(
-                f"unknown variant {name!r}{nearest(name, content['variants'])}; or give a file of "
-                "configs/attention"
+                f"unknown variant {name!r}{nearest(name, content['variants'])}; or give a name or "
+                "a file of configs/attention"
             )
-        attention_entry(name)
-        return Row(run_stem(name), run_stem(name), "", name)
+        path = file_named("attention", name)
+        attention_entry(path)
+        return Row(run_stem(path), run_stem(path), "", path)
     column = part.get("published")
     numbers = {archive: _recipe(content, archive).get("published", {}) for archive in tasks}
     if set(tasks) == set(content["archives"]):
@@ -243,7 +245,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--table", type=Path, default=TABLE, help="recipes and published numbers")
     add("--archives", nargs="+", help="names, or `all` of the collection; default: the table's")
-    add("--variants", nargs="+", help="the table's names, or files of configs/attention")
+    add("--variants", nargs="+", help="the table's names, or names or files of configs/attention")
     add("--epochs", type=int, help="in place of the recipes' epochs; for shorter runs")
     add("--source", choices=("released", "bundled"), default="released", help="bundled: aeon's")
     add(

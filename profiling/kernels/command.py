@@ -41,7 +41,9 @@ def dtypes(text: str) -> list[torch.dtype]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", help="a kernels file of configs/profiling: measure speed")
+    what.add_argument(
+        "--config", help="name or file of configs/profiling, with sides: measure speed"
+    )
     what.add_argument(
         "--parity", action="store_true", help="errors of every kernel beside eager code's"
     )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from lit_probattn.config_files import file_named
 from lit_probattn.configs import ConfigError, read_yaml
 from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 
@@ -203,6 +204,6 @@ def narrowed(
 def load_kernels(path: str | Path) -> KernelsConfig:
     """Read and check a kernels file; a ConfigError names the place in one line."""
     try:
-        return KernelsConfig.model_validate(read_yaml(path))
+        return KernelsConfig.model_validate(read_yaml(file_named("measurement", str(path))))
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe(error)}") from error

@@ -28,11 +28,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_probattn.cli.app import main as train
+from lit_probattn.config_files import named_files
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 from profiling.measure.processes import RanksError, run_in_ranks
 from profiling.studies.study import Report, command, flag
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 # No validation, no files.
 QUIET = {
     **{"trainer.accelerator": "cpu", "trainer.limit_val_batches": 0, "trainer.logger": "false"},
@@ -94,8 +94,7 @@ def fit_command(
         "trainer.callbacks": f"{recorder.__module__}.{recorder.__name__}",
         "trainer.callbacks.path": path,
     }
-    files = ("tasks/tiny/lra_listops", f"attention/{variant}")
-    words = [word for file in files for word in ("--config", str(CONFIGS / f"{file}.yaml"))]
+    words = ["--task", "tiny/lra_listops", "--attention", variant]
     return ["fit", *words, *(w for name, v in flags.items() for w in (f"--{name}", str(v)))]
 
 
@@ -164,7 +163,7 @@ def run(options: argparse.Namespace) -> Report:
     """Train all variants in all layouts."""
     variants, precision, steps = options.variants, options.precision, options.steps
     if variants == ["all"]:
-        every = sorted(path.stem for path in (CONFIGS / "attention").glob("*.yaml"))
+        every = [name for name in named_files("attention") if "/" not in name]
         variants = list(dict.fromkeys([*REQUIRED, *every]))
     rows = largest_differences(variants, LAYOUTS, steps=steps, precision=precision)
     table = rows.pivot(index="variant", columns="layout", values="difference")

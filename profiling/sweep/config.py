@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lit_probattn.config_files import file_named, find
 from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
 from profiling.measure.rows import Quantity
 
@@ -39,7 +40,7 @@ class AttentionEntry(Strict):
         if self.class_path is not None:
             return self.class_path, dict(self.init_args)
         assert self.config is not None
-        entry = attention_entry(root / self.config)
+        entry = attention_entry(find(self.config, root))
         return entry["class_path"], {**entry["init_args"], **self.init_args}
 
 
@@ -222,12 +223,12 @@ def _all_fields() -> set[str]:
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
-    """Read and check a sweep file.
+    """Read and check a sweep file, given by its path or its name in configs/profiling.
 
     Raises:
         ConfigError: the file is missing or wrong; one line that names the place.
     """
     try:
-        return SweepConfig.model_validate(read_yaml(path))
+        return SweepConfig.model_validate(read_yaml(file_named("measurement", str(path))))
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe(error)}") from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.config_files import find
 from lit_probattn.configs import ConfigError, read_yaml
 from profiling.measure.rows import Quantity
 from profiling.sweep.config import ModelConfig, SweepConfig
@@ -97,7 +98,7 @@ def model_sizes(
     """Return the sizes of the model at one width, and why they are impossible, if they are."""
     sizes = dict(_DEFAULTS[config.kind])
     if config.task is not None:
-        sizes.update(task_sizes(root / config.task))
+        sizes.update(task_sizes(find(config.task, root)))
     problem = None
     for name in _SIZES:
         value = getattr(config, name)

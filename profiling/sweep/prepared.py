@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from lit_probattn.cli.shards import Progress
+from lit_probattn.config_files import file_named, find
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import git_revision, replace_text, versions
 from lit_probattn.records.rows import RowStore
@@ -128,7 +129,7 @@ class Predictions:
 
 def prepared_path(config_path: str | Path) -> Path:
     """Return where the prepared numbers of a sweep file are."""
-    path = Path(config_path)
+    path = find(file_named("measurement", str(config_path)))
     return path.parent / "prepared" / f"{path.stem}.json"
 
 

@@ -14,6 +14,7 @@ model: {class_path: lit_probattn.tasks.SequenceClassifier}
 data: {class_path: datamodules.ListOps}
 """
 ATTENTION = "model.init_args.attention"
+SMGK = str(ROOT / "configs/attention/smgk.yaml")
 
 
 def _files(*text_or_name: str) -> Callable[[Path], str]:
@@ -76,6 +77,11 @@ def cases() -> Iterator[Case]:
         line, "`dict_kwargs` of the attention", fit(f"--{ATTENTION}.dict_kwargs", "{num_head: 1}")
     )
     yield Case(line, "`monitor_mode largest`", fit("--run.monitor_mode", "largest"))
+    named = ("fit", "--attention", "smgk", "--task")
+    yield Case(line, "`--task lra_listop`", lambda _: command_error([*named, "lra_listop"]))
+    yield Case(line, "`--task` without a name", lambda _: command_error([*named]))
+    yield Case(line, "`--task` twice", lambda _: command_error([*named, "uea", "--task", "uea"]))
+    yield Case(line, "an attention as task", lambda _: command_error([*named, SMGK]))
     data = "Commands of datamodules"
     yield Case(data, "`preparee`", data_command("preparee", "text"))
     yield Case(data, "`prepare listop`", data_command("prepare", "listop"))

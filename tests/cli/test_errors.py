@@ -105,7 +105,7 @@ def test_order_of_files(tmp_path, capsys):
     line = error_of(["fit", "--config", attention, "--config", TASK], capsys)
     assert f"put the task file first: --config {TASK} --config {attention}" in line
     assert "no task file" in error_of(["fit", "--config", attention], capsys)
-    assert "configs/attention/softmax.yaml" in error_of(["fit", "--config", TASK], capsys)
+    assert "no attention variant: add --att" in error_of(["fit", "--config", TASK], capsys)
 
 
 def test_missing_file_names_the_nearest(capsys):

@@ -11,14 +11,13 @@ from datamodules import Synthetic
 from lit_probattn import configs
 from lit_probattn.cli.app import main
 from lit_probattn.cli.files import read_config_files, run_name
+from lit_probattn.config_files import find, run_stem
 from lit_probattn.configs import (
     ConfigError,
     compose,
-    find,
     instantiate,
     merge,
     read_yaml,
-    run_stem,
     upgrade,
 )
 from lit_probattn.training.run_folder import config_differences
@@ -62,7 +61,7 @@ MOVED = {
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch):
-    monkeypatch.setattr("lit_probattn.configs._told", set())
+    monkeypatch.setattr("lit_probattn.config_files._told", set())
 
 
 # ---- finding -----------------------------------------------------------------------------------

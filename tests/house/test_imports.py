@@ -21,6 +21,7 @@ FLOORS = (
     ("lit_probattn/reproduce", "lit_probattn/quickstart.py"),
     ("lit_probattn/compare",),
     ("profiling",),
+    ("lit_probattn/commands",),
     ("lit_probattn/analysis", "lit_probattn/doctor"),
     ("lit_probattn/cli", "lit_probattn/__main__.py"),
     ("lit_probattn/convert",),
@@ -28,11 +29,13 @@ FLOORS = (
     ("lit_probattn/tasks",),
     ("lit_probattn/configs.py",),
     ("lit_probattn/models",),
+    ("lit_probattn/interop",),
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
     (
         "lit_probattn/records",
         "lit_probattn/allowed_code.py",
+        "lit_probattn/config_files.py",
         "lit_probattn/randomness.py",
         "lit_probattn/torch_internals.py",
     ),
@@ -43,7 +46,7 @@ FLOORS = (
 # The only rooms that may name the data modules, which themselves import nothing of ours.
 KNOW_DATA = (
     *("lit_probattn/reproduce", "lit_probattn/compare", "lit_probattn/doctor"),
-    "profiling/studies",
+    *("lit_probattn/commands", "profiling/studies"),
 )
 # Single-device code: knows no rank, no strategy.
 SINGLE_DEVICE = ("lit_probattn/attention", "lit_probattn/kernels", "lit_probattn/models")
@@ -55,8 +58,8 @@ INNER_FLOORS = {
 MOST_FILES = 15
 # Files of the package that lie in none of its folders; the last three only forward a command.
 LOOSE = {
-    *("__init__.py", "__main__.py", "allowed_code.py", "configs.py", "quickstart.py"),
-    *("randomness.py", "torch_internals.py"),
+    *("__init__.py", "__main__.py", "allowed_code.py", "config_files.py", "configs.py"),
+    *("quickstart.py", "randomness.py", "torch_internals.py"),
     *("export.py", "head_size.py", "uea_benchmark.py"),
 }
 

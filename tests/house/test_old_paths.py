@@ -54,6 +54,7 @@ LOOSE = {
         "__init__",
         "__main__",
         "allowed_code",
+        "config_files",
         "configs",
         "quickstart",
         "randomness",

@@ -85,7 +85,14 @@ def copy_repository(folder: Path) -> Path:
     ignored = shutil.ignore_patterns("*.egg-info")
     for name in ("configs", "datamodules", "docs", "lit_probattn", "profiling", "reports", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("README.md", "Makefile", "pyproject.toml", "constraints.txt", "CITATION.cff"):
+    for name in (
+        "README.md",
+        "Makefile",
+        "pyproject.toml",
+        "setup.py",
+        "constraints.txt",
+        "CITATION.cff",
+    ):
         shutil.copy2(ROOT / name, folder / name)
     return folder
 

@@ -69,7 +69,7 @@ TABLE = [
                  "--standalone --nproc-per-node 2")),
     # what needs a GPU
     Row(r"profiling/cuda\.sh", refusal=NO_GPU),
-    Row(r"fit .*lra_listops\.yaml.*trainer/(one_gpu|ddp)", LISTOPS + STEPS, refusal=NO_GPU),
+    Row(r"fit .*lra_listops(\.yaml| ).*trainer[/ ](one_gpu|ddp)", LISTOPS + STEPS, refusal=NO_GPU),
     Row(r"fit \$RUN --trainer\.precision", TEXT, refusal=NO_GPU),  # the small model
     Row(r"profiling (sweep|memory|kernels) .*_cuda\.yaml", refusal=NO_GPU),
     Row(r"profiling kernels --tune", refusal=NO_GPU),

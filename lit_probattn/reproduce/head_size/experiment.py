@@ -17,6 +17,7 @@ from lit_probattn.compare.command import add_flags, place_of
 from lit_probattn.compare.command import run as run_cells
 from lit_probattn.compare.predict import build_data, build_task
 from lit_probattn.compare.report import Report
+from lit_probattn.config_files import file_named
 from lit_probattn.records.tables import panels
 from lit_probattn.reproduce.head_size.grid import RULES, Grid, perplexity_of
 
@@ -60,7 +61,7 @@ class HeadSizeReport(Report):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python -m lit_probattn.head_size experiment`."""
-    parser.add_argument("--grid", type=Path, required=True, help="a file of configs/reproduce")
+    parser.add_argument("--grid", required=True, help="name or file of configs/reproduce")
     add_flags(parser, runs=Path("runs/head_size"))
 
 
@@ -70,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         GridError: the grid is malformed.
     """
-    table = Grid.read(options.grid).table(options.grid.stem, place_of(options))
+    path = Path(file_named("table", options.grid))
+    table = Grid.read(path).table(path.stem, place_of(options))
     return run_cells(table, options, options.arguments[1:], module=MODULE, report=HeadSizeReport)
 
 

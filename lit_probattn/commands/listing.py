@@ -1,0 +1,160 @@
+"""List what there is by name: tasks, attention, trainers, tables, figures, studies, data.
+
+    python -m lit_probattn list            # what can be listed
+    python -m lit_probattn list attention  # names for `fit --attention NAME`
+
+Folders of your own (LIT_PROBATTN_CONFIGS) are listed with the shipped ones.
+"""
+
+# Nothing here imports torch: a list of names is there at once.
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+import datamodules
+from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.config_files import ConfigError, files_in, named_files, nearest
+
+# The one in C, where PyYAML has it, takes a fifth of the time.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+WIDTH = 100  # characters of a line's text
+# Modules of profiling/studies that are no study.
+_NO_STUDY = ("__init__", "study")
+
+Lines = Iterator[tuple[str, str]]
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence of a text, in one line."""
+    return re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0]
+
+
+def _comment(path: Path) -> str:
+    """Return the first sentence of the comment that a file begins with."""
+    lines = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if not line.startswith("#"):
+                break
+            lines.append(line.lstrip("#").strip())
+    return _sentence(" ".join(lines))
+
+
+def _docstring(path: Path, name: str | None = None) -> str:
+    """Return the first sentence about a module, or about a class in it, without importing it."""
+    tree: ast.Module | ast.ClassDef = ast.parse(path.read_text(encoding="utf-8"))
+    if name is not None:
+        tree = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    return _sentence(ast.get_docstring(tree) or "")
+
+
+def _files(kind: str) -> Lines:
+    for name, path in named_files(kind).items():
+        yield name, _comment(path)
+
+
+def _figures() -> Lines:
+    return ((name, text) for name, text in _files("measurement") if "_figure" in name)
+
+
+def _tables() -> Lines:
+    found: dict[str, str] = {}
+    for path in files_in("configs/reproduce").values():
+        try:
+            content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        entries = content if path.stem == "other_tables" else {path.stem: content}
+        for name, entry in entries.items():
+            if isinstance(entry, dict) and "kind" in entry:
+                made = "" if entry["kind"] != "out_of_scope" else " (not made)"
+                found[name] = f"{entry.get('title', '')}{made}"
+    yield from sorted(found.items(), key=lambda item: re.sub(r"\d+", _padded, item[0]))
+
+
+def _padded(number: re.Match[str]) -> str:
+    return number[0].zfill(4)
+
+
+def _studies() -> Lines:
+    for entry in STUDIES:
+        yield entry.name, entry.summary
+    folder = Path(__file__).parents[2] / "profiling" / "studies"
+    for path in sorted(folder.glob("*.py")):
+        if path.stem not in _NO_STUDY:
+            yield f"profiling {path.stem}", _docstring(path)
+
+
+def _data() -> Lines:
+    folder = Path(datamodules.__file__).parent
+    for name, (module, cls) in sorted(datamodules.REGISTRY.items()):
+        path = folder.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        yield name, _docstring(path, cls)
+
+
+# What can be listed -> how it is used, and its lines.
+KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
+    "tasks": ("fit --task NAME", lambda: _files("task")),
+    "attention": (
+        "fit --attention NAME, lit_probattn.create(NAME, …)",
+        lambda: _files("attention"),
+    ),
+    "trainers": ("fit --trainer NAME", lambda: _files("trainer")),
+    "tables": ("python -m lit_probattn.reproduce NAME", _tables),
+    "figures": ("python -m profiling sweep --config NAME", _figures),
+    "measurements": (
+        "python -m profiling sweep|kernels|memory --config NAME",
+        lambda: _files("measurement"),
+    ),
+    "studies": ("python -m lit_probattn.analysis NAME, python -m profiling study NAME", _studies),
+    "data": ("python -m datamodules prepare|check NAME", _data),
+}
+
+
+def lines_of(kind: str) -> list[str]:
+    """Return a line per name: the name, then what it is.
+
+    Raises:
+        ConfigError: there is no such kind, or a folder or file cannot be read.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"cannot list {kind!r}{nearest(kind, KINDS)}")
+    return _aligned(list(KINDS[kind][1]()))
+
+
+def _aligned(items: list[tuple[str, str]]) -> list[str]:
+    width = max((len(name) for name, _ in items), default=0)
+    return [
+        f"{name:{width}}  {textwrap.shorten(text, WIDTH, placeholder=' …')}".rstrip()
+        for name, text in items
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print names; returns the exit status: 2 for what a user got wrong, with one line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_probattn list",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kind", nargs="?", help=", ".join(KINDS))
+    options = parser.parse_args(arguments)
+    try:
+        if options.kind is None:
+            lines = _aligned([(kind, use) for kind, (use, _) in KINDS.items()])
+        else:
+            lines = lines_of(options.kind)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0

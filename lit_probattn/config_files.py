@@ -1,0 +1,213 @@
+"""Where configuration files lie, and their names: `smgk` is `attention/smgk.yaml` of a folder.
+
+A path is looked for as it is given, from the working folder; then in the folders that
+LIT_PROBATTN_CONFIGS lists; then in those that come with the package: `configs/` of a checkout,
+`lit_probattn/_configs/` of an installed wheel. A leading `configs/` stands for any of these
+folders. Names are looked for in the folders only.
+
+Only the standard library is imported, so that names are listed at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+VARIABLE = "LIT_PROBATTN_CONFIGS"
+# Kind of a file -> its folder, and what `lit-probattn list` calls its files.
+KINDS = {
+    "task": ("tasks", "tasks"),
+    "attention": ("attention", "attention"),
+    "trainer": ("trainer", "trainers"),
+    "measurement": ("profiling", "measurements"),
+    "table": ("reproduce", "tables"),
+}
+_PACKAGE = Path(__file__).parent
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is one readable line."""
+
+
+# Old place and new place of files that have moved; {} stands for what is kept. Where several new
+# places fit a file, the first is meant.
+MOVED_FILES = (
+    ("tasks/{}_tiny.yaml", "tasks/tiny/{}.yaml"),
+    ("paper/{}", "reproduce/{}"),
+    ("studies/{}", "reproduce/{}"),
+    ("as_released/code_lra_{}.yaml", "as_released/lra/{}.yaml"),
+    ("as_released/code_lm_intended_{}.yaml", "as_released/lm/intended_{}.yaml"),
+    ("as_released/code_lm_linear.yaml", "as_released/lm/linear.yaml"),
+    ("as_released/code_lm_as_released_{}.yaml", "as_released/lm/{}.yaml"),
+    ("as_released/fish/translation_{}.yaml", "as_released/translation/{}.yaml"),
+)
+_told: set[str] = set()
+
+
+# ---- folders -----------------------------------------------------------------------------------
+
+
+def shipped() -> Path:
+    """Return the folder of configurations that comes with the package."""
+    packed = _PACKAGE / "_configs"
+    return packed if packed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def folders() -> list[Path]:
+    """Return the folders of configurations: a user's own, then the shipped one.
+
+    Raises:
+        ConfigError: LIT_PROBATTN_CONFIGS names something that is no folder.
+    """
+    words = os.environ.get(VARIABLE, "").split(os.pathsep)
+    own = [Path(word).expanduser() for word in words if word]
+    for folder in own:
+        if not folder.is_dir():
+            raise ConfigError(f"{VARIABLE}: {folder} is no folder")
+    return [*own, shipped()]
+
+
+def _places(path: Path, root: Path) -> Iterator[Path]:
+    """Yield where a file or folder may lie, the first choice first."""
+    yield root / path
+    if path.is_absolute() or ".." in path.parts:
+        return
+    rest = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
+    for folder in folders():
+        yield folder / rest
+
+
+# ---- paths -------------------------------------------------------------------------------------
+
+
+def find(path: str | Path, root: Path = Path()) -> Path:
+    """Return where a configuration file or folder lies; say so, once, where it has moved.
+
+    `path` is its name today or before it moved, as seen from `root`. Where nothing is found, it is
+    returned as it is.
+
+    Raises:
+        ConfigError: see `folders`.
+    """
+    given = Path(path)
+    for place in _places(given, root):
+        found = _at(place, given)
+        if found is not None:
+            return found
+    return root / given
+
+
+def _at(place: Path, given: Path) -> Path | None:
+    """Return a place if there is something, or else where that has moved to."""
+    if place.exists():
+        return place
+    for old, new in MOVED_FILES:
+        name = _renamed(place.as_posix(), old, new)
+        if name is not None and Path(name).is_file():
+            _tell_move(given, name)
+            return Path(name)
+    return None
+
+
+def _tell_move(given: Path, name: str) -> None:
+    # Imports torch, which a list of names does without.
+    from lit_probattn.records.provenance import is_first_rank
+
+    if name not in _told and is_first_rank():
+        print(f"{given} has moved to {name}; reading that", file=sys.stderr, flush=True)
+    _told.add(name)
+
+
+def files_in(folder: str | Path, pattern: str = "*.yaml") -> dict[str, Path]:
+    """Return the files of a folder wherever `find` would look, by their path inside it, sorted.
+
+    Of files with the same path the first is meant.
+    """
+    found: dict[str, Path] = {}
+    for place in _places(Path(folder), Path()):
+        for path in place.glob(pattern):
+            found.setdefault(path.relative_to(place).as_posix(), path)
+    return dict(sorted(found.items()))
+
+
+def run_stem(path: str | Path) -> str:
+    """Return what a file adds to the name of a run: its stem, or that of its former name.
+
+    Stems in different folders may be the same, former names are not; and runs keep their names.
+    """
+    for old, new in MOVED_FILES:
+        name = _renamed(Path(path).as_posix(), new, old)
+        if name is not None:
+            return Path(name).stem
+    return Path(path).stem
+
+
+def _renamed(name: str, old: str, new: str) -> str | None:
+    pattern = re.escape(old).replace(r"\{\}", r"([^/]+)")
+    found = re.fullmatch(rf"(.*/)?{pattern}", name)
+    if found is None:
+        return None
+    return (found[1] or "") + new.format(*found.groups()[1:])
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def named_files(kind: str) -> dict[str, Path]:
+    """Return the files of a kind by name, in order: the names of a folder, then of those inside."""
+    found: dict[str, Path] = {}
+    for folder in folders():
+        inside = folder / KINDS[kind][0]
+        for path in inside.rglob("*.yaml"):
+            found.setdefault(path.relative_to(inside).with_suffix("").as_posix(), path)
+    return {name: found[name] for name in sorted(found, key=lambda name: (name.count("/"), name))}
+
+
+def list_attention() -> list[str]:
+    """Return the names of attention configurations, which `lit_probattn.create` takes."""
+    return list(named_files("attention"))
+
+
+def file_named(kind: str, name: str) -> str:
+    """Return the path of a file by its kind and name; a path (`….yaml`) is returned as it is.
+
+    Args:
+        kind: one of `KINDS`.
+        name: `smgk`, `tiny/lra_listops`; former names too.
+
+    Raises:
+        ConfigError: no file has this name; it names the nearest.
+    """
+    if Path(name).suffix in (".yaml", ".yml") or Path(name).is_absolute():
+        return name
+    if name and ".." not in Path(name).parts:
+        for folder in folders():
+            found = _at(folder / KINDS[kind][0] / f"{name}.yaml", Path(name))
+            if found is not None:
+                return str(_shown(found))
+    hint = nearest(name, named_files(kind), most=3)
+    more = f"`lit-probattn list {KINDS[kind][1]}` shows all; a path ends in .yaml"
+    raise ConfigError(f"unknown {kind} {name!r}{hint}; {more}")
+
+
+def _shown(path: Path) -> Path:
+    """Return a path from the working folder where it lies inside, as one types it."""
+    try:
+        return path.absolute().relative_to(Path.cwd())
+    except ValueError:
+        return path.absolute()
+
+
+def nearest(word: str, candidates: Iterable[str], most: int = 1) -> str:
+    """Return text that names the most similar candidates, or lists all of them if they are few."""
+    names = sorted(set(candidates))
+    close = difflib.get_close_matches(word, names, n=most, cutoff=0.6)
+    close = close or [name for name in names if name.startswith(word)][:most]
+    if close:
+        *others, last = map(repr, close)
+        return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?"
+    return f"; valid: {', '.join(names)}" if 0 < len(names) <= 40 else ""

@@ -1,0 +1,1 @@
+"""Our layers in other people's models."""

@@ -1,0 +1,157 @@
+"""Layers with the call of `torch.nn.MultiheadAttention`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention import Attention
+from lit_probattn.attention.core import key_or_fresh
+
+
+class MultiheadForm(nn.Module):
+    """An attention layer that is called like `torch.nn.MultiheadAttention`.
+
+    Stands in its place in `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` too.
+
+    Departs from torch: a query that may attend to nothing gives the bias of the output projection,
+    not NaN; the weights that are returned are without dropout; there are no fused paths for
+    inference, nested tensors among them.
+
+    Args:
+        layer: any attention layer; its parameters stay where they are, under `layer.`.
+        batch_first: whether tensors are (B, N, C); else (N, B, C), torch's default.
+    """
+
+    # What torch's encoder layer looks at before it takes a path of its own around the call.
+    in_proj_weight: None = None
+    in_proj_bias: None = None
+    _qkv_same_embed_dim = False
+
+    def __init__(self, layer: Attention, batch_first: bool = False) -> None:
+        super().__init__()
+        self.layer, self.batch_first = layer, batch_first
+        self.embed_dim, self.num_heads = layer.embed_dim, layer.num_heads
+        self.head_dim, self.dropout = layer.head_dim, layer.dropout
+        self.kdim = self.vdim = layer.key_embed_dim
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Args:
+            query: (N, B, C), or (B, N, C) with batch_first, or (N, C) without a batch.
+            key: the same with L positions. Where query, key and value are one tensor, it is
+                self-attention.
+            value: as `key`.
+            key_padding_mask: (B, L), or (L) without a batch: True hides a key; or floats, which
+                are added to the scores.
+            need_weights: whether to return the maps; they cost N x L memory.
+            attn_mask: (N, L) or (B·H, N, L): True hides a pair; or floats, which are added.
+            average_attn_weights: whether the maps are averaged over heads.
+            is_causal: says that `attn_mask` is the causal mask, which is then not read.
+
+        Returns:
+            The output in the form of `query`, and the maps (B, N, L), or (B, H, N, L) if they are
+            not averaged, or None.
+
+        Raises:
+            ValueError: shapes do not fit, or `is_causal` without `attn_mask`.
+            NotImplementedError: the variant cannot serve the call, such as added floats where
+                there are no scores to add them to.
+        """
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal says what attn_mask is: give attn_mask too, as in torch")
+        itself = key is query and value is query
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+        shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        key_mask, bias = _real_keys(key_padding_mask, shape)
+        is_causal = is_causal and shape[2] == shape[3]  # otherwise the mask says how it is aligned
+        pairs, more = (None, None) if is_causal else _allowed_pairs(attn_mask, shape)
+        if more is not None:
+            bias = more if bias is None else bias + more
+        masks = {"key_mask": key_mask, "attn_mask": pairs, "is_causal": is_causal, "bias": bias}
+        if bias is not None:
+            masks["bias"] = bias.to(query.dtype)
+        # The maps are those of the output, noise included.
+        draw = key_or_fresh(None) if need_weights else None
+        others = () if itself else (key, value)
+        output = self.layer(query, *others, **masks, rng=draw)
+        weights = None
+        if need_weights:
+            weights = self.layer.weights(query, None if itself else key, **masks, rng=draw)
+            weights = weights.mean(1) if average_attn_weights else weights
+        if not batched:
+            return output[0], None if weights is None else weights[0]
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+
+def as_multihead_attention(layer: Attention, *, batch_first: bool = False) -> MultiheadForm:
+    """Return a layer in the form of `torch.nn.MultiheadAttention`: its call, its masks, its result.
+
+    Args:
+        layer: any attention layer, such as `lit_probattn.create("smgk", 256, 4)`.
+        batch_first: whether tensors are (B, N, C); else (N, B, C), torch's default.
+    """
+    return MultiheadForm(layer, batch_first)
+
+
+def _real_keys(
+    mask: Tensor | None, shape: tuple[int, int, int, int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return our mask of real keys and what is to be added to the scores."""
+    if mask is None:
+        return None, None
+    batch_size, _, _, num_keys = shape
+    if mask.shape != (batch_size, num_keys):
+        raise ValueError(
+            f"key_padding_mask has shape {tuple(mask.shape)}, expected {(batch_size, num_keys)}"
+        )
+    real, added = _split("key_padding_mask", mask)
+    return real, None if added is None else added[:, None, None, :]
+
+
+def _allowed_pairs(
+    mask: Tensor | None, shape: tuple[int, int, int, int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return our mask of pairs and what is to be added to the scores."""
+    if mask is None:
+        return None, None
+    batch_size, num_heads, *pairs = shape
+    if list(mask.shape) not in (pairs, [batch_size * num_heads, *pairs]):
+        raise ValueError(
+            f"attn_mask has shape {tuple(mask.shape)}, expected {tuple(pairs)} or "
+            f"{(batch_size * num_heads, *pairs)}"
+        )
+    allowed, added = _split("attn_mask", mask)
+    if mask.dim() == 3:
+        allowed = None if allowed is None else allowed.view(shape)
+        added = None if added is None else added.view(shape)
+    return allowed, added
+
+
+def _split(name: str, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return what may be attended to, and what is added where that is not zero everywhere."""
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    if not mask.is_floating_point():
+        raise ValueError(f"{name} has dtype {mask.dtype}, expected bool or floating point")
+    hidden = mask == float("-inf")
+    added = mask.masked_fill(hidden, 0.0)
+    # A mask of zeros and -inf hides pairs only, which every variant can do.
+    return ~hidden, added if added.requires_grad or bool(added.any()) else None

@@ -1,0 +1,101 @@
+"""`lit-probattn list`: every name with a line, at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import datamodules
+from datamodules import REGISTRY
+from lit_probattn import __main__ as door
+from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.commands.listing import KINDS, WIDTH, lines_of, main
+from lit_probattn.compare.tables import kinds
+from profiling.studies import study
+from tests.support.paths import CONFIGS, ROOT
+
+
+def stems(folder: str, pattern: str = "**/*.yaml") -> set[str]:
+    inside = CONFIGS / folder
+    return {p.relative_to(inside).with_suffix("").as_posix() for p in inside.glob(pattern)}
+
+
+NAMES = {
+    "tasks": stems("tasks"),
+    "attention": stems("attention"),
+    "trainers": stems("trainer"),
+    "measurements": stems("profiling"),
+    "figures": stems("profiling", "*_figure*.yaml"),
+    "data": set(REGISTRY),
+    "studies": {entry.name for entry in STUDIES} | {f"profiling {name}" for name in study.STUDIES},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_name_has_a_line_that_says_something(kind):
+    names = NAMES[kind] if kind in NAMES else set(kinds())
+    width = max(map(len, names))
+    found = {line[:width].strip(): line[width:].strip() for line in lines_of(kind)}
+    assert found.keys() == names
+    assert [name for name, text in found.items() if not 8 <= len(text) <= WIDTH] == []
+
+
+def test_data_sets_say_what_their_class_says():
+    for line in lines_of("data"):
+        name, text = line.split(maxsplit=1)
+        words = " ".join(getattr(datamodules, REGISTRY[name][1]).__doc__.split())
+        assert words.startswith(text.removesuffix(" …"))
+
+
+def test_the_order_is_that_of_numbers():
+    names = [line.split()[0] for line in lines_of("tables")]
+    assert names.index("mgk_table2") < names.index("mgk_table10")
+    assert names == sorted(kinds(), key=names.index)
+
+
+def test_own_folders_are_listed(tmp_path, monkeypatch):
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention/mine.yaml").write_text("# My own\n# attention. More of it.\nmodel: {}\n")
+    monkeypatch.setenv("LIT_PROBATTN_CONFIGS", str(tmp_path))
+    (line,) = [line for line in lines_of("attention") if line.startswith("mine ")]
+    assert line.split(maxsplit=1)[1] == "My own attention."
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["task"], "cannot list 'task'; did you mean 'tasks'?"), (["zz"], "; valid: attention, data")],
+)
+def test_an_unknown_kind_is_one_line(words, expected, capsys):
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert expected in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_without_a_kind_the_kinds_are_listed(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lit-probattn", "list"])
+    assert door.main() == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(KINDS)
+
+
+HEAVY = ("torch", "lightning", "triton", "numpy", "pandas", "jsonargparse", "matplotlib", "sympy")
+
+
+def test_listing_imports_nothing_heavy():
+    code = f"""
+import json, sys
+from lit_probattn.__main__ import main
+for kind in {list(KINDS)!r}:
+    sys.argv = ["lit-probattn", "list", kind]
+    assert main() == 0
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []

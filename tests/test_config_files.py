@@ -1,0 +1,205 @@
+"""Where configurations lie: order of the folders, names, and commands from any folder."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_probattn import config_files
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.command import add_flags, protocol_of
+from lit_probattn.compare.protocol import Options, cell_config
+from lit_probattn.compare.tables import kinds, read_published, read_table
+from lit_probattn.config_files import (
+    KINDS,
+    ConfigError,
+    file_named,
+    files_in,
+    find,
+    named_files,
+    run_stem,
+)
+from lit_probattn.configs import attention_entry, compose, read_yaml
+from lit_probattn.reproduce import uea
+from lit_probattn.reproduce.head_size import experiment
+from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_parser
+from profiling.kernels.config import load_kernels
+from profiling.sweep.config import ModelConfig, load_sweep
+from profiling.sweep.plan import make_plan, model_sizes
+from profiling.sweep.prepared import prepared_path
+from tests.support.paths import CONFIGS
+
+SMGK = "configs/attention/smgk.yaml"
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """A working folder, and two folders of the user's own; each may get files."""
+    work, first, second = (tmp_path / name for name in ("work", "first", "second"))
+    for folder in (work, first, second):
+        folder.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv(config_files.VARIABLE, f"{first}:{second}")
+    return work, first, second
+
+
+def write(folder: Path, name: str, text: str = "trainer: {}\n") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_path_is_looked_for_as_given_then_in_own_folders_then_in_the_shipped_one(folders):
+    work, first, second = folders
+    assert find(SMGK) == find("attention/smgk.yaml") == CONFIGS / "attention/smgk.yaml"
+    assert find("configs/attention") == CONFIGS / "attention"
+    for folder in (second, first):
+        own = write(folder, "attention/smgk.yaml")
+        assert find(SMGK) == own
+    write(work, SMGK)
+    assert find(SMGK) == Path(SMGK)
+    assert find(SMGK, second) == first / "attention/smgk.yaml"
+    other = write(work, "elsewhere/smgk.yaml")
+    assert find(other) == other
+
+
+@pytest.mark.parametrize("name", ["configs/../x.yaml", "../configs/none.yaml", "/configs/x.yaml"])
+def test_paths_that_lead_out_of_the_folders_are_not_looked_for_there(name, folders):
+    _, first, _ = folders
+    write(first.parent, "x.yaml")
+    write(first, "x.yaml")
+    assert find(name) == Path(name)
+
+
+def test_former_names_are_found_from_any_folder(folders, monkeypatch, capsys):
+    monkeypatch.setattr(config_files, "_told", set())
+    assert find("configs/paper/mgk_table1.yaml") == CONFIGS / "reproduce/mgk_table1.yaml"
+    assert file_named("task", "lra_text_tiny") == str(CONFIGS / "tasks/tiny/lra_text.yaml")
+    assert capsys.readouterr().err.count("has moved to") == 2
+
+
+def test_names_are_those_of_the_own_folders_and_the_shipped_one(folders):
+    work, first, second = folders
+    own = write(second, "attention/smgk.yaml")
+    write(work, SMGK)  # names are looked for in the folders only
+    assert file_named("attention", "smgk") == str(own)
+    mine = write(first, "attention/deep/mine.yaml")
+    assert file_named("attention", "deep/mine") == str(mine)
+    names = list(named_files("attention"))
+    assert names.index("softmax") < names.index("deep/mine")  # those of a folder, then deeper ones
+    assert names.count("smgk") == 1
+    assert named_files("attention")["smgk"] == own
+    for given in ("x.yaml", "sub/x.yml", str(mine.with_suffix(""))):
+        assert file_named("attention", given) == given
+
+
+def test_every_shipped_file_has_its_name():
+    for kind, (folder, _) in KINDS.items():
+        paths = sorted((CONFIGS / folder).rglob("*.yaml"))
+        assert paths
+        assert sorted(named_files(kind).values()) == paths
+    for kind in ("task", "attention", "trainer"):
+        for name, path in named_files(kind).items():
+            found = find(file_named(kind, name))
+            assert found.samefile(path)
+            assert run_stem(found) == run_stem(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("attention", "smgkk", r"unknown attention 'smgkk'; did you mean 'smgk'( or|, )"),
+        ("task", "tiny/lra_listop", "'tiny/lra_listops'"),
+        ("task", "", "unknown task ''"),
+        ("trainer", "zzz", "; valid: cpu_debug, ddp, ddp_multinode, fsdp, one_gpu; `lit-probattn"),
+        ("task", "../tasks/uea", "unknown task"),
+    ],
+)
+def test_an_unknown_name_is_one_line_with_the_nearest(kind, name, expected):
+    with pytest.raises(ConfigError, match=expected) as error:
+        file_named(kind, name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_variable_that_names_no_folder_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv(config_files.VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"LIT_PROBATTN_CONFIGS: .*none is no folder"):
+        find("configs/none.yaml")
+
+
+def test_a_wheel_reads_what_is_packed_in_it(monkeypatch, tmp_path):
+    packed = write(tmp_path, "package/_configs/attention/smgk.yaml")
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setattr(config_files, "_PACKAGE", tmp_path / "package")
+    assert find(SMGK) == packed
+    (tmp_path / "package/_configs").rename(tmp_path / "configs")  # as in a checkout
+    assert find(SMGK) == tmp_path / SMGK
+
+
+# ---- what reads them ---------------------------------------------------------------------------
+
+
+def test_tables_sweeps_and_prepared_numbers_are_read_from_any_folder(folders):
+    assert len(read_published()) > 100
+    table = read_table("mgk_table1")
+    task, row = table.pairs()[0]
+    assert cell_config(task, row, Options())["trainer"]["max_steps"] > 0
+    assert uea.make_table(uea.TABLE, Place(data_dir="none"))[0].rows
+    sweep = load_sweep("quick")
+    assert make_plan(sweep, Path.cwd()) == make_plan(sweep, CONFIGS.parent)
+    for name in ("lm_cuda", "configs/profiling/lm_cuda.yaml"):
+        assert prepared_path(name).is_file()
+    config = ModelConfig(kind="language_model", task="configs/tasks/wikitext103_small.yaml")
+    assert model_sizes(config, 64, Path.cwd()) == model_sizes(config, 64, CONFIGS.parent)
+    assert attention_entry("configs/attention/fish.yaml")["class_path"].endswith("FiSHAttention")
+
+
+def test_commands_take_names(folders, monkeypatch):
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    trainer = protocol_of(parser.parse_args(["--trainer", "one_gpu"])).trainer
+    assert trainer == str(CONFIGS / "trainer/one_gpu.yaml")
+    with pytest.raises(ConfigError, match="unknown trainer 'one_gpus'; did you mean 'one_gpu'"):
+        protocol_of(parser.parse_args(["--trainer", "one_gpus"]))
+    table, _ = uea.make_table(uea.TABLE, Place(data_dir="none"), variants=["smgk"])
+    assert table.rows["smgk"].attention == str(CONFIGS / "attention/smgk.yaml")
+    assert load_kernels("kernels_cpu") == load_kernels(CONFIGS / "profiling/kernels_cpu.yaml")
+    tables = []
+    monkeypatch.setattr(experiment, "run_cells", lambda table, *_, **__: tables.append(table))
+    for grid in ("head_size_reduced", str(CONFIGS / "reproduce/head_size_reduced.yaml")):
+        options = head_size_parser().parse_args(["experiment", "--grid", grid])
+        options.arguments = []
+        experiment.run(options)
+    assert tables[0] == tables[1]
+    assert tables[0].name == "head_size_reduced"
+
+
+def test_own_tables_stand_beside_the_shipped_ones(folders):
+    _, first, _ = folders
+    text = read_yaml("configs/reproduce/mgk_table1.yaml")
+    write(first, "reproduce/own.yaml", f"kind: fits\ntitle: {text['title']!r}\n")
+    write(first, "reproduce/mgk_table2.yaml", "kind: fits\ntitle: mine\n")
+    assert {"own", "mgk_table1"} <= set(kinds())
+    assert kinds()["mgk_table2"]["title"] == "mine"
+    assert "own.yaml" in files_in("configs/reproduce")
+
+
+def test_a_missing_file_names_the_nearest_from_any_folder(folders):
+    with pytest.raises(ConfigError, match=r"did you mean 'configs/tasks/lra_listops.yaml'"):
+        compose(["configs/tasks/lra_listop.yaml"], {})
+
+
+def test_nothing_heavy_is_imported_for_names():
+    code = """
+import sys
+from lit_probattn.config_files import file_named, named_files
+assert file_named("attention", "smgk") and named_files("task")
+print({"torch", "lightning", "numpy", "yaml"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "set()", done.stderr

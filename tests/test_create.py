@@ -1,0 +1,125 @@
+"""`lit_probattn.create`: layers by the names of their configurations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+import lit_probattn
+from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.configs import ConfigError, build_attention, class_of
+from tests.support.paths import CONFIGS, ROOT
+from tests.support.slow import mostly_slow
+
+NAMES = [n for n in lit_probattn.list_attention() if n != "ast"]  # needs a package of its own
+
+
+def test_the_names_are_those_of_the_files():
+    files = {p.relative_to(CONFIGS / "attention") for p in CONFIGS.glob("attention/**/*.yaml")}
+    assert set(lit_probattn.list_attention()) == {p.with_suffix("").as_posix() for p in files}
+
+
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(NAMES, ["smgk", "multi_query", "hard_gfish", "linear", "as_released/lra/linear"]),
+)
+def test_a_layer_is_that_of_the_configuration(name):
+    written = yaml.safe_load((CONFIGS / f"attention/{name}.yaml").read_text())
+    entry = written["model"]["init_args"]["attention"]
+    heads = entry["init_args"]["num_heads"]
+    width = 8 * heads
+    layer = lit_probattn.create(name, width)
+    same = build_attention(entry["class_path"], entry["init_args"], width, 8)
+    assert type(layer) is type(same) is class_of(entry["class_path"])
+    assert repr(layer) == repr(same)
+    shapes = {key: value.shape for key, value in same.state_dict().items()}
+    assert {key: value.shape for key, value in layer.state_dict().items()} == shapes
+    same.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 5, width)
+    torch.testing.assert_close(layer.eval()(x), same.eval()(x), rtol=0, atol=0)
+
+
+def test_sizes_and_options_are_those_of_the_call():
+    layer = lit_probattn.create("smgk", 24, 3, num_components=5, dropout=0.0, num_kv_heads=1)
+    assert isinstance(layer, MGKAttention)
+    sizes = (layer.embed_dim, layer.num_heads, layer.head_dim, layer.num_kv_heads, layer.dropout)
+    assert sizes == (24, 3, 8, 1, 0.0)
+    assert layer.core.num_components == 5
+    assert lit_probattn.create("smgk", 24, head_dim=7).head_dim == 7
+    assert lit_probattn.create("smgk", embed_dim=24, num_heads=3).dropout == 0.1  # the file's
+    own = lit_probattn.create(str(CONFIGS / "attention/smgk.yaml"), 24)
+    assert own.num_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (("smgkk", 8), "unknown attention 'smgkk'; did you mean 'smgk'"),
+        (
+            ("smgk", 8, 2, {"num_component": 3}),
+            "has no option 'num_component'; did you mean 'num_c",
+        ),
+        (("smgk", 8, 2, {"zzz": 3}), "attention smgk has no option 'zzz'"),
+        (("smgk", 8, 2, {"self": 3}), "has no option 'self'"),
+        (("smgk", 10, 4), "num_heads must divide embed_dim"),
+        (("smgk", 8, 0), "num_heads must divide embed_dim"),
+        (("smgk", 8, 2, {"num_components": "two"}), "num_components"),
+        (("smgk", 8, 2, {"dropout": 1.0}), r"dropout must be in \[0, 1\), received 1.0"),
+        (("softmax", 8, 2, {"score": "gausian"}), "score"),
+    ],
+)
+def test_what_is_wrong_is_one_line(call, expected):
+    *words, options = call if isinstance(call[-1], dict) else (*call, {})
+    with pytest.raises(ConfigError, match=expected) as error:
+        lit_probattn.create(*words, **options)
+    assert "\n" not in str(error.value)
+
+
+LIGHT = """
+import sys, lit_probattn
+assert "create" in dir(lit_probattn) and len(lit_probattn.list_attention()) > 20
+print([name for name in ("torch", "numpy", "lightning", "yaml") if name in sys.modules])
+"""
+
+
+def test_the_package_is_imported_without_torch():
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_lazy_name_is_there():
+    for name in lit_probattn._LAZY:
+        assert callable(getattr(lit_probattn, name))
+
+
+@pytest.mark.slow
+def test_the_type_checker_knows_what_they_return(tmp_path):
+    (tmp_path / "use.py").write_text(
+        "from typing import assert_type\n"
+        "import lit_probattn\n"
+        "from lit_probattn.attention import Attention\n"
+        "from lit_probattn.interop.multihead import MultiheadForm\n"
+        'layer = lit_probattn.create("smgk", embed_dim=8, num_heads=2, dropout=0.0)\n'
+        "assert_type(layer, Attention)\n"
+        "assert_type(lit_probattn.list_attention(), list[str])\n"
+        "assert_type(lit_probattn.as_multihead_attention(layer), MultiheadForm)\n"
+        "assert_type(lit_probattn.__version__, str)\n"
+        'lit_probattn.create("smgk", "8")  # type: ignore[arg-type]\n'
+    )
+    words = ["--warn-unused-ignores", "--follow-imports=silent", "--ignore-missing-imports"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words, str(tmp_path / "use.py")],
+        **{"cwd": ROOT, "capture_output": True, "text": True},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_they_are_attention_layers():
+    assert isinstance(lit_probattn.create("fish", 8, 2), Attention)
