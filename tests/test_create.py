@@ -69,7 +69,7 @@ def test_sizes_and_options_are_those_of_the_call():
         (("smgk", 8, 0), "num_heads must divide embed_dim"),
         (("smgk", 8, 2, {"num_components": "two"}), "num_components"),
         (("smgk", 8, 2, {"dropout": 1.0}), r"dropout must be in \[0, 1\), received 1.0"),
-        (("softmax", 8, 2, {"score": "gausian"}), "score"),
+        (("softmax", 8, 2, {"score": "gauss"}), "score"),
     ],
 )
 def test_what_is_wrong_is_one_line(call, expected):
