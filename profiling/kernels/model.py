@@ -162,9 +162,12 @@ def _fish(name: str, launched: Launched, columns: int) -> _Counts:
     """Count FiSH with a linear mixing: G maps per head group, H heads."""
     call, form, options = launched.args[0], launched.options["form"], launched.options
     maps, groups, heads = form.maps, call.num_groups // 2, call.num_heads // 2
-    # Per group: maps, their factor, two comparisons; per head: mixing, selection, exponent.
+    # Per group: the factor of its maps; per head: mixing, exponent. With one loop for all tiles two
+    # comparisons per group and a selection per head; programs of keys have them at causal edges.
     shared, fed = float(groups * maps), 0.0
-    operations = float(groups * (maps + 2) + heads * (maps + 2))
+    operations = float(groups * maps + heads * (maps + 1))
+    if not form.parts and "key" not in name:
+        operations += 2 * groups + heads
     if "forward" in name:
         fed += heads
         operations += heads * 3.5

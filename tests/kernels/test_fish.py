@@ -205,6 +205,26 @@ def test_plans_never_ask_for_more_heads_or_columns_than_they_may():
                 assert plan.group in (1, 2, 4)
 
 
+def test_passes_have_two_loops_where_both_compile_without_spills():
+    """The rows of docs/kernels.md; `python -m profiling kernels --compile-table` made them."""
+
+    def passes(*sizes, **rest):
+        heads = fish_call.Heads(*sizes, 2, **rest)
+        names = ("forward", "grad_query", "grad_key", "grad_value")
+        plans = {name: fish_call.make_plan(name, heads, torch.device("cpu")) for name in names}
+        return {name for name, plan in plans.items() if plan.parts}
+
+    for head_dim in (64, 128):
+        assert passes(2, 8, head_dim, 0, 0, causal=True) == {"forward", "grad_key"}
+        assert passes(2, 8, head_dim, 0, 1) == passes(2, 8, head_dim, 0, 0, dropout=True) == set()
+        assert passes(2, 8, head_dim, 4, 0) == set()
+    assert passes(4, 8, 64, 0, 0) == set()
+    assert passes(4, 8, 128, 0, 0) == {"forward"}
+    assert passes(2, 8, 64, 0, 0) == {"grad_key"}
+    assert passes(2, 8, 64, 0, 0, causal=True, padding=True) == {"grad_key"}
+    assert passes(2, 8, 128, 0, 0, padding=True) == {"forward", "grad_key"}
+
+
 def test_keys_after_the_last_real_one_are_not_read():
     """Their tiles hold NaN, which even a weight of zero would spread; a sample may have no key."""
     torch.manual_seed(0)
@@ -225,3 +245,58 @@ def test_keys_after_the_last_real_one_are_not_read():
     out, grads = found[0][0], found[0][1:]
     assert out[1].eq(0).all()
     assert all(grad[1].eq(0).all() for grad in grads[:3])
+
+
+# Real keys: padding in the second tile and after the keys, padding in front.
+REAL = [[*range(18), *range(20, 31)], range(5, 37)]
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize(
+    ("is_causal", "padded", "units"),
+    mostly_slow(
+        itertools.product([True, False], [True, False], [0, 2]),
+        [(True, True, 0)],
+    ),
+)
+def test_whole_tiles_without_checks_change_no_bit(is_causal, padded, units, monkeypatch):
+    """Beside one loop that compares positions everywhere, and float64 sums over pairs."""
+    torch.manual_seed(2)
+    shapes = [(2, 2, 21, 5), (2, 2, 37, 5), (2, 3, 37, 7), (units or 3, 2)]
+    shapes += [(units,), (3, units)] if units else []
+    inputs = [torch.randn(*shape, device=DEVICE) for shape in shapes]
+    cotangent = torch.randn(2, 3, 21, 7, device=DEVICE)
+    key_mask = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
+    for sample, real in enumerate(REAL):
+        key_mask[sample, list(real)] = True
+
+    def run(dtype, attend):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        query, key, value, first, *rest = leaves
+        out = attend(query, key, value, first, *(rest or (None, None)))
+        return [out.detach(), *torch.autograd.grad(out, leaves, cotangent.to(dtype))]
+
+    def ours(query, key, value, first, first_bias, second):
+        options = {"is_causal": is_causal, "key_mask": key_mask if padded else None}
+        layers = {"first": first, "first_bias": first_bias, "second": second}
+        return fish_attention(query, key, value, **layers, **options)
+
+    def plain(query, key, value, first, first_bias, second):
+        seen = torch.ones(21, 37, dtype=torch.bool, device=DEVICE)
+        seen = seen.tril(37 - 21) if is_causal else seen
+        seen = seen & key_mask[:, None, None] if padded else seen
+        local = torch.einsum("hg,bgij->bhij", first, query @ key.mT)
+        if second is not None:
+            local = torch.relu(local + first_bias[:, None, None])
+            local = torch.einsum("hu,buij->bhij", second, local)
+        return local.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num() @ value
+
+    with forced(Launch(16, 16)):
+        monkeypatch.setattr(fish_call, "has_parts", lambda *_: True)
+        found = run(torch.float32, ours)
+        monkeypatch.setattr(fish_call, "has_parts", lambda *_: False)
+        monkeypatch.setattr(fish_call, "is_late", lambda *_: False)
+        together = run(torch.float32, ours)
+    for parts, one_loop, exact in zip(found, together, run(torch.float64, plain), strict=True):
+        assert torch.equal(parts, one_loop)
+        torch.testing.assert_close(parts.double(), exact, atol=1e-4, rtol=1e-4)

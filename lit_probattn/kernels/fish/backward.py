@@ -18,7 +18,7 @@ from lit_probattn.kernels.fish.tiles import (
     head_gradient,
     head_weights,
     hidden_unit,
-    last_key,
+    hide_keys,
     load_delta,
     load_maps,
     load_value,
@@ -26,6 +26,9 @@ from lit_probattn.kernels.fish.tiles import (
     local_inputs,
     local_score,
     map_products,
+    real_rows,
+    seeing_rows,
+    seen_keys,
     tile_program,
 )
 from lit_probattn.kernels.tiles import (
@@ -136,32 +139,34 @@ def fish_query_gradient_kernel(
     queries = load_maps(call.query, b, row, num_rows, form, BLOCK_Q)
     grads_q = zero_tiles(MAPS, BLOCK_Q, form.key_pad)
     residuals = zero_vectors(GROUP, BLOCK_Q)
-    stop = last_key(call.pairs, b)
-    if form.causal:
-        stop = tl.minimum(stop, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
-    for col in range(0, stop, BLOCK_K):
-        cols = (col + tl.arange(0, BLOCK_K))[None, :]
-        tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K)
-        tiles, noise, seen, local = local_inputs(call, tiles, b, rows, cols, first, form)
-        totals, local_grads, new_residuals = (), (), ()
-        for h in tl.static_range(GROUP):
-            head = first + h
-            score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
-            value = load_value(call, b, head, col, form, BLOCK_K)
-            delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
-            _weight, e, _grad = head_gradient(
-                call, grad_out, LSE, delta, score, value, b, head, row, col,
-                form, BLOCK_Q, BLOCK_K, False,
-            )  # fmt: skip
-            new_residuals = new_residuals + (residuals[h] + tl.sum(e, 1),)
+    by_all, by_any = seen_keys(call.pairs, b, row, form, BLOCK_Q, BLOCK_K)
+    for EDGE in tl.static_range(0 if form.parts else 1, 2):
+        start, stop = by_all if EDGE and form.parts else 0, by_any if EDGE else by_all
+        for col in range(start, stop, BLOCK_K):
+            cols = (col + tl.arange(0, BLOCK_K))[None, :]
+            tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K, EDGE)
+            tiles, noise, seen, local = local_inputs(
+                call, tiles, b, rows, cols, first, EDGE, False, form
+            )
+            totals, local_grads, new_residuals = (), (), ()
+            for h in tl.static_range(GROUP):
+                head = first + h
+                score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
+                value = load_value(call, b, head, col, form, BLOCK_K, EDGE)
+                delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
+                _weight, e, _grad = head_gradient(
+                    call, grad_out, LSE, delta, score, value, b, head, row, col,
+                    form, BLOCK_Q, BLOCK_K, False,
+                )  # fmt: skip
+                new_residuals = new_residuals + (residuals[h] + tl.sum(e, 1),)
+                if form.units > 0:
+                    local_grads = local_grads + (e,)
+                else:
+                    totals = _map_gradients(call, totals, e, head, form)
             if form.units > 0:
-                local_grads = local_grads + (e,)
-            else:
-                totals = _map_gradients(call, totals, e, head, form)
-        if form.units > 0:
-            totals = _hidden_gradients(call, tiles, noise, local_grads, first, form)
-        residuals = new_residuals
-        grads_q = add_products(grads_q, totals, call.key, b, col, num_cols, form, BLOCK_K)
+                totals = _hidden_gradients(call, tiles, noise, local_grads, first, form)
+            residuals = new_residuals
+            grads_q = add_products(grads_q, totals, call.key, b, col, num_cols, form, BLOCK_K, EDGE)
     part = group.to(tl.int64) * number(call.num_batch) + b
     for m in tl.static_range(MAPS):
         place = DQ + (part * MAPS + m) * num_rows * form.key_dim
@@ -201,77 +206,95 @@ def fish_key_gradient_kernel(
     keys = load_maps(call.key, b, col, num_cols, form, BLOCK_K)
     values = ()
     for h in tl.static_range(GROUP if KEYS else 0):
-        values = values + (load_value(call, b, first + h, col, form, BLOCK_K),)
+        values = values + (load_value(call, b, first + h, col, form, BLOCK_K, True),)
     grads_k = zero_tiles(MAPS if KEYS else 0, BLOCK_K, form.key_pad)
     grads_v = zero_tiles(GROUP if VALUES else 0, BLOCK_K, form.value_pad)
     found = zero_vectors(SLOTS, BLOCK_K)
-    begin = 0
-    if form.causal:
-        begin = tl.maximum(0, col - (num_cols - num_rows)) // BLOCK_Q * BLOCK_Q
-    if call.pairs.key_mask is not None:
-        begin = tl.where(col < last_key(call.pairs, b), begin, num_rows)  # nothing but padding
-    for row in range(begin, num_rows, BLOCK_Q):
-        rows = (row + tl.arange(0, BLOCK_Q))[None, :]
-        tiles = map_products(call, keys, call.query, b, row, num_rows, form, BLOCK_Q)
-        tiles, noise, seen, local = local_inputs(call, tiles, b, rows, cols, first, form)
-        totals, local_grads, new_values = (), (), ()
-        weight_sums, noise_sums = (), ()
-        for h in tl.static_range(GROUP):
-            head = first + h
-            score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
-            if KEYS:
-                delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
-                dropped, e, grad = head_gradient(
-                    call, grad_out, LSE, delta, score, values[h], b, head, row, col,
-                    form, BLOCK_Q, BLOCK_K, True,
-                )  # fmt: skip
-            else:
-                _weight, dropped, _kept, grad = head_weights(
-                    call, grad_out, LSE, score, b, head, row, col, form, BLOCK_Q, BLOCK_K, True
-                )
-            if VALUES:
-                new_values = new_values + (
-                    tl.dot(dropped.to(grad.dtype), grad, grads_v[h], input_precision="ieee"),
-                )
-            if not KEYS:
-                pass
-            elif form.units > 0:
-                local_grads = local_grads + (e,)
-            else:
-                totals = _map_gradients(call, totals, e, head, form)
-                if SLOTS > 0:
+    by_any, by_all = seeing_rows(call.pairs, col, form, BLOCK_Q, BLOCK_K)
+    end = num_rows
+    if call.pairs.key_mask is not None:  # nobody sees a tile of padding
+        some = tl.max(real_rows(call.pairs, b, col, BLOCK_K).to(tl.int32), 0)
+        end = tl.where(some > 0, num_rows, 0)
+        by_all = tl.minimum(by_all, end)
+    # Rows that see a part of this tile, which compare positions, then those that see all of it.
+    PARTS: tl.constexpr = form.parts or not form.causal
+    for WHOLE in tl.static_range(0 if form.causal else 1, 2 if PARTS else 1):
+        start, stop = by_all if WHOLE else by_any, end if WHOLE or not PARTS else by_all
+        for row in range(start, stop, BLOCK_Q):
+            rows = (row + tl.arange(0, BLOCK_Q))[None, :]
+            tiles = map_products(call, keys, call.query, b, row, num_rows, form, BLOCK_Q, True)
+            tiles, noise, seen, local = local_inputs(
+                call, tiles, b, rows, cols, first, WHOLE == 0 or not form.late, form.late, form
+            )
+            totals, local_grads, new_values = (), (), ()
+            weight_sums, noise_sums = (), ()
+            for h in tl.static_range(GROUP):
+                head = first + h
+                score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
+                if KEYS:
+                    delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
+                    dropped, e, grad = head_gradient(
+                        call, grad_out, LSE, delta, score, values[h], b, head, row, col,
+                        form, BLOCK_Q, BLOCK_K, True,
+                    )  # fmt: skip
+                else:
+                    _weight, dropped, _kept, grad = head_weights(
+                        call, grad_out, LSE, score, b, head, row, col, form, BLOCK_Q, BLOCK_K, True
+                    )
+                if VALUES:
+                    new_values = new_values + (
+                        tl.dot(dropped.to(grad.dtype), grad, grads_v[h], input_precision="ieee"),
+                    )
+                if not KEYS:
+                    pass
+                elif form.units > 0:
+                    local_grads = local_grads + (e,)
+                else:
+                    totals = _map_gradients(call, totals, e, head, form)
+                    if SLOTS > 0:
+                        for m in tl.static_range(MAPS):
+                            weight_sums = weight_sums + (
+                                found[h * MAPS + m] + tl.sum(e * tiles[m], 1),
+                            )
+                        if form.noise == 2:
+                            sums = found[GROUP * MAPS + h] + tl.sum(e * noise[h], 1)
+                            noise_sums = noise_sums + (sums,)
+            grads_v = new_values
+            if KEYS and form.units > 0:
+                totals = _hidden_gradients(call, tiles, noise, local_grads, first, form)
+            if SLOTS > 0:
+                if form.units > 0:
+                    weight_sums = _hidden_sums(call, tiles, noise, local_grads, found, first, form)
+                if form.noise == 1:
                     for m in tl.static_range(MAPS):
-                        weight_sums = weight_sums + (found[h * MAPS + m] + tl.sum(e * tiles[m], 1),)
-                    if form.noise == 2:
-                        sums = found[GROUP * MAPS + h] + tl.sum(e * noise[h], 1)
+                        sums = found[SLOTS - MAPS + m] + tl.sum(totals[m] * noise[m], 1)
                         noise_sums = noise_sums + (sums,)
-        grads_v = new_values
-        if KEYS and form.units > 0:
-            totals = _hidden_gradients(call, tiles, noise, local_grads, first, form)
-        if SLOTS > 0:
-            if form.units > 0:
-                weight_sums = _hidden_sums(call, tiles, noise, local_grads, found, first, form)
-            if form.noise == 1:
-                for m in tl.static_range(MAPS):
-                    sums = found[SLOTS - MAPS + m] + tl.sum(totals[m] * noise[m], 1)
-                    noise_sums = noise_sums + (sums,)
-            found = weight_sums + noise_sums
-        if KEYS:
-            grads_k = add_products(grads_k, totals, call.query, b, row, num_rows, form, BLOCK_Q)
+                found = weight_sums + noise_sums
+            if KEYS:
+                grads_k = add_products(
+                    grads_k, totals, call.query, b, row, num_rows, form, BLOCK_Q, True
+                )
+    # What belongs to one key depends on no other key: `late` leaves hidden ones out only here.
+    real = real_rows(call.pairs, b, col, BLOCK_K)
     part = group.to(tl.int64) * number(call.num_batch) + b
     for m in tl.static_range(len(grads_k)):
         place = DK + (part * MAPS + m) * num_cols * form.key_dim
-        store_rows(place, grads_k[m] * call.on_global, col, form.key_dim, num_cols,
+        grad = hide_keys(call.pairs, grads_k[m] * call.on_global, real, form)
+        store_rows(place, grad, col, form.key_dim, num_cols,
                    form.key_dim, form.key_pad, BLOCK_K)  # fmt: skip
     for h in tl.static_range(len(grads_v)):
         limit = tl.where(first + h < number(call.num_heads), num_cols, 0)
         place = DV + (b * number(call.num_heads) + first + h) * num_cols * form.value_dim
-        store_rows(place, grads_v[h], col, form.value_dim, limit,
+        grad = hide_keys(call.pairs, grads_v[h], real, form)
+        store_rows(place, grad, col, form.value_dim, limit,
                    form.value_dim, form.value_pad, BLOCK_K)  # fmt: skip
     tile = (col // BLOCK_K).to(tl.int64)
     place = SUMS + ((tile * number(call.num_batch) + b) * number(call.num_groups) + group) * SLOTS
     for slot in tl.static_range(SLOTS):
-        tl.store(place + slot, tl.sum(found[slot], 0))
+        sums = found[slot]
+        if form.late:
+            sums = tl.where(real, sums, 0.0)
+        tl.store(place + slot, tl.sum(sums, 0))
 
 
 @triton.jit(do_not_specialize=("num_samples",))
@@ -296,13 +319,15 @@ def fish_bias_gradient_kernel(
     for step in range(num_samples):
         b = (place * num_samples + step).to(tl.int64)
         queries = load_maps(call.query, b, row, num_rows, form, BLOCK_Q)
-        tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K)
-        tiles, noise, seen, local = local_inputs(call, tiles, b, rows, cols, first, form)
+        tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K, True)
+        tiles, noise, seen, local = local_inputs(
+            call, tiles, b, rows, cols, first, True, False, form
+        )
         terms = ()
         for h in tl.static_range(GROUP):
             head = first + h
             score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
-            value = load_value(call, b, head, col, form, BLOCK_K)
+            value = load_value(call, b, head, col, form, BLOCK_K, True)
             delta = load_delta(call, DELTA, b, head, row, BLOCK_Q)
             _weight, e, _grad = head_gradient(
                 call, grad_out, LSE, delta, score, value, b, head, row, col,

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 
 from lit_probattn.kernels.fish.tiles import (
-    last_key,
     load_maps,
     load_value,
     local_inputs,
     local_score,
     map_products,
+    seen_keys,
     tile_program,
 )
 from lit_probattn.kernels.tiles import (
@@ -49,32 +49,35 @@ def fish_forward_kernel(
     for _ in tl.static_range(GROUP):
         tops = tops + (tl.full((BLOCK_Q,), float("-inf"), tl.float32),)
     sums, outs = zero_vectors(GROUP, BLOCK_Q), zero_tiles(GROUP, BLOCK_Q, form.value_pad)
-    stop = last_key(call.pairs, b)
-    if form.causal:
-        stop = tl.minimum(stop, tl.maximum(0, row + BLOCK_Q + num_cols - num_rows))
-    for col in range(0, stop, BLOCK_K):
-        cols = (col + tl.arange(0, BLOCK_K))[None, :]
-        tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K)
-        tiles, noise, seen, local = local_inputs(call, tiles, b, rows, cols, first, form)
-        new_tops, new_sums, new_outs = (), (), ()
-        for h in tl.static_range(GROUP):
-            head = first + h
-            score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
-            top = tl.maximum(tops[h], tl.max(score, 1))
-            safe = tl.where(top == float("-inf"), 0.0, top) * LOG2E
-            weight = tl.exp2(score * LOG2E - safe[:, None])
-            shrink = tl.exp2(tops[h] * LOG2E - safe)
-            new_tops = new_tops + (top,)
-            new_sums = new_sums + (sums[h] * shrink + tl.sum(weight, 1),)
-            if pairs.draw is not None:
-                kept = kept_pairs(pairs, b, head, row, col, BLOCK_Q, BLOCK_K, False)
-                weight = tl.where(kept, weight * pairs.keep_scale, 0.0)
-            value = load_value(call, b, head, col, form, BLOCK_K)
-            total = outs[h] * shrink[:, None]
-            new_outs = new_outs + (
-                tl.dot(weight.to(value.dtype), value, total, input_precision="ieee"),
+    by_all, by_any = seen_keys(pairs, b, row, form, BLOCK_Q, BLOCK_K)
+    # Tiles that every row sees whole, then those with an edge, which compare positions.
+    for EDGE in tl.static_range(0 if form.parts else 1, 2):
+        start, stop = by_all if EDGE and form.parts else 0, by_any if EDGE else by_all
+        for col in range(start, stop, BLOCK_K):
+            cols = (col + tl.arange(0, BLOCK_K))[None, :]
+            tiles = map_products(call, queries, call.key, b, col, num_cols, form, BLOCK_K, EDGE)
+            tiles, noise, seen, local = local_inputs(
+                call, tiles, b, rows, cols, first, EDGE, False, form
             )
-        tops, sums, outs = new_tops, new_sums, new_outs
+            new_tops, new_sums, new_outs = (), (), ()
+            for h in tl.static_range(GROUP):
+                head = first + h
+                score = local_score(call, tiles, noise, seen, local, b, rows, cols, first, h, form)
+                top = tl.maximum(tops[h], tl.max(score, 1))
+                safe = tl.where(top == float("-inf"), 0.0, top) * LOG2E
+                weight = tl.exp2(score * LOG2E - safe[:, None])
+                shrink = tl.exp2(tops[h] * LOG2E - safe)
+                new_tops = new_tops + (top,)
+                new_sums = new_sums + (sums[h] * shrink + tl.sum(weight, 1),)
+                if pairs.draw is not None:
+                    kept = kept_pairs(pairs, b, head, row, col, BLOCK_Q, BLOCK_K, False)
+                    weight = tl.where(kept, weight * pairs.keep_scale, 0.0)
+                value = load_value(call, b, head, col, form, BLOCK_K, EDGE)
+                total = outs[h] * shrink[:, None]
+                new_outs = new_outs + (
+                    tl.dot(weight.to(value.dtype), value, total, input_precision="ieee"),
+                )
+            tops, sums, outs = new_tops, new_sums, new_outs
     for h in tl.static_range(GROUP):
         head = first + h
         limit = tl.where(head < number(call.num_heads), num_rows, 0)

@@ -54,12 +54,16 @@ class Plan:
 
     Args:
         fits: whether its registers are estimated to suffice.
+        parts: see `has_parts`.
+        late: see `is_late`.
     """
 
     group: int
     num_groups: int
     launch: Launch
     fits: bool = True
+    parts: bool = False
+    late: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Heads:
         noise: see `FishInputs`.
         itemsize: bytes of an entry of query.
         dropout: whether keep decisions are drawn.
+        causal: whether the call is causal.
+        padding: whether there is a mask of keys.
     """
 
     num_global: int
@@ -81,6 +87,8 @@ class Heads:
     noise: int
     itemsize: int
     dropout: bool = False
+    causal: bool = False
+    padding: bool = False
 
     @property
     def draws(self) -> str:
@@ -159,7 +167,9 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
     name = f"fish_{heads.units}_{heads.noise}_{group}_{kernel}"
     shape = Shape(name, heads.head_dim, heads.num_global, heads.itemsize, heads.draws)
     found = choose_launch(shape, device, lambda _: default)
-    return Plan(group, -(-heads.num_heads // group), found, bool(fitting))
+    parts = capability >= 90 and has_parts(kernel, heads, group)
+    switches = bool(fitting), parts, is_late(kernel, heads)
+    return Plan(group, -(-heads.num_heads // group), found, *switches)
 
 
 def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int) -> bool:
@@ -174,6 +184,29 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
     units = 64 if kernel == "grad_query" else 16
     budget -= units * (heads.units > 0) + _DROPOUT * heads.dropout
     return heads.registers(kernel, group, found) <= budget
+
+
+def has_parts(kernel: str, heads: Heads, group: int) -> bool:
+    """Return whether tiles that are seen whole go through a loop without position checks.
+
+    Only where both loops were compiled, for Hopper, and spill nothing (docs/kernels.md). Beside
+    what a draw or a second layer costs, comparing is cheap: one loop.
+    """
+    if heads.draws or heads.units or heads.itemsize != 2 or heads.head_dim < 32:
+        return False
+    few = heads.num_global <= 2
+    if kernel == "forward":
+        light = few and heads.causal and not heads.padding
+        return light or (heads.num_global <= 4 and group <= 2)
+    return kernel == "grad_key" and few
+
+
+def is_late(kernel: str, heads: Heads) -> bool:
+    """Return whether programs of keys leave hidden keys out at their end, not at every pair.
+
+    Not where the sums for keys do not fit into registers anyway, and would spill more.
+    """
+    return kernel == "grad_value" or heads.num_global <= 2 or heads.head_dim <= 64
 
 
 class FishInputs(NamedTuple):
@@ -231,6 +264,8 @@ class FishForm(NamedTuple):
         aligned: every group begins at a multiple of four heads, or there is one.
         mask_per_head: whether the mask of pairs differs between heads.
         hoist: whether offsets of loads are kept over a loop: forward spills then, backward less.
+        parts: whether tiles that are seen whole have a loop of their own, see `has_parts`.
+        late: see `is_late`.
     """
 
     maps: int
@@ -241,6 +276,8 @@ class FishForm(NamedTuple):
     causal: bool
     mask_per_head: bool
     hoist: bool
+    parts: bool
+    late: bool
     key_dim: int
     key_pad: int
     value_dim: int
@@ -257,7 +294,8 @@ class FishCall:
         units = 0 if x.second is None else x.second.shape[1]
         widths = (padded(head_dim), padded(value_dim))
         sizes = (maps, num_heads, max(widths), units, x.noise, query.element_size())
-        self.heads = Heads(*sizes, dropout=x.draw is not None)
+        kinds = (x.draw is not None, x.is_causal, x.key_mask is not None)
+        self.heads = Heads(*sizes, *kinds)
         bias_1, second, scale = (
             None if tensor is None else tensor.contiguous()
             for tensor in (x.bias_1, x.second, x.scale)
@@ -278,7 +316,7 @@ class FishCall:
         )
         per_head = x.pair_mask is not None and x.pair_mask.shape[1] > 1
         self.form = FishForm(
-            *(maps, units, 1, x.noise, True, x.is_causal, per_head, True),
+            *(maps, units, 1, x.noise, True, x.is_causal, per_head, True, False, True),
             *(head_dim, widths[0], value_dim, widths[1]),
         )
 
@@ -312,12 +350,13 @@ class FishCall:
             constants: what it is compiled for beside the shared form.
         """
         aligned = plan.num_groups == 1 or plan.group % 4 == 0
+        form = self.form._replace(group=plan.group, aligned=aligned, hoist=hoist)
         launch(
             kernel,
             num_tiles * plan.num_groups,
             (self.arguments._replace(num_groups=unseen(plan.num_groups)), *args),
             {
-                "form": self.form._replace(group=plan.group, aligned=aligned, hoist=hoist),
+                "form": form._replace(parts=plan.parts, late=plan.late),
                 **constants,
                 **plan.launch.options,
             },

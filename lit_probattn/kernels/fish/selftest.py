@@ -25,14 +25,15 @@ def plain_fish(
     key: Tensor,
     value: Tensor,
     first: Tensor,
-    noise_scale: Tensor,
     second: Tensor | None,
     first_bias: Tensor | None,
-    noise: Tensor,
+    noise: Tensor | None,
     selected: Selection,
 ) -> Tensor:
-    """Return what `fish_attention` computes with noise per global map, by the equation."""
-    scores = query @ key.mT + noise_scale[:, None, None] * noise
+    """Return what `fish_attention` computes with `noise` on the global scores, by the equation."""
+    scores = query @ key.mT
+    if noise is not None:
+        scores = scores + noise
     local = torch.einsum("hg,bgij->bhij", first, scores)
     if second is not None and first_bias is not None:
         local = torch.relu(local + first_bias[:, None, None])
@@ -49,33 +50,33 @@ def self_test(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return outputs and gradients beside those of float64 sums: `fish` linear, `gfish` two layers.
 
-    Causal with more keys than queries, in ragged sizes (whole tiles and tiles at both edges), then
-    with a mask of keys, one of pairs per head, and dropout.
+    Causal with more keys than queries, in ragged sizes (whole tiles and tiles at both edges, which
+    have loops of their own without draws), then with noise, a mask of keys, one of pairs per head,
+    and dropout.
     """
-    selections = causal(*sizes, device), masked((_BATCH, _HEADS, *sizes), device)
-    pairs = []
-    for selected in selections:
-        pairs += compare(family == "gfish", selected, device, dtype, head_dims, sizes)
-    return pairs
+    sizes_of_call = (family == "gfish", device, dtype, head_dims, sizes)
+    whole = compare(causal(*sizes, device), False, *sizes_of_call)
+    return whole + compare(masked((_BATCH, _HEADS, *sizes), device), True, *sizes_of_call)
 
 
 def compare(
-    two: bool,
     selected: Selection,
+    noisy: bool,
+    two: bool,
     device: torch.device,
     dtype: torch.dtype,
     head_dims: HeadDims,
     sizes: tuple[int, int],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return (found, float64) of the output and every gradient, with noise; `two` layers or one."""
+    """Return (found, float64) of the output and every gradient; `two` layers or one."""
     (rows, keys), (head_dim, value_dim) = sizes, head_dims
     shapes = [
         (_BATCH, _GLOBAL, rows, head_dim),
         (_BATCH, _GLOBAL, keys, head_dim),
         (_BATCH, _HEADS, keys, value_dim),
         (_UNITS if two else _HEADS, _GLOBAL),
-        (_GLOBAL,),
         *([(_HEADS, _UNITS), (_UNITS,)] if two else []),
+        *([(_GLOBAL,)] if noisy else []),
     ]
     inputs = [
         random_tensor(*shape, seed=i, device=device, dtype=dtype) for i, shape in enumerate(shapes)
@@ -87,21 +88,21 @@ def compare(
     )
     random_key = RandomKey(3, step=5)
     words = torch.tensor(random_key.philox_key(STREAM_NOISE), device=device)
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    second, first_bias = (leaves[5], leaves[6]) if two else (None, None)
+    leaves, exact = [x.detach().requires_grad_() for x in inputs], in_float64(inputs)
+    second, first_bias = (leaves[4], leaves[5]) if two else (None, None)
     found = fish_attention(
         *leaves[:3],
         first=leaves[3],
         first_bias=first_bias,
         second=second,
-        noise_scale=leaves[4],
-        noise_draw=torch.cat([words, random_key.samples(_BATCH, device)]),
+        noise_scale=leaves[-1] if noisy else None,
+        noise_draw=torch.cat([words, random_key.samples(_BATCH, device)]) if noisy else None,
         **selected.options,
     )
-    exact = in_float64(inputs)
     noise = normal_noise(
         *(random_key, _BATCH, _GLOBAL, range(rows), range(keys), device, torch.float64)
     )
-    last = exact[5:] if two else [None, None]
-    truth = plain_fish(*exact[:5], *last, noise, selected)  # type: ignore[arg-type, call-arg]
+    mixing = (exact[4], exact[5]) if two else (None, None)
+    added = exact[-1][:, None, None] * noise if noisy else None
+    truth = plain_fish(*exact[:4], *mixing, added, selected)  # type: ignore[arg-type, call-arg]
     return beside([found], [truth], leaves, exact, [cotangent])

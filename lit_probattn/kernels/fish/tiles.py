@@ -48,21 +48,69 @@ def tile_program(call, length, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def last_key(pairs, b):
-    """Return the number of keys of a sample up to its last real one; 0 if all are padding.
+def _real_keys(pairs, b):
+    """Return the number of keys of a sample before its first padding, and up to its last real one.
 
     Every program reads the sample's mask, a byte per key, which is little beside the keys.
     """
     num_keys = number(pairs.num_keys)
-    if pairs.key_mask is None:
-        return num_keys
-    else:
-        end = 0
+    whole, last = num_keys, num_keys
+    if pairs.key_mask is not None:
+        last = 0
         for start in range(0, num_keys, 1024):
             index = start + tl.arange(0, 1024)
-            real = tl.load(pairs.key_mask + b * num_keys + index, mask=index < num_keys, other=0)
-            end = tl.maximum(end, tl.max(tl.where(real != 0, index + 1, 0), 0))
-        return end
+            real = load_vector(pairs.key_mask + b * num_keys, start, num_keys, 0, 1024) != 0
+            whole = tl.minimum(whole, tl.min(tl.where(real, num_keys, index), 0))
+            last = tl.maximum(last, tl.max(tl.where(real, index + 1, 0), 0))
+    return whole, last
+
+
+@triton.jit
+def seen_keys(pairs, b, row, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return where the tiles of keys end that all of a tile of rows sees whole, and where its keys.
+
+    A tile that is seen whole has no causal edge, no end of the keys and no padding in it.
+    """
+    whole, last = _real_keys(pairs, b)
+    if form.causal:
+        offset = number(pairs.num_keys) - number(pairs.num_queries)
+        whole = tl.minimum(whole, tl.maximum(row + 1 + offset, 0))
+        last = tl.minimum(last, tl.maximum(row + BLOCK_Q + offset, 0))
+    return whole // BLOCK_K * BLOCK_K, last
+
+
+@triton.jit
+def seeing_rows(pairs, col, form: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return where the tiles of rows begin that see a key of a tile, and that see all of it.
+
+    As far as the causal mask goes: padding and the end of the keys are for `real_rows`.
+    """
+    by_any, by_all = 0, 0
+    if form.causal:
+        num_rows = number(pairs.num_queries)
+        offset = number(pairs.num_keys) - num_rows
+        by_any = tl.maximum(col - offset, 0) // BLOCK_Q * BLOCK_Q
+        by_all = tl.cdiv(tl.maximum(col + BLOCK_K - 1 - offset, 0), BLOCK_Q) * BLOCK_Q
+        by_all = tl.minimum(by_all, num_rows)
+    return by_any, by_all
+
+
+@triton.jit
+def real_rows(pairs, b, col, BLOCK_K: tl.constexpr):
+    """Return which keys of a tile are real: those whose gradients are not zero."""
+    num_keys = number(pairs.num_keys)
+    real = col + tl.arange(0, BLOCK_K) < num_keys
+    if pairs.key_mask is not None:
+        real = load_vector(pairs.key_mask + b * num_keys, col, num_keys, 0, BLOCK_K) != 0
+    return real
+
+
+@triton.jit
+def hide_keys(pairs, tile, real, form: tl.constexpr):
+    """Return what keys sum up with zeros for hidden keys, whose sums may be infinite."""
+    if form.late and pairs.key_mask is not None:
+        tile = tl.where(real[:, None], tile, 0.0)
+    return tile
 
 
 @triton.jit
@@ -74,34 +122,38 @@ def stored_head(call, head):
 @triton.jit
 def _load_head(
     x, b, h, start, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    HOIST: tl.constexpr,
+    CHECK: tl.constexpr, HOIST: tl.constexpr,
 ):  # fmt: skip
     """Load rows of a head; without HOIST the offsets are made anew for every tile.
 
     Offsets that are kept over a loop take registers, which forward has not left.
     """
     if HOIST:
-        tile = load_head(x, b, h, start, limit, WIDTH, PADDED, BLOCK, True)
+        tile = load_head(x, b, h, start, limit, WIDTH, PADDED, BLOCK, CHECK)
     else:
         index, cols = start + tl.arange(0, BLOCK), tl.arange(0, PADDED)
-        inside = (index[:, None] < limit) & (cols[None, :] < WIDTH)
         offsets = index[:, None].to(tl.int64) * x.row + cols[None, :]
-        tile = tl.load(x.base + b * x.batch + h * x.head + offsets, mask=inside, other=0.0)
+        place = x.base + b * x.batch + h * x.head + offsets
+        if CHECK or WIDTH < PADDED:
+            inside = (index[:, None] < limit) & (cols[None, :] < WIDTH)
+            tile = tl.load(place, mask=inside, other=0.0)
+        else:
+            tile = tl.load(place)
     return tile
 
 
 @triton.jit
-def load_map(x, b, m, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
-    """Load a tile of queries or keys of global map m."""
-    return _load_head(x, b, m, start, limit, form.key_dim, form.key_pad, BLOCK, form.hoist)
+def load_map(x, b, m, start, limit, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr):
+    """Load a tile of queries or keys of global map m; CHECK: zero from `limit` on."""
+    return _load_head(x, b, m, start, limit, form.key_dim, form.key_pad, BLOCK, CHECK, form.hoist)
 
 
 @triton.jit
-def load_value(call, b, head, col, form: tl.constexpr, BLOCK: tl.constexpr):
+def load_value(call, b, head, col, form: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr):
     """Load a tile of values of a local head."""
     source, limit = stored_head(call, head), number(call.pairs.num_keys)
     return _load_head(
-        call.value, b, source, col, limit, form.value_dim, form.value_pad, BLOCK, form.hoist
+        call.value, b, source, col, limit, form.value_dim, form.value_pad, BLOCK, CHECK, form.hoist
     )
 
 
@@ -111,27 +163,33 @@ def load_maps(x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
     MAPS: tl.constexpr = form.maps
     out = ()
     for m in tl.static_range(MAPS):
-        out = out + (load_map(x, b, m, start, limit, form, BLOCK),)
+        out = out + (load_map(x, b, m, start, limit, form, BLOCK, True),)
     return out
 
 
 @triton.jit
-def map_products(call, left, x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
+def map_products(
+    call, left, x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
     """Return the global scores of tiles `left` with rows of x: g_m = on_global · q_m · k_m."""
     out = ()
     for m in tl.static_range(len(left)):
-        right = load_map(x, b, m, start, limit, form, BLOCK)
+        right = load_map(x, b, m, start, limit, form, BLOCK, CHECK)
         product = tl.dot(left[m], tl.trans(right), input_precision="ieee")
         out = out + (product * call.on_global,)
     return out
 
 
 @triton.jit
-def add_products(sums, tiles, x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr):
+def add_products(
+    sums, tiles, x, b, start, limit, form: tl.constexpr, BLOCK: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
     """Return sums_m + tiles_m @ rows of x_m."""
     out = ()
     for m in tl.static_range(len(sums)):
-        right = load_map(x, b, m, start, limit, form, BLOCK)
+        right = load_map(x, b, m, start, limit, form, BLOCK, CHECK)
         tile = tiles[m].to(right.dtype)
         out = out + (tl.dot(tile, right, sums[m], input_precision="ieee"),)
     return out
@@ -188,11 +246,33 @@ def unit_noise(call, b, rows, cols, first, form: tl.constexpr):
 
 
 @triton.jit
-def local_inputs(call, tiles, b, rows, cols, first, form: tl.constexpr):
+def seen_pairs(call, b, rows, cols, EDGE: tl.constexpr, LATE: tl.constexpr, form: tl.constexpr):
+    """Return which pairs of a tile all heads may see, in a tuple; an empty one if that is all.
+
+    EDGE: the tile may have hidden positions. LATE: keys hidden from all rows are left out later.
+    """
+    pairs, seen = call.pairs, ()
+    SHARED: tl.constexpr = pairs.mask.base is not None and not form.mask_per_head
+    if EDGE and not LATE:
+        seen = (visible_pairs(pairs, b, 0, rows, cols, True, form.causal, SHARED),)
+    else:
+        if SHARED:
+            seen = (load_pairs(pairs.mask, b, 0, rows, cols, pairs) != 0,)
+        if EDGE and form.causal:
+            before = cols <= rows + (number(pairs.num_keys) - number(pairs.num_queries))
+            seen = (before & seen[0] if len(seen) > 0 else before,)
+    return seen
+
+
+@triton.jit
+def local_inputs(
+    call, tiles, b, rows, cols, first, EDGE: tl.constexpr, LATE: tl.constexpr,
+    form: tl.constexpr,
+):  # fmt: skip
     """Return what the local scores of a head group are made of.
 
-    That is the global tiles with their noise, the noise, the pairs that all heads may see, and with
-    two layers the local scores, a_h = Σ_u W_2[h, u] ReLU(z_u).
+    That is the global tiles with their noise, the noise, the pairs that all heads may see
+    (`seen_pairs`), and with two layers the local scores, a_h = Σ_u W_2[h, u] ReLU(z_u).
     """
     UNITS: tl.constexpr = form.units
     GROUP: tl.constexpr = form.group
@@ -202,8 +282,7 @@ def local_inputs(call, tiles, b, rows, cols, first, form: tl.constexpr):
         for m in tl.static_range(len(tiles)):
             noisy = noisy + (tiles[m] + tl.load(call.scale + m) * noise[m],)
         tiles = noisy
-    SHARED: tl.constexpr = call.pairs.mask.base is not None and not form.mask_per_head
-    seen = visible_pairs(call.pairs, b, 0, rows, cols, True, form.causal, SHARED)
+    seen = seen_pairs(call, b, rows, cols, EDGE, LATE, form)
     local = ()
     for u in tl.static_range(UNITS):
         y = tl.maximum(hidden_unit(call, tiles, noise, u, form), 0.0)
@@ -236,8 +315,11 @@ def local_score(
     if pairs.bias.base is not None:
         score += load_pairs(pairs.bias, b, source, rows, cols, pairs).to(tl.float32)
     if form.mask_per_head:
-        seen = seen & (load_pairs(pairs.mask, b, source, rows, cols, pairs) != 0)
-    return tl.where(seen, score, float("-inf"))
+        allowed = load_pairs(pairs.mask, b, source, rows, cols, pairs) != 0
+        score = tl.where(allowed, score, float("-inf"))
+    if len(seen) > 0:
+        score = tl.where(seen[0], score, float("-inf"))
+    return score
 
 
 @triton.jit

@@ -76,6 +76,15 @@ def test_what_operators_launch_is_counted():
     padded = launches("mgk", 64, ("key",))  # δ finds the range of keys by the way
     assert padded[0].kernels == ["terms_kernel", "key_range_kernel", "forward_kernel"]
     assert padded[1].kernels == backward.kernels
+    for masks in ((), ("key",)):  # each program finds its sample's last key in the mask
+        forward, backward = launches("fish, hard", 64, masks)
+        assert forward.kernels == ["fish_forward_kernel"]
+        assert backward.kernels == [
+            *("fish_delta_kernel", "fish_query_gradient_kernel"),
+            *("fish_key_gradient_kernel", "fish_key_gradient_kernel"),
+            *("add_sums_kernel", "add_parts_kernel"),
+        ]
+        assert not forward.inside, forward
     layer = MGKAttention(64, 4, head_dim=64, num_kv_heads=2)
     inputs = make_inputs(layer, Case("", MGKAttention), 64, 64, torch.bfloat16, 0, clear=False)
     query, key, value = (x.detach().requires_grad_() for x in inputs.tensors)
