@@ -215,12 +215,13 @@ def test_passes_have_two_loops_where_both_compile_without_spills():
         return {name for name, plan in plans.items() if plan.parts}
 
     for head_dim in (64, 128):
-        assert passes(2, 8, head_dim, 0, 0) == {"forward", "grad_key"}
+        assert passes(2, 8, head_dim, 0, 0, causal=True) == {"forward", "grad_key"}
         assert passes(2, 8, head_dim, 0, 1) == passes(2, 8, head_dim, 0, 0, dropout=True) == set()
         assert passes(2, 8, head_dim, 4, 0) == set()
     assert passes(4, 8, 64, 0, 0) == set()
     assert passes(4, 8, 128, 0, 0) == {"forward"}
-    assert passes(2, 8, 64, 0, 0, padding=True) == {"grad_key"}
+    assert passes(2, 8, 64, 0, 0) == {"grad_key"}
+    assert passes(2, 8, 64, 0, 0, causal=True, padding=True) == {"grad_key"}
     assert passes(2, 8, 128, 0, 0, padding=True) == {"forward", "grad_key"}
 
 

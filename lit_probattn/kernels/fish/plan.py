@@ -76,6 +76,7 @@ class Heads:
         noise: see `FishInputs`.
         itemsize: bytes of an entry of query.
         dropout: whether keep decisions are drawn.
+        causal: whether the call is causal.
         padding: whether there is a mask of keys.
     """
 
@@ -86,6 +87,7 @@ class Heads:
     noise: int
     itemsize: int
     dropout: bool = False
+    causal: bool = False
     padding: bool = False
 
     @property
@@ -194,7 +196,8 @@ def has_parts(kernel: str, heads: Heads, group: int) -> bool:
         return False
     few = heads.num_global <= 2
     if kernel == "forward":
-        return (heads.num_global <= 4 and group <= 2) or (few and not heads.padding)
+        light = few and heads.causal and not heads.padding
+        return light or (heads.num_global <= 4 and group <= 2)
     return kernel == "grad_key" and few
 
 
@@ -291,8 +294,8 @@ class FishCall:
         units = 0 if x.second is None else x.second.shape[1]
         widths = (padded(head_dim), padded(value_dim))
         sizes = (maps, num_heads, max(widths), units, x.noise, query.element_size())
-        drawn = x.draw is not None
-        self.heads = Heads(*sizes, dropout=drawn, padding=x.key_mask is not None)
+        kinds = (x.draw is not None, x.is_causal, x.key_mask is not None)
+        self.heads = Heads(*sizes, *kinds)
         bias_1, second, scale = (
             None if tensor is None else tensor.contiguous()
             for tensor in (x.bias_1, x.second, x.scale)
