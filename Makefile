@@ -36,8 +36,12 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/codespell lit_probattn datamodules profiling tests configs docs *.md
 
-test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow" --durations=10
+# The checks of `lint` run beside the tests, which leave room on two cores at both ends.
+test: install
+	@log=$$(mktemp); $(MAKE) --no-print-directory lint >$$log 2>&1 & lint=$$!; \
+	$(BIN)/python -m pytest -n 2 -m "not slow" --durations=10; tests=$$?; \
+	wait $$lint; linted=$$?; [ $$linted -eq 0 ] || cat $$log; rm -f $$log; \
+	[ $$tests -eq 0 ] && [ $$linted -eq 0 ]
 
 test-full: lint
 	$(BIN)/python -m pytest -n 2 --durations=20

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from tests.attention.mgk.oracles import visible_pairs
 from tests.support.helpers import cpu_backends, use_oracle
+from tests.support.slow import every_nth
 
 EMBED, HEAD, HEADS = 7, 5, 2
 VARIANTS = {
@@ -79,7 +80,7 @@ def run(layer, x, key_mask, is_causal):
     return out.detach(), gradients
 
 
-@pytest.mark.parametrize(("name", "backend"), CASES)
+@pytest.mark.parametrize(("name", "backend"), every_nth(2, CASES))
 @settings(derandomize=True, max_examples=25, deadline=None, database=None)
 @given(
     size=SIZES,

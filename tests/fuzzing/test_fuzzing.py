@@ -25,13 +25,14 @@ from tests.datamodules.series.test_ts_file import GOOD as GOOD_TS
 from tests.fuzzing.binary_targets import parquet_content, zip_content
 from tests.fuzzing.targets import Target, all_targets, bounded
 from tests.support.runs import arguments, error_of
+from tests.support.slow import every_nth
 
 TARGETS = all_targets()
 # A training command takes half a second, a file a few milliseconds.
 COMMANDS = ("flags", "configs")
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", every_nth(2, [pytest.param(name, id=name) for name in TARGETS]))
 def test_edited_input_is_refused_clearly_or_read_right(name):
     TARGETS[name].run(8 if name in COMMANDS else 60)
 

@@ -17,7 +17,7 @@ from lit_probattn.kernels import runtime, selftest
 from lit_probattn.kernels.runtime import launch
 from lit_probattn.randomness import RandomKey
 from tests.conftest import late_choice
-from tests.support.slow import mostly_slow
+from tests.support.slow import every_nth, mostly_slow
 
 B, N, C, E = 2, 13, 11, 7
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,7 +40,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", every_nth(2, [pytest.param(name, id=name) for name in LAYERS]))
 def test_layers_give_the_same_through_the_kernel(name):
     """The whole layer, training, with padding, dropout and a causal mask; setting B gathers."""
     torch.manual_seed(3)

@@ -20,7 +20,6 @@ FAST = [
     ("softmax, grouped", torch.float16),
     ("gaussian", torch.float16),
     ("mgk soft, prior per position", torch.float16),
-    ("softmax", torch.float32),
     ("mgk hard", torch.float16),
     ("smgk soft, learned variances", torch.float16),
     ("smgk hard", torch.float16),

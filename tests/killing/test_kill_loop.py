@@ -11,6 +11,7 @@ from tests.killing import kill_loop
 from tests.killing.victims import VICTIMS, Victim
 
 
+@pytest.mark.slow
 def test_two_kills_leave_no_trace(capsys):
     assert kill_loop.main(["--kills", "2", "--kinds", "checkpoint writing", "sweep"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 2"

@@ -30,6 +30,7 @@ from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
 from lit_probattn.training.run_folder import flatten
 from tests.support.paths import ROOT
+from tests.support.slow import every_nth
 
 pytestmark = pytest.mark.usefixtures("root")
 FITS = sorted(
@@ -159,7 +160,7 @@ BUILT: set[str] = set()  # models of all tables: what several have is built once
 TRAINING = set(inspect.signature(Task.__init__).parameters)
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", every_nth(2, [pytest.param(name, id=name) for name in FITS]))
 def test_cells_can_be_built(name):
     """Models on meta tensors, with the attention of the paper and that of the released code."""
     table, rows = read_table(name), set()

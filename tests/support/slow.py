@@ -40,10 +40,10 @@ def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
     return parameters
 
 
-def every_second(parameters: Sequence[Any]) -> list[Any]:
-    """Return the parameters (of `pytest.param`, with ids), every second one marked slow."""
+def every_nth(n: int, parameters: Sequence[Any]) -> list[Any]:
+    """Return the parameters (of `pytest.param`, with ids), all but every n-th marked slow."""
     return [
-        pytest.param(*p.values, id=p.id, marks=[*p.marks, *[pytest.mark.slow] * (number % 2)])
+        pytest.param(*p.values, id=p.id, marks=[*p.marks, *[pytest.mark.slow] * (number % n > 0)])
         for number, p in enumerate(parameters)
     ]
 

@@ -36,7 +36,7 @@ def train_losses(folder: Path) -> list[float]:
         pytest.param(
             *("tiny/lra_retrieval", write_pairs, "mgk_soft_e", 100, ()), marks=pytest.mark.slow
         ),
-        ("tiny/lra_image", write_cifar, "linear", 40, ()),
+        pytest.param("tiny/lra_image", write_cifar, "linear", 40, (), marks=pytest.mark.slow),
         (
             "tiny/lra_pathfinder32",
             write_pathfinder,

@@ -71,7 +71,12 @@ def at(micro_batch):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "validation_step", lambda t, _: t.trainer.global_step == 8, 8, (), id="in a validation"
+            "validation_step",
+            lambda t, _: t.trainer.global_step == 8,
+            8,
+            (),
+            id="in a validation",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -112,7 +112,7 @@ def kill_in_the_middle_of_a_write(monkeypatch):
         pytest.param(kill_in_validation, id="in-validation", marks=pytest.mark.slow),
         pytest.param(kill_after_best, id="between-best-and-step", marks=pytest.mark.slow),
         pytest.param(kill_after_a_step_checkpoint, id="between-step-and-its-row"),
-        pytest.param(kill_in_the_middle_of_a_write, id="mid-write"),
+        pytest.param(kill_in_the_middle_of_a_write, id="mid-write", marks=pytest.mark.slow),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch, patch):

@@ -158,6 +158,7 @@ def test_malformed_grids_are_one_line(tmp_path):
         list(Grid("a", "b", 16, 32, 4, standard_heads=(3,)).points(1, 1))
 
 
+@pytest.mark.slow
 def test_experiment_runs_each_model_once_and_resumes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lit_probattn.compare.runner.start", forks.start)
     text = made_text.write(tmp_path / "text")

@@ -124,6 +124,7 @@ def test_causal_threshold_of_small_heads(rank):
     assert least_head_size_causal(weights) == rank
 
 
+@pytest.mark.slow
 def test_fits_confirm_the_thresholds():
     """Nothing is left from n − 1 and ⌊n / 2⌋ on, 1e-5 and more one below; fits beat truncation."""
     for is_causal, size in ((False, 7), (True, 4)):

@@ -175,6 +175,7 @@ def test_no_stage_begins_without_time(tmp_path, monkeypatch, capsys):
     assert archive.exists()
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_stage_and_packs(tmp_path):
     """SIGTERM, as `timeout` sends: the stage's process is gone, what was measured is packed."""
     program = (

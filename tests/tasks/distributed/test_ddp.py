@@ -155,6 +155,7 @@ def test_predictions_of_two_processes_are_those_of_one(one_process):
     pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nan_on_one_rank_stops_both(tmp_path, monkeypatch, capfd):
     loss = SequenceClassifier.batch_loss
 
