@@ -24,9 +24,10 @@ def spare_the_interpreter() -> None:
     patch = getattr(interpreter, "_patch_lang", None)
     if patch is not None and not hasattr(patch, "__wrapped__"):
         interpreter._patch_lang = once_per_launch(patch)
-    builder = interpreter.interpreter_builder
-    if not builder.options.debug:
-        builder.options = replace(builder.options, sanitize_overflow=False)
+    builder: Any = getattr(interpreter, "interpreter_builder", None)
+    options: Any = getattr(builder, "options", None)
+    if hasattr(options, "sanitize_overflow") and not options.debug:
+        builder.options = replace(options, sanitize_overflow=False)
 
 
 def once_per_launch(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -56,6 +57,14 @@ def test_this_tritons_interpreter_is_spared_once():
     assert interpreter._patch_lang is before
     assert before.__wrapped__.__name__ == "_patch_lang"
     assert not interpreter.interpreter_builder.options.sanitize_overflow
+
+
+def test_an_interpreter_without_these_parts_is_left_as_it_is(monkeypatch):
+    bare = ModuleType("triton.runtime.interpreter")
+    monkeypatch.setitem(sys.modules, bare.__name__, bare)
+    names = set(vars(bare))
+    spare_the_interpreter()
+    assert set(vars(bare)) == names
 
 
 @needs_interpreter
