@@ -223,8 +223,9 @@ def plan_fit(
     Args:
         request: `--ckpt_path`: None starts afresh; `last` continues the newest version of this
             configuration that has a checkpoint, or else starts a new version from the newest
-            checkpoint with this seed; `auto` continues the newest version of this configuration,
-            and starts afresh without; `best` or a path starts a new version from that checkpoint.
+            checkpoint with this seed; `auto` continues the newest version of this configuration
+            that has a checkpoint, or else begins the newest again that was killed before its first,
+            or else starts afresh; `best` or a path starts a new version from that checkpoint.
             When torchrun or SLURM has started the command again, it goes on in its own folder,
             whatever the request.
         sources: returns what the data are made from; called where a version has noted that.
@@ -270,18 +271,23 @@ class _Wanted:
 def _plan_again(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan | None:
     """Continue what this job has begun; without a job's name, this configuration's newest run.
 
-    A job goes on even before its first checkpoint; then it begins again in the same folder.
+    What was killed before its first checkpoint begins again in the same folder; without a job's
+    name only where no run of this configuration has one.
     """
     job = job_name() if is_restart() else None
+    begun: Path | None = None
     for folder in _candidates(settings, name):
         if not (folder / CONFIG).is_file() or wanted.differences(folder):
             continue
-        if job is not None and not any(start.get("job") == job for start in read_starts(folder)):
+        starts = read_starts(folder)
+        if job is not None and not any(start.get("job") == job for start in starts):
             continue
         checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
         if checkpoint is not None or job is not None:
             return _continue(folder, checkpoint)
-    return None
+        if begun is None and starts and all(start.get("saved") is False for start in starts):
+            begun = folder
+    return None if begun is None else _continue(begun, None)
 
 
 def _plan_last(settings: RunSettings, name: str, wanted: _Wanted) -> RunPlan:
@@ -332,8 +338,26 @@ def _continue(folder: Path, checkpoint: Path | None) -> RunPlan:
         )
     if [checkpoint] != list_checkpoints(folder / "checkpoints", "step")[:1]:
         checkpoint = newest_good_checkpoint(folder / "checkpoints", "step")
+    try:
+        checkpoint = checkpoint or _began_from(folder)
+    except CheckpointError as error:
+        release(folder / LOCK)
+        raise RunFolderError(
+            f"{folder} began from a checkpoint that cannot be read ({error}): bring it back, or "
+            "choose another --run.version"
+        ) from error
     place = "its beginning" if checkpoint is None else checkpoint.name
     return RunPlan(folder, checkpoint, notes=[f"continuing {folder} from {place}"])
+
+
+def _began_from(folder: Path) -> Path | None:
+    """Return the checkpoint that a run was started from, before it had saved one of its own."""
+    starts = read_starts(folder)
+    found = starts[-1].get("checkpoint") if starts else None
+    if found is None:
+        return None
+    check_checkpoint(Path(found))
+    return Path(found)
 
 
 def find_checkpoint(

@@ -46,12 +46,15 @@ def write_record(
         arguments: command line after `python -m lit_probattn`.
         checkpoint: what this start continues from.
         job: what a cluster calls the job, the same when it starts it again.
+
+    `saved` says whether this start has written a checkpoint: not yet.
     """
     start = {
         "started": datetime.now(UTC).isoformat(timespec="microseconds"),
         "command": shlex.join(["python", "-m", "lit_probattn", *arguments]),
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "job": job,
+        "saved": False,
         "seed": seed,
         "python": platform.python_version(),
         "packages": package_versions(RUN_PACKAGES),

@@ -10,6 +10,7 @@ from lit_probattn.tasks.distributed import agree_on_signal
 from lit_probattn.training.checkpoints import checkpoint_path, list_checkpoints
 from lit_probattn.training.lightning_internals import validate_now, write_step_metrics
 from lit_probattn.training.preemption import Preempted
+from lit_probattn.training.run_record import add_to_last_start
 
 
 class RunCheckpoint(Checkpoint):
@@ -57,6 +58,7 @@ class RunCheckpoint(Checkpoint):
         self._validation_is_due = False
         self._stopped: Preempted | None = None
         self._ends_with_step = False
+        self._has_saved = False
 
     @property
     def best_model_path(self) -> str:
@@ -193,6 +195,9 @@ class RunCheckpoint(Checkpoint):
         assert self.folder is not None
         path = checkpoint_path(self.folder, kind, trainer.global_step)
         trainer.save_checkpoint(path, weights_only=False)
+        if trainer.is_global_zero and not self._has_saved:
+            add_to_last_start(self.folder.parent, saved=True)
+            self._has_saved = True
 
     def _remove(self, trainer: pl.Trainer, kind: Literal["step", "best"], keep: int) -> None:
         """Delete all but the newest `keep`; steps beyond the present one are left-overs too."""

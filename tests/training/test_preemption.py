@@ -13,6 +13,8 @@ from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.preemption import job_name, requeue
+from lit_probattn.training.run_record import read_starts
+from lit_probattn.training.saving import RunCheckpoint
 from tests.support.runs import (
     arguments,
     fingerprint,
@@ -204,6 +206,26 @@ def test_a_job_that_died_before_its_first_checkpoint_begins_again(tmp_path, monk
     folders = sorted(path.name for path in first.parent.iterdir())
     assert folders == ["0", "1"]
     assert fingerprint(first.parent / "1") == fingerprint(first)
+
+
+def test_a_run_that_died_after_steps_but_before_a_checkpoint_begins_again(tmp_path, monkeypatch):
+    """With `auto` in its own folder: its rows of metrics.csv are written once more, the same."""
+    short = arguments("fit", tmp_path, "--trainer.max_steps", "2", "--ckpt_path", "auto")
+    with monkeypatch.context() as context:
+        context.setattr(RunCheckpoint, "_save", lambda *_: kill_me())
+        assert in_child(lambda: main(short)) == -signal.SIGKILL
+    version = only_version(tmp_path)
+    assert "backends" in read_starts(version)[0]  # a step was trained
+    run(short)
+    assert only_version(tmp_path) == version
+    starts = read_starts(version)
+    assert [(start["checkpoint"], start["saved"]) for start in starts] == [
+        (None, False),
+        (None, True),
+    ]
+    (quiet := tmp_path / "quiet").mkdir()
+    run(arguments("fit", quiet, "--trainer.max_steps", "2"))
+    assert_equal_runs(version, only_version(quiet))
 
 
 def test_auto_does_not_take_weights_of_another_configuration(tmp_path):

@@ -214,6 +214,38 @@ def test_a_folder_that_no_step_was_trained_in_is_taken_again(tmp_path):
     assert plan(tmp_path, config(), None).folder.name == "2"
 
 
+def test_auto_begins_again_where_no_checkpoint_was_ever_saved(tmp_path):
+    """Not where checkpoints were saved and then removed: what that run has logged is kept."""
+    version(tmp_path, 0, config(), step=None, saved=False, checkpoint=None)
+    found = plan(tmp_path, config(), "auto")
+    assert (found.folder.name, found.checkpoint, found.created) == ("0", None, False)
+    assert "from its beginning" in found.notes[0]
+    assert plan(tmp_path, config(seed=1), "auto").folder.name == "1"
+    assert plan(tmp_path, config(), None).folder.name == "1"
+    version(tmp_path, 2, config(lr=0.3), step=None, saved=True)
+    version(tmp_path, 3, config(lr=0.4), step=None)  # of a version that did not note it
+    assert plan(tmp_path, config(lr=0.3), "auto").folder.name == "4"
+    assert plan(tmp_path, config(lr=0.4), "auto").folder.name == "4"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_run_that_was_started_from_a_checkpoint_begins_there_again(
+    tmp_path, monkeypatch, restarted
+):
+    source = version(tmp_path, 0, config(lr=0.2)) / "checkpoints/step-00000004.ckpt"
+    start = {"saved": False, "checkpoint": str(source), "job": "torchrun job-7"}
+    version(tmp_path, 1, config(), step=None, **start)
+    if restarted:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    request = str(source) if restarted else "auto"
+    found = plan(tmp_path, config(), request)
+    assert (found.folder.name, found.checkpoint) == ("1", source)
+    source.unlink()
+    with pytest.raises(RunFolderError, match=r"name/1 began from .*not found: .*another"):
+        plan(tmp_path, config(), request)
+
+
 def test_temporary_files_of_killed_runs_are_removed(tmp_path, monkeypatch):
     folder = version(tmp_path, 0, config())
     mine = [
