@@ -1,19 +1,91 @@
-"""`python -m lit_probattn`."""
+"""`lit-probattn`, the same as `python -m lit_probattn`: one program, its commands by name."""
+
+from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
 
 # What launchers tell their processes; Lightning reads some of it while it is imported.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-# Sub-commands that stand on their own -> module with their `main`.
-_COMMANDS = {"list": "lit_probattn.commands.listing"}
 
 
-def main() -> int:
+class Command(NamedTuple):
+    """A command that stands on its own.
+
+    Attributes:
+        module: has `main(arguments)`, which returns the exit status.
+        words: come before the arguments.
+        help: one line.
+    """
+
+    module: str
+    words: tuple[str, ...]
+    help: str
+
+
+# Commands of a run, which `lit_probattn.cli.app` reads.
+RUN = {
+    "fit": "train, in a run folder of its own; goes on where it stopped",
+    "validate": "score a checkpoint on the validation split",
+    "test": "score a checkpoint on the test split",
+    "predict": "write a checkpoint's predictions",
+}
+COMMANDS = {
+    "compare": Command("lit_probattn.compare.own", (), "train and test variants over seeds"),
+    "reproduce": Command("lit_probattn.reproduce.__main__", (), "make a published table"),
+    "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),
+    "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of dimensions"),
+    "report": Command("profiling.cli", ("report",), "tables and figures of a sweep"),
+    "analyse": Command("lit_probattn.analysis.__main__", (), "study a checkpoint"),
+    "convert": Command("lit_probattn.convert.to_mgk", (), "a softmax checkpoint becomes MGK"),
+    "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
+    "data": Command("datamodules.__main__", (), "prepare or check a data set"),
+    "doctor": Command("lit_probattn.doctor.__main__", (), "check this machine before a run"),
+    "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
+}
+
+
+def usage() -> str:
+    """Return the help of the program."""
+    lines = {**RUN, **{name: command.help for name, command in COMMANDS.items()}}
+    shown = "\n".join(f"  {name:<12}{text}" for name, text in lines.items())
+    return f"""usage: lit-probattn COMMAND ...
+
+PyTorch Lightning experiments with probabilistic and head-sharing attention.
+
+  lit-probattn fit --task lra_listops --attention smgk --trainer one_gpu
+  lit-probattn compare --task lra_listops --attention softmax smgk --seeds 0 1 2
+
+commands (each has --help):
+{shown}
+
+  --version   versions of this package and of what it runs on
+"""
+
+
+def stored_help(name: str) -> str | None:
+    """Return a command's help as it was stored, so that it is there at once; None without."""
+    path = Path(__file__).parent / "commands" / "help" / f"{name}.txt"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; refuse an environment that says no rank first."""
-    if sys.argv[1:2] and sys.argv[1] in _COMMANDS:
-        status: int = import_module(_COMMANDS[sys.argv[1]]).main(sys.argv[2:])
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage(), end="")
+        return 0 if words else 2
+    text = stored_help(words[0]) if words[1:] in (["-h"], ["--help"]) else None
+    if text is not None:
+        print(text, end="")
+        return 0
+    if words[0] in COMMANDS:
+        command = COMMANDS[words[0]]
+        status: int = import_module(command.module).main([*command.words, *words[1:]])
         return status
     for name in _NUMBERS:
         value = os.environ.get(name, "0")
@@ -23,7 +95,7 @@ def main() -> int:
             return 2
     from lit_probattn.cli.app import main as run
 
-    return run()
+    return run(arguments)
 
 
 if __name__ == "__main__":

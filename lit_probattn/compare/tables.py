@@ -109,7 +109,9 @@ class Row:
     @property
     def label(self) -> str:
         """Method and heads as printed."""
-        return f"{self.method}, {self.heads} heads" if self.heads else self.method
+        if not self.heads:
+            return self.method
+        return f"{self.method}, {self.heads} head{'' if self.heads == '1' else 's'}"
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,12 @@ def _reproduce(folder: Path) -> list[str]:
     return [*words, "--seeds", "3", "--steps", "400", "--data_dir", str(folder)]
 
 
+def _compare(folder: Path) -> list[str]:
+    words = ["lit_probattn", "compare", "--task", "tiny/lra_listops", "--steps", "400"]
+    what = ["--attention", "softmax", "mgk num_heads=1", "--seeds", "3"]
+    return [*words, *what, "--data_dir", str(folder), "--out", str(folder / "out")]
+
+
 def _quickstart(folder: Path) -> list[str]:
     parts = ("num_train=256", "num_val=40", "num_test=42", "num_processes=1", "batch_size=8")
     small = [f"data.init_args.{part}" for part in parts]
@@ -115,6 +121,7 @@ class Door:
 
 DOORS = {
     "reproduce": Door(_reproduce, signal.SIGKILL),
+    "compare": Door(_compare, signal.SIGINT),
     "quickstart": Door(_quickstart, signal.SIGTERM),
     "uea": Door(_uea, signal.SIGINT),
     "head_size": Door(_head_size, signal.SIGKILL),

@@ -90,6 +90,7 @@ TABLE = [
     Row(r"prepare listops", "--num_train 200 --num_val 40 --num_test 40"),
     Row(r"reproduce .*--dry-run", "--shortened"),
     Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
+    Row(r"^lit-probattn compare ", "--seeds 0 --steps 4"),
     Row(r"uea_benchmark .*--epochs", "--epochs 1 --seeds 0"),
     Row(r"head_size experiment", "--steps 4 --only 'fixed-h4*'"),
     Row(r"head_size theory", "--steps 20"),

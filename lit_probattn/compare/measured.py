@@ -1,0 +1,201 @@
+"""The report of a comparison of one's own: learning curves, and a training step of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lit_probattn.attention import recorded_choices
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.predict import build_data, build_task, counts, make_inputs, training_step
+from lit_probattn.compare.protocol import setting
+from lit_probattn.compare.report import Report
+from lit_probattn.records.tables import panels
+from profiling.measure.memory import peak_bytes
+from profiling.measure.timing import quantile, time_sides
+
+_RATIOS = {
+    "parameters": "parameters",
+    "macs": "multiply-adds",
+    "step_time": "step time",
+    "peak_memory_bytes": "peak memory",
+}
+_SMOOTH = 5  # logged values of the training loss that are averaged
+
+
+class MeasuredReport(Report):
+    """The report with learning curves, and one training step of all rows beside each other."""
+
+    after_every_cell: ClassVar[bool] = False
+    # Settings of the measured step in place of the training's, and its batch.
+    step_settings: ClassVar[Mapping[str, Any]] = {}
+    step_batch: ClassVar[int] = 2
+    # A line across the curves of accuracy, in percent; None where chance is not known.
+    chance: ClassVar[float | None] = None
+    curves_title: ClassVar[str | None] = None
+
+    # ---- one training step -----------------------------------------------------------------------
+
+    @cached_property
+    def measured(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Parameters, operations, time and memory of a step, by task and row."""
+        print("\nmeasuring one training step of every row …", flush=True)
+        groups: dict[str, dict[str, Cell]] = {}
+        for cell, _ in reversed(self.results):
+            groups.setdefault(cell.task.name, {})[cell.row.name] = cell
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for task, cells in groups.items():
+            ordered = {name: cells[name] for name in self.table.rows if name in cells}
+            found |= {(task, name): row for name, row in self._measure(ordered).items()}
+        return found
+
+    def _measure(self, cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
+        on_cpu = next(iter(cells.values())).place.accelerator == "cpu"
+        device = torch.device("cuda" if torch.cuda.is_available() and not on_cpu else "cpu")
+        steps: dict[str, Callable[[], None]] = {}
+        rows: dict[str, dict[str, Any]] = {}
+        for name, cell in cells.items():
+            settings = {**cell.options.settings, **self.step_settings}
+            cell = replace(cell, options=replace(cell.options, settings=settings))
+            data = build_data(cell)
+            torch.manual_seed(cell.seed)
+            with device:
+                task = build_task(cell, data)
+                steps[name] = training_step(task, *make_inputs(task, data, self.step_batch))
+            rows[name] = {**counts(cell), "peak_memory_bytes": peak_bytes(steps[name], device)}
+        seconds = time_sides(steps, device=device, warmup=1, repeats=9, max_seconds=45.0)
+        base = self.table.baseline if self.table.baseline in seconds else next(iter(seconds))
+        for name, times in seconds.items():
+            ratios = [a / b for a, b in zip(times, seconds[base], strict=True)]
+            rows[name] |= {
+                **{f"step_time_ratio_p{p}": quantile(ratios, p / 100) for p in (20, 50, 80)},
+                "step_time_ratio": quantile(ratios, 0.5),
+                "num_timed_steps": len(times),
+            }
+            for key in ("parameters", "macs", "peak_memory_bytes"):
+                rows[name][f"{key}_ratio"] = rows[name][key] / rows[base][key]
+        return rows
+
+    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+        """Return what was measured of a step."""
+        row = self.measured[cell.task.name, cell.row.name]
+        return {f"full {key}": value for key, value in row.items() if key != "step_time_ratio"}
+
+    def shown(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Return parameters, operations, time and memory of a step."""
+        row = self.measured[entry["task"], entry["row"]]
+        low, middle, high = (row[f"step_time_ratio_p{p}"] for p in (20, 50, 80))
+        memory, millions = row["peak_memory_bytes"] / 2**20, row["macs"] / 1e6
+        return {
+            "FLOP ratio": None,
+            "parameters": f"{row['parameters']:,} ({row['parameters_ratio']:.3f})",
+            "multiply-adds per sequence, M (ratio)": f"{millions:.{0 if millions >= 10 else 2}f} "
+            f"({row['macs_ratio']:.3f})",
+            "step time, ratio [p20, p80]": f"{middle:.2f} [{low:.2f}, {high:.2f}]",
+            "peak memory of a step, MiB (ratio)": f"{memory:.{0 if memory >= 10 else 2}f} "
+            f"({row['peak_memory_bytes_ratio']:.2f})",
+        }
+
+    def cheapest(self) -> list[str]:
+        """Return a sentence per task: which row is the cheapest in what."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for (task, row), values in self.measured.items():
+            found.setdefault(task, {})[row] = values
+        sentences = []
+        for task, rows in found.items():
+            parts = []
+            for key, what in _RATIOS.items():
+                name = min(rows, key=lambda row: rows[row][f"{key}_ratio"])
+                ratio = rows[name][f"{key}_ratio"]
+                parts.append(f"{what}: {self.table.rows[name].label} ({ratio:.2f})")
+            if len(rows) > 1:
+                sentences.append(f"Cheapest on {task}, ratio to the baseline: {'; '.join(parts)}.")
+        return sentences
+
+    def text(self) -> list[str]:
+        """Return what is cheapest, and how the step was measured."""
+        rounds = next(iter(self.measured.values()))["num_timed_steps"]
+        chosen = {call: name for call, name in recorded_choices().items() if "(meta" not in call}
+        backends = "; ".join(f"{call}: {name}" for call, name in chosen.items())
+        return [
+            *self.cheapest(),
+            "The step: multiply-adds in "
+            "matrix products of one forward pass by the equations (1 multiply-add = 2 FLOP; the "
+            "reduction of a mixture to fused attention spends 2K products per pair and head where "
+            "the equation has K + 1); time and peak memory of one training step (forward and "
+            f"backward, batch {self.step_batch}, full length, float32, dropout as in training), "
+            f"all rows in turns in one process, median over {rounds} rounds of the ratio to the "
+            "baseline. Peak memory is the allocator's, above what was resident. Attention "
+            f"backends: {backends}.",
+        ]
+
+    # ---- learning curves -------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Figure]:
+        """Return training loss and validation score over optimiser steps, a row of panels a task.
+
+        Lines are means over seeds, bands go from the lowest to the highest seed.
+        """
+        tasks = list(dict.fromkeys(cell.task.name for cell, _ in self.results))
+        figure, panes = panels(len(tasks), 2, 4.5, 3.6)
+        for pane, task in zip(panes, tasks, strict=True):
+            by_row: dict[str, list[tuple[Cell, pd.DataFrame]]] = {}
+            for cell, result in self.results:
+                if cell.task.name == task:
+                    log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
+                    by_row.setdefault(cell.row.label, []).append((cell, log))
+            for label, found in by_row.items():
+                seeds = ", ".join(str(cell.seed) for cell, _ in found)
+                logs = [log for _, log in found]
+                monitor = setting(found[0][0].config, "run.monitor") or "val/accuracy"
+                scale = 100 if "accuracy" in monitor else 1
+                _curve(pane[0], logs, "train/loss", f"{label}, seed {seeds}", smooth=_SMOOTH)
+                _curve(pane[1], logs, monitor, label, scale=scale, marker="o")
+            unit = ", %" if "accuracy" in monitor else ""
+            name = f"validation {monitor.removeprefix('val/')}"
+            pane[0].set(xlabel="optimiser step", ylabel="training loss, nats")
+            pane[1].set(xlabel="optimiser step", ylabel=f"{name}{unit}")
+            pane[0].legend(frameon=False, title=task if len(tasks) > 1 else None)
+            for axis in pane:
+                axis.grid(color="0.9")
+            if self.chance is not None:
+                pane[1].axhline(self.chance, color="grey", linestyle="--", linewidth=1)
+                place = pane[1].get_yaxis_transform()
+                height = self.chance + 0.6
+                pane[1].text(0.02, height, "chance", color="grey", fontsize=9, transform=place)
+        default = f"{', '.join(tasks)} (loss: mean of {_SMOOTH} logged values; band: all seeds)"
+        figure.suptitle(self.curves_title or default)
+        return {"learning_curves": figure}
+
+
+def _curve(
+    axis: Axes,
+    logs: list[pd.DataFrame],
+    key: str,
+    label: str,
+    *,
+    scale: float = 1,
+    smooth: int = 1,
+    marker: str = "",
+) -> None:
+    """Draw the mean of several runs over the steps that all have, and the band between them."""
+    series = []
+    for log in logs:
+        if key in log:
+            values = log.dropna(subset=[key]).drop_duplicates("step", keep="last")
+            series.append(values.set_index("step")[key].rolling(smooth, min_periods=1).mean())
+    if not series:
+        return
+    table = scale * pd.concat(series, axis=1, join="inner")
+    (line,) = axis.plot(table.index, table.mean(axis=1), label=label, marker=marker)
+    if len(series) > 1:
+        low, high = table.min(axis=1), table.max(axis=1)
+        axis.fill_between(table.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

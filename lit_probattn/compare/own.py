@@ -1,0 +1,263 @@
+"""Compare attention variants on tasks: every variant with every seed, one resumable command.
+
+    lit-probattn compare --task lra_listops --seeds 0 1 2 \\
+        --attention softmax "smgk num_heads=4" "hard_gfish num_global_heads=2"
+
+Names are those of `lit-probattn list tasks` and `list attention`; a path of a file works too. After
+the name of an attention, in quotes, KEY=VALUE sets its options, and a dotted key
+(model.init_args.lr=0.001) any other setting of that variant. The first attention is the baseline.
+Each variant is an ordinary run (`fit`, then `test` of the best checkpoint). The report has means
+and deviations, differences paired by seed with 95 % intervals, learning curves, parameters,
+operations, step time and memory. Variants that would train on other data, or for other steps, are
+refused; other differences, such as dropout, are flagged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_probattn.compare.command import add_flags, protocol_of, run
+from lit_probattn.compare.measured import MeasuredReport
+from lit_probattn.compare.protocol import ATTENTION, STEPS, Options, cell_config, deciding, setting
+from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
+from lit_probattn.config_files import file_named, run_stem, shipped
+from lit_probattn.configs import ConfigError, class_of, compose, nearest, parameters_of
+from lit_probattn.configs import takes_any_name as takes_any
+
+SEEDS = (0, 1, 2)
+# A setting of the class itself, not an argument of it.
+_CLASS = ATTENTION.removesuffix(".init_args")
+
+
+class OwnReport(MeasuredReport):
+    """The report, with what else differs between the rows."""
+
+    def text(self) -> list[str]:
+        """Return the differences beside the attention, and how the step was measured."""
+        return [*self._differing(), *super().text()]
+
+    def _differing(self) -> list[str]:
+        lines = []
+        for task in self.table.tasks.values():
+            cells = {c.row.name: c for c, _ in self.results if c.task.name == task.name}
+            found = differing({name: cell.config for name, cell in cells.items()})
+            if found:
+                keys = ", ".join(f"`{key}`" for key in found)
+                lines.append(f"**On {task.name}, rows differ beside their attention: {keys}.**")
+        return lines
+
+
+# ---- what is compared ------------------------------------------------------------------------
+
+
+def make_table(
+    tasks: Sequence[str],
+    attention: Sequence[str],
+    metrics: Sequence[str] = (),
+    name: str | None = None,
+) -> Table:
+    """Return the table of a comparison; its baseline is the first attention.
+
+    Args:
+        tasks: names or files of tasks.
+        attention: names or files, each followed by KEY=VALUE settings.
+        metrics: names of test scores, such as `accuracy`; default: the one that selects the best
+            checkpoint.
+        name: of the report.
+
+    Raises:
+        ConfigError: a name or key is unknown, or something is given twice.
+    """
+    entries: dict[str, TaskEntry] = {}
+    for given in tasks:
+        config = _portable(file_named("task", given))
+        entry = TaskEntry(run_stem(config), config, _metrics(config, metrics))
+        if entry.name in entries:
+            raise ConfigError(f"--task {entry.name} is given twice")
+        entries[entry.name] = entry
+    rows: dict[str, Row] = {}
+    for given in attention:
+        row = read_row(given)
+        if row.name in rows:
+            raise ConfigError(f"--attention {given!r} is given twice")
+        rows[row.name] = row
+    title = f"{'; '.join(row.label for row in rows.values())}, on {' and '.join(entries)}"
+    return Table(
+        name=name or f"compare-{'-'.join(entries)}",
+        title=title,
+        seeds=SEEDS,
+        published_runs=0,
+        baseline=next(iter(rows)),
+        tasks=entries,
+        rows=rows,
+    )
+
+
+def read_row(text: str) -> Row:
+    """Return the row of `NAME [KEY=VALUE …]`.
+
+    Raises:
+        ConfigError: the name or a key is unknown, or a word is no KEY=VALUE.
+    """
+    try:
+        name, *words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--attention {text!r}: a name, then KEY=VALUE words") from error
+    path = _portable(file_named("attention", name))
+    options: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--attention {text!r}: expected KEY=VALUE, received {word!r}")
+        (others if "." in key else options)[key] = _value(value)
+    config = compose([path], {f"{ATTENTION}.{key}": value for key, value in options.items()})
+    _check_options(text, config, options)
+    heads = setting(config, f"{ATTENTION}.num_heads")
+    shown = [word for word in words if not word.startswith("num_heads=")]
+    return Row(
+        name=re.sub(r"[^\w.=-]+", "_", text.strip()),
+        method=" ".join([run_stem(path), *shown]),
+        heads="" if heads is None else str(heads),
+        attention=path,
+        set=options,
+        overrides=others,
+    )
+
+
+def _portable(path: str) -> str:
+    """Return a shipped file as `configs/…`, by which every folder and machine finds it."""
+    inside = Path(path).absolute()
+    if inside.is_relative_to(shipped()):
+        return str(Path("configs") / inside.relative_to(shipped()))
+    return path
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _check_options(text: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    try:
+        path = config["model"]["init_args"]["attention"]["class_path"]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"--attention {text!r}: the file does not set {_CLASS}") from error
+    cls = class_of(path)
+    known = parameters_of(cls)
+    for key in options:
+        if key not in known and not takes_any(cls):
+            raise ConfigError(
+                f"--attention {text!r}: {path} has no option {key!r}{nearest(key, known)}"
+            )
+
+
+def _metrics(config: str, names: Sequence[str]) -> dict[str, Metric]:
+    content = compose([config], {})
+    monitor = setting(content, "run.monitor") or "val/accuracy"
+    mode = setting(content, "run.monitor_mode") or "max"
+    first = monitor.removeprefix("val/")
+    found = {}
+    for given in names or [first]:
+        name = given.removeprefix("test/")
+        higher = mode == "max" if name == first else "accuracy" in name
+        percent = name.startswith("accuracy")
+        unit = "%" if percent else "nats" if name.endswith("loss") else "as logged"
+        found[name] = Metric(
+            name,
+            "test",
+            f"test/{name}",
+            ("", ""),
+            unit,
+            "higher" if higher else "lower",
+            100 if percent else 1,
+        )
+    return found
+
+
+def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the settings beside the attention's own in which configurations differ."""
+    flat = [
+        {k: v for k, v in deciding(config).items() if not k.startswith(_CLASS)}
+        for config in configs.values()
+    ]
+    keys = sorted({key for config in flat for key in config})
+    return [key for key in keys if any(c.get(key) != flat[0].get(key) for c in flat)]
+
+
+def refuse_unequal(table: Table, options: Options) -> None:
+    """Refuse rows that would train on other data, or for another number of steps.
+
+    Raises:
+        ConfigError: they differ in that.
+    """
+    for task in table.tasks.values():
+        rows = {name: cell_config(task, row, options) for name, row in table.rows.items()}
+        unequal = [k for k in differing(rows) if k.startswith("data.") or k == STEPS]
+        if unequal:
+            raise ConfigError(
+                f"{task.name}: the variants differ in {', '.join(unequal)}, so their scores could "
+                "not be compared: give these to all by --set"
+            )
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's flags; none is matched by a prefix."""
+    parser = argparse.ArgumentParser(
+        prog="lit-probattn compare",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument_group("what is compared").add_argument
+    add("--task", nargs="+", required=True, metavar="NAME", help="names or files of tasks")
+    add(
+        "--attention",
+        nargs="+",
+        required=True,
+        metavar="NAME",
+        help='names or files, or "NAME KEY=VALUE …"; the first is the baseline',
+    )
+    add("--metric", nargs="+", default=[], help="test scores; default: what selects checkpoints")
+    add("--name", help="of the report's folder; default: compare-TASK")
+    add_flags(parser, out="RUNS/reproduce/reports/NAME")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare; see `lit_probattn.compare.command.run`, and 2 for wrong usage."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = make_parser().parse_args(arguments)
+    try:
+        if options.seeds and len(set(options.seeds)) < len(options.seeds):
+            raise ConfigError(f"--seeds: {_twice(options.seeds)} is given twice")
+        if options.name is not None and Path(options.name).name != options.name:
+            raise ConfigError(f"--name must be the name of a folder, received {options.name!r}")
+        protocol = protocol_of(options)
+        table = make_table(options.task, options.attention, options.metric, options.name)
+        refuse_unequal(table, protocol)
+        module = "lit_probattn compare"
+        return run(table, options, arguments, module=module, protocol=protocol, report=OwnReport)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _twice(seeds: Sequence[int]) -> int:
+    return next(seed for number, seed in enumerate(seeds) if seed in seeds[:number])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`lit-probattn`: one program; its commands, their help at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from lit_probattn import __main__ as door
+from lit_probattn.__main__ import COMMANDS, RUN, main, usage
+from tests.commands.help_texts import FOLDER, NAMES, made_with, printed
+from tests.support.slow import mostly_slow
+
+HEAVY = {"torch", "lightning", "numpy", "pandas", "sympy", "triton", "jsonargparse"}
+
+
+def test_the_program_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert text == usage()
+    shown = [
+        line.split()[0]
+        for line in text.splitlines()
+        if line.startswith("  ") and line[2:3].isalpha()
+    ]
+    assert set(shown) >= {*RUN, *COMMANDS}
+    assert main([]) == 2
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_handed_its_words(name, monkeypatch):
+    command = COMMANDS[name]
+    given = []
+
+    class StandIn:
+        @staticmethod
+        def main(arguments):
+            given.append(arguments)
+            return 7
+
+    def stand_in(module):
+        given.append(module)
+        return StandIn
+
+    monkeypatch.setattr(door, "import_module", stand_in)
+    assert main([name, "--flag", "value"]) == 7
+    assert given == [command.module, [*command.words, "--flag", "value"]]
+    assert callable(import_module(command.module).main)
+
+
+@pytest.mark.parametrize("name", mostly_slow(NAMES, {"fit", *COMMANDS} - {"list"}))
+def test_stored_help_is_the_parsers(name, capsys):
+    """After a change: `python -m tests.commands.help_texts`."""
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "usage:" in text
+    if (FOLDER / "made_with.txt").read_text().strip() != made_with():
+        pytest.skip(f"stored with {(FOLDER / 'made_with.txt').read_text().strip()}")
+    assert text == printed(name)
+
+
+def test_there_is_no_text_of_a_command_that_is_gone():
+    assert {path.stem for path in FOLDER.iterdir()} == {*NAMES, "made_with"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["fit", "--help"], ["compare", "-h"], ["sweep", "-h"]]
+)
+def test_help_imports_nothing_heavy(words):
+    code = (
+        "import json, sys\n"
+        "from lit_probattn.__main__ import main\n"
+        f"assert main({words}) == 0\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert HEAVY & set(json.loads(done.stdout.splitlines()[-1])) == set()

@@ -1,0 +1,149 @@
+"""`lit-probattn compare`: any variants on any task, read from names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from lit_probattn.__main__ import main
+from lit_probattn.compare.own import differing, make_table, read_row
+from tests.compare.tiny import program
+
+TASK = "tiny/lra_listops"
+
+
+def test_names_become_rows_with_options():
+    table = make_table([TASK], ["softmax", "smgk num_heads=1", "hard_gfish num_global_heads=2"])
+    assert table.baseline == "softmax"
+    assert [row.label for row in table.rows.values()] == [
+        "softmax, 8 heads",
+        "smgk, 1 head",
+        "hard_gfish num_global_heads=2, 4 heads",
+    ]
+    assert [dict(row.set) for row in table.rows.values()] == [
+        {},
+        {"num_heads": 1},
+        {"num_global_heads": 2},
+    ]
+    (task,) = table.tasks.values()
+    assert (task.name, task.config) == ("lra_listops_tiny", f"configs/tasks/{TASK}.yaml")
+    (metric,) = task.metrics.values()
+    assert (metric.key, metric.unit, metric.scale, metric.better) == (
+        *("test/accuracy", "%", 100),
+        "higher",
+    )
+
+
+def test_dotted_keys_are_settings_of_one_variant():
+    row = read_row("mgk model.init_args.lr=0.01 dropout=0.0")
+    assert (dict(row.set), dict(row.overrides)) == (
+        {"dropout": 0.0},
+        {"model.init_args.lr": 0.01},
+    )
+
+
+def test_a_language_model_is_compared_by_what_selects_its_checkpoints():
+    (task,) = make_table(["wikitext103_small"], ["softmax"]).tasks.values()
+    (metric,) = task.metrics.values()
+    assert metric.key.startswith("test/ppl_")
+    assert (metric.better, metric.scale) == ("lower", 1)
+    (task,) = make_table(["wikitext103_small"], ["softmax"], ["test/loss"]).tasks.values()
+    assert [(m.key, m.unit, m.better) for m in task.metrics.values()] == [
+        ("test/loss", "nats", "lower")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--task", TASK, "--attention", "sofmax"], "unknown attention 'sofmax'; did you mean 's"),
+        (["--task", "tiny/listops", "--attention", "mgk"], "unknown task 'tiny/listops'; did you"),
+        (["--task", TASK, "--attention", "mgk num_head=2"], "did you mean 'num_heads'?"),
+        (["--task", TASK, "--attention", "mgk heads"], "expected KEY=VALUE, received 'heads'"),
+        (["--task", TASK, "--attention", "mgk", "mgk"], "--attention 'mgk' is given twice"),
+        (["--task", TASK, TASK, "--attention", "mgk"], "--task lra_listops_tiny is given twice"),
+        (["--task", TASK, "--attention", "mgk", "--seeds", "1", "2", "1"], "--seeds: 1 is given t"),
+        (["--task", TASK, "--attention", "mgk", "--name", "a/b"], "--name must be the name of a"),
+        (["--task", TASK, "--attention", " "], "--attention ' ': a name, then KEY=VALUE words"),
+        (
+            ["--task", TASK, "--attention", "softmax", "mgk data.init_args.batch_size=4"],
+            "lra_listops_tiny: the variants differ in data.init_args.batch_size, so their scores "
+            "could not be compared: give these to all by --set",
+        ),
+        (
+            ["--task", TASK, "--attention", "softmax", "mgk trainer.max_steps=4"],
+            "the variants differ in trainer.max_steps",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(words, expected, capsys):
+    assert main(["compare", *words]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert expected in told
+
+
+def test_settings_beside_the_attention_are_told_apart():
+    same = {"model": {"init_args": {"lr": 0.1, "attention": {"class_path": "A"}}}}
+    other = {"model": {"init_args": {"lr": 0.2, "attention": {"class_path": "B"}}}}
+    assert differing({"a": same, "b": other}) == ["model.init_args.lr"]
+    assert differing({"a": same, "b": same}) == []
+
+
+def test_variants_run_over_seeds_and_are_reported(tmp_path, monkeypatch, capsys):
+    """With a program that stands in for training; its accuracy is 25 + seed, mixtures + 10."""
+    monkeypatch.chdir(tmp_path)
+    launch = " ".join(program(tmp_path))
+    (tmp_path / "own.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "model": {
+                    "init_args": {
+                        "attention": {
+                            "class_path": "lit_probattn.attention.MGKAttention",
+                            "init_args": {"num_heads": 1, "num_components": 2},
+                        }
+                    }
+                }
+            }
+        )
+    )
+    rows = ["softmax", "smgk num_heads=1 model.init_args.lr=0.01", "own.yaml"]
+    words = ["compare", "--task", TASK, "--attention", *rows, "--seeds", "0", "1", "2"]
+    words += ["--accelerator", "cpu", "--launch", launch, "--data_dir", str(tmp_path)]
+    _with_metrics(tmp_path)
+    assert main(words) == 0
+    out = tmp_path / "runs/reproduce/reports/compare-lra_listops_tiny"
+    text = (out / "report.md").read_text()
+    table = pd.read_csv(out / "ratios.csv").set_index("row")
+    assert list(table["mean"]) == pytest.approx([26.0, 36.0, 26.0])
+    assert list(table["num_seeds"]) == [3, 3, 3]
+    assert (
+        "**On lra_listops_tiny, rows differ beside their attention: `model.init_args.lr`.**" in text
+    )
+    assert "Cheapest on lra_listops_tiny, ratio to the baseline: parameters: smgk" in text
+    assert "Unequal sides" in text  # own.yaml has no attention dropout
+    measured = pd.read_csv(out / "rows.csv").groupby("row")["full parameters_ratio"].first()
+    assert measured["softmax"] == 1
+    assert (out / "figures/learning_curves.png").stat().st_size > 10_000
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "9 of 9 cells finished, 0 of them now" in capsys.readouterr().out
+
+
+def _with_metrics(folder: Path) -> None:
+    """Make the program leave a log of a few steps."""
+    path = folder / "program.py"
+    rows = "\n".join(
+        ["step,train/loss,val/accuracy", *(f"{s},{2 - s / 10},{s / 10}" for s in (1, 2, 3))]
+    )
+    text = path.read_text().replace(
+        '    plan = pathlib.Path(__file__).with_name("KILL")\n',
+        f"    (folder / 'metrics.csv').write_text({json.dumps(rows)})\n"
+        '    plan = pathlib.Path(__file__).with_name("KILL")\n',
+    )
+    path.write_text(text)
