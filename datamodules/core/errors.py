@@ -9,7 +9,13 @@ __all__ = ["DataError", "MissingDataError", "nearest", "require_at_least", "requ
 
 
 class DataError(ValueError):
-    """The data, or a setting of them, is wrong; the message names the place and the remedy."""
+    """The data, or a setting of them, is wrong; the message names the place and the remedy.
+
+    It is one line: what a file's names bring along, such as line ends, is shown escaped.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class MissingDataError(DataError, FileNotFoundError):
@@ -17,6 +23,10 @@ class MissingDataError(DataError, FileNotFoundError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def require_at_least(least: int, **values: int | None) -> None:

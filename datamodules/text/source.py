@@ -26,9 +26,10 @@ MOST_LINE_BYTES = 64 << 20
 _BLOCK_ROWS = 16384
 # What the zip module raises for damaged archives; wrong bytes can look like encryption or like an
 # unknown compression.
-_DAMAGED = (
+# What a damaged zip makes the standard library raise.
+DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError),
-    *(NotImplementedError, RuntimeError),
+    *(NotImplementedError, RuntimeError, UnicodeDecodeError),
 )
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -115,7 +116,7 @@ class PlainText(TextSource):
         try:
             with zipfile.ZipFile(self.paths[0]) as archive:
                 yield archive
-        except _DAMAGED as error:
+        except DAMAGED as error:
             raise DataError(f"{self.name} is damaged: {error}") from None
 
     @contextmanager

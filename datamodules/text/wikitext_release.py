@@ -76,7 +76,7 @@ def _archived(path: Path) -> dict[str, TextSource]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
+    except DAMAGED as error:
         raise DataError(f"{path} is not a zip archive, or damaged: {error}") from None
     found: dict[str, TextSource] = {}
     for name, names in _NAMES.items():

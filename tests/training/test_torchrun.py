@@ -36,6 +36,7 @@ def test_a_restart_finds_the_last_good_checkpoint(undisturbed, tmp_path, damage)
         **os.environ,
         **{"FRAIL_AT": "11", "FRAIL_DAMAGE": damage, "FRAIL_ROOT": str(tmp_path / "runs")},
         "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",  # one machine, whatever its name resolves to
     }
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     frail = ["--max-restarts", "1", "-m", "tests.killing.frail_fit"]
