@@ -63,17 +63,6 @@ def unexpected(rows):
 
 
 @needs_36
-@pytest.mark.timeout(600)
-def test_the_widest_heads_of_linear_fish_do_not_spill(tmp_path):
-    """The most that a program of the family holds: both passes of backward."""
-    flags = ("--cases", "linear fish", "--head-dims", "128", "--capabilities", "90")
-    rows, done = compile_table(tmp_path, *flags)
-    assert done.returncode == 0
-    assert set(rows.kernel) >= {"read_kernel", "query_gradient_kernel", "key_gradient_kernel"}
-    assert unexpected(rows).empty, unexpected(rows).to_string()
-
-
-@needs_36
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_default_of_the_linear_family_spills(tmp_path):
