@@ -9,7 +9,7 @@ import torch
 
 from lit_probattn.attention import HeadCall, LinearAttention
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.kernels.linear.operators import linear_attention
+from lit_probattn.kernels.linear.operators import linear_attention, state_columns
 from lit_probattn.kernels.linear.selftest import Kind, compare
 from lit_probattn.kernels.runtime import Launch, forced
 from profiling.kernels.cases import CASES
@@ -73,6 +73,18 @@ KINDS = {
 def test_chunks_and_segments_of_any_length_agree(name, is_causal, tiles, sizes):
     with forced(Launch(*tiles)):
         pairs = compare(KINDS[name], is_causal, DEVICE, torch.float32, (11, 7), sizes, batch=1)
+    for found, exact in pairs:
+        torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", ["linear", "no division", "weighted"])
+def test_states_wider_than_a_program_holds_are_read_by_columns(name, is_causal):
+    """Values of 40 entries, padded to 64, are two blocks of columns; the second ends early."""
+    assert state_columns(64, mixes=name == "weighted") == 32
+    with forced(Launch(16, 16)):
+        pairs = compare(KINDS[name], is_causal, DEVICE, torch.float32, (5, 40), (21, 25), batch=1)
     for found, exact in pairs:
         torch.testing.assert_close(found.double(), exact, atol=3e-5, rtol=3e-5)
 

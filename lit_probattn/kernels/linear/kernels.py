@@ -34,14 +34,18 @@ from lit_probattn.kernels.linear.tiles import (
     load_numbers,
     load_query,
     load_state,
+    load_total,
     load_values,
     mixed_key,
     mixed_state,
+    query_features,
     real_keys,
     segment_program,
     store_numbers,
     store_positions,
-    store_sums,
+    store_state,
+    store_total,
+    sums_place,
     weight_of,
 )
 from lit_probattn.kernels.tiles import number, zero_tile, zero_vector
@@ -55,11 +59,13 @@ def chunk_sums_kernel(call, SUMS, form: tl.constexpr):
     for step in range(0, chunks_of(call, segment, form)):
         chunk = segment * (form.segment // form.chunk) + step
         keys = key_features(call, b, source, chunk, form).to(tl.float32)
-        values = load_values(call, b, source, chunk, form).to(tl.float32)
+        values = load_values(call, b, source, chunk, 0, form.value_pad, form).to(tl.float32)
         sums = tl.dot(tl.trans(keys), values, sums, input_precision=form.precision)
         totals += tl.sum(keys, 0)
     place = b * number(call.num_sources) + source
-    store_sums(SUMS, sums, totals, place, segment, call, form)
+    base = sums_place(SUMS, place, segment, call, form)
+    store_state(base, sums, 0, form.value_pad, form)
+    store_total(base, totals, form)
 
 
 @triton.jit(do_not_specialize=("num_segments", "num_sources", "cells", "size"))
@@ -113,8 +119,7 @@ def read_kernel(call, STATES, out, DEN, SOURCES: tl.constexpr, form: tl.constexp
     num_rows = number(call.num_queries)
     for step in range(0, chunks_of(call, segment, form)):
         chunk = segment * (form.segment // form.chunk) + step
-        x, inside = load_query(call, b, head, chunk, form)
-        rows = features_of(x, inside, form).to(call.query.base.dtype.element_ty)
+        rows = query_features(call, b, head, chunk, form)
         wide = rows.to(tl.float32)
         num = tl.dot(wide, state, input_precision=form.precision)
         den = tl.sum(wide * total[None, :], 1)
@@ -124,7 +129,7 @@ def read_kernel(call, STATES, out, DEN, SOURCES: tl.constexpr, form: tl.constexp
                 weight = weight_of(call.weight, head, source, number(call.num_sources))
                 other = weight_of(call.norm_weight, head, source, number(call.num_sources))
                 keys = key_features(call, b, source, chunk, form)
-                values = load_values(call, b, source, chunk, form)
+                values = load_values(call, b, source, chunk, 0, form.value_pad, form)
                 pairs = tl.dot(rows, tl.trans(keys), input_precision="ieee")
                 pairs = tl.where(index[:, None] >= index[None, :], pairs, 0.0)
                 num += weight * tl.dot(pairs.to(values.dtype), values, input_precision="ieee")
@@ -152,83 +157,100 @@ def query_gradient_kernel(
 ):
     """Write dq of one segment of one head, dden, and what later positions give to keys.
 
-    With X the part of numerators in dF, num · dnum = F · X for every row: dden is made of X, so
-    the rounded output is not read. LATER gets Σ_i F_i dnum_iᵀ and Σ_i F_i dden_i of the segment.
-    The gradient of p[h, s] is ⟨S_s, Σ_i F_i dnum_iᵀ⟩ and the pairs of the chunk, of r[h, s]
-    Σ_i dden_i F_i · z_si: SUMS is (B, H, segments, 2, S), with segments of one chunk.
+    With X_s the part of numerators in dF and X'_s of denominators, dF = Σ_s p X_s + r dden X'_s and
+    num · dnum = Σ_s p F · X_s for every row: dden is made of X, so the rounded output is not
+    read. LATER gets Σ_i F_i dnum_iᵀ and Σ_i F_i dden_i of the segment. The gradient of p[h, s] is
+    Σ_i F_i · X_si, of r[h, s] Σ_i dden_i F_i · X'_si: SUMS is (B, H, segments, 2, S), with segments
+    of one chunk. Such segments read their state and write LATER by columns: registers hold neither.
     """
-    WEIGHTED: tl.constexpr = SOURCES if call.weight is not None else 0
-    READ: tl.constexpr = SOURCES if form.causal else WEIGHTED
     segment, b, head = segment_program(call, number(call.num_heads))
     index = tl.arange(0, form.chunk)
     earlier = index[:, None] >= index[None, :]
     place = b * number(call.num_heads) + head
-    num_rows = number(call.num_queries)
-    state, total = mixed_state(STATES, call, b, head, segment, SOURCES, form)
-    later, later_total = zero_tile(form.key_pad, form.value_pad), zero_vector(form.key_pad)
-    slot = SUMS + (place * number(call.num_segments) + segment) * 2 * number(call.num_sources)
+    num_rows, num_sources = number(call.num_queries), number(call.num_sources)
+    carries: tl.constexpr = form.segment > form.chunk
+    later_base = sums_place(LATER, place, segment, call, form)
+    later_total = zero_vector(form.key_pad)
+    if carries:
+        state, total = mixed_state(STATES, call, b, head, segment, SOURCES, form)
+        later = zero_tile(form.key_pad, form.value_pad)
+    slot = SUMS + (place * number(call.num_segments) + segment) * 2 * num_sources
     for step in range(0, chunks_of(call, segment, form)):
         chunk = segment * (form.segment // form.chunk) + step
         start = chunk * form.chunk - number(call.query_start)
-        x, inside = load_query(call, b, head, chunk, form)
-        rows = features_of(x, inside, form).to(call.query.base.dtype.element_ty).to(tl.float32)
-        dnum = load_gradient(call, grad_out, b, head, chunk, form)
+        inverse = zero_vector(form.chunk) + 1.0
         if form.divides:
             inverse = load_inverse(call, DEN, place, chunk, form)
-            dnum = dnum * inverse[:, None]
-        grad = tl.dot(dnum, tl.trans(state), input_precision=form.precision)
-        if WEIGHTED > 0:
-            part = tl.dot(tl.trans(rows), dnum, input_precision=form.precision)
-        seen = zero_tile(form.chunk, form.key_pad) + total[None, :]
-        for g in tl.range(0, READ):
+        grad = zero_tile(form.chunk, form.key_pad)
+        for g in tl.range(0, SOURCES):
             source = g if call.weight is not None else head // form.readers
-            weight = weight_of(call.weight, head, source, number(call.num_sources))
-            other = weight_of(call.norm_weight, head, source, number(call.num_sources))
-            if WEIGHTED > 0:
-                at = b * number(call.num_sources) + source
-                one, _total = load_state(STATES, at, segment, call, form)
-                share = tl.sum(tl.sum(one * part, 1), 0)
+            at = b * num_sources + source
+            own = zero_tile(form.chunk, form.key_pad)
+            pairs = zero_tile(form.chunk, form.chunk)
+            for first in tl.range(0, form.value_pad, form.columns):
+                dnum = load_gradient(call, grad_out, b, head, chunk, first, form.columns, form)
+                dnum = dnum * inverse[:, None]
+                if carries:
+                    own = tl.dot(dnum, tl.trans(state), own, input_precision=form.precision)
+                else:
+                    one = load_state(STATES, at, segment, first, call, form.columns, form)
+                    own = tl.dot(dnum, tl.trans(one), own, input_precision=form.precision)
+                if form.causal:
+                    values = load_values(call, b, source, chunk, first, form.columns, form)
+                    values = tl.trans(values.to(tl.float32))
+                    pairs = tl.dot(dnum, values, pairs, input_precision=form.precision)
             if form.causal:
                 keys = key_features(call, b, source, chunk, form).to(tl.float32)
-                values = load_values(call, b, source, chunk, form).to(tl.float32)
-                pairs = tl.dot(dnum, tl.trans(values), input_precision=form.precision)
                 pairs = tl.where(earlier, pairs, 0.0)
-                own = tl.dot(pairs, keys, input_precision=form.precision)
-                grad += weight * own
-                if WEIGHTED > 0:
-                    share += tl.sum(tl.sum(rows * own, 1), 0)
-                if form.totals:
-                    ones = tl.where(earlier, 1.0, 0.0)
-                    seen += other * tl.dot(ones, keys, input_precision=form.precision)
-                if form.segment > form.chunk:
-                    made = tl.dot(tl.trans(keys), values, input_precision=form.precision)
-                    state += weight * made
-                    total += other * tl.sum(keys, 0)
-            if WEIGHTED > 0:
-                tl.store(slot + source, share)
+                own = tl.dot(pairs, keys, own, input_precision=form.precision)
+            grad += own * weight_of(call.weight, head, source, num_sources)
+            if call.weight is not None:
+                rows = query_features(call, b, head, chunk, form).to(tl.float32)
+                tl.store(slot + source, tl.sum(tl.sum(rows * own, 1), 0))
         if form.totals:
+            rows = query_features(call, b, head, chunk, form).to(tl.float32)
             dden = -tl.sum(rows * grad, 1) * inverse
             store_numbers(DDEN + place * num_rows, dden, start, num_rows, form.chunk)
-            grad += dden[:, None] * seen
-            weighed = rows * dden[:, None]
-            later_total += tl.sum(weighed, 0)
-            for g in tl.range(0, WEIGHTED):
-                at = b * number(call.num_sources) + g
-                _state, ones = load_state(STATES, at, segment, call, form)
-                share = tl.sum(tl.sum(weighed * ones[None, :], 1), 0)
+            later_total += tl.sum(rows * dden[:, None], 0)
+            for g in tl.range(0, SOURCES):
+                source = g if call.weight is not None else head // form.readers
+                if carries:
+                    seen = zero_tile(form.chunk, form.key_pad) + total[None, :]
+                else:
+                    ones = load_total(STATES, b * num_sources + source, segment, call, form)
+                    seen = zero_tile(form.chunk, form.key_pad) + ones[None, :]
                 if form.causal:
-                    keys = key_features(call, b, g, chunk, form).to(tl.float32)
-                    pairs = tl.dot(weighed, tl.trans(keys), input_precision=form.precision)
-                    share += tl.sum(tl.sum(tl.where(earlier, pairs, 0.0), 1), 0)
-                tl.store(slot + number(call.num_sources) + g, share)
+                    keys = key_features(call, b, source, chunk, form).to(tl.float32)
+                    ones = tl.where(earlier, 1.0, 0.0)
+                    seen = tl.dot(ones, keys, seen, input_precision=form.precision)
+                seen *= dden[:, None]
+                grad += seen * weight_of(call.norm_weight, head, source, num_sources)
+                if call.weight is not None:
+                    rows = query_features(call, b, head, chunk, form).to(tl.float32)
+                    share = tl.sum(tl.sum(rows * seen, 1), 0)
+                    tl.store(slot + num_sources + source, share)
+        x, inside = load_query(call, b, head, chunk, form)
         base = DQ + place * num_rows * form.key_dim
         store_positions(base, feature_gradient(x, grad, inside, form), start, form.key_dim,
                         num_rows, form.key_dim, form.key_pad, form.chunk)  # fmt: skip
-        if WEIGHTED > 0:
-            later += part
-        else:
-            later = tl.dot(tl.trans(rows), dnum, later, input_precision=form.precision)
-    store_sums(LATER, later, later_total, place, segment, call, form)
+        rows = query_features(call, b, head, chunk, form).to(tl.float32)
+        for first in tl.range(0, form.value_pad, form.columns):
+            dnum = load_gradient(call, grad_out, b, head, chunk, first, form.columns, form)
+            dnum = dnum * inverse[:, None]
+            if carries:
+                later = tl.dot(tl.trans(rows), dnum, later, input_precision=form.precision)
+            else:
+                part = tl.dot(tl.trans(rows), dnum, input_precision=form.precision)
+                store_state(later_base, part, first, form.columns, form)
+        if carries and form.causal:
+            source = head // form.readers
+            keys = key_features(call, b, source, chunk, form).to(tl.float32)
+            values = load_values(call, b, source, chunk, 0, form.value_pad, form).to(tl.float32)
+            state = tl.dot(tl.trans(keys), values, state, input_precision=form.precision)
+            total += tl.sum(keys, 0)
+    if carries:
+        store_state(later_base, later, 0, form.value_pad, form)
+    store_total(later_base, later_total, form)
 
 
 @triton.jit
@@ -237,57 +259,98 @@ def key_gradient_kernel(
 ):
     """Write dk and dv of one segment of one source; STATES are sums over later segments.
 
+    Of a chunk, dk is stored before dv is begun: both do not fit into registers.
     PRIOR is (B, S, chunks, K) or, for priors of positions, (B, S, K, L); SHIFT (B, S, chunks, K E).
     """
     segment, b, source = segment_program(call, number(call.num_sources))
     index = tl.arange(0, form.chunk)
     later = index[None, :] >= index[:, None]  # (keys, queries)
     at = b * number(call.num_sources) + source
-    num_keys, num_rows = number(call.num_keys), number(call.num_queries)
-    state, total = load_state(STATES, at, segment, call, form)
+    num_keys = number(call.num_keys)
+    carries: tl.constexpr = form.segment > form.chunk
+    total = load_total(STATES, at, segment, call, form)
+    if carries:
+        state = load_state(STATES, at, segment, 0, call, form.value_pad, form)
     num_chunks = chunks_of(call, segment, form)
     for step in range(0, num_chunks):
         chunk = segment * (form.segment // form.chunk) + num_chunks - 1 - step
         start = chunk * form.chunk - number(call.key_start)
-        keys = key_features(call, b, source, chunk, form).to(tl.float32)
-        values = load_values(call, b, source, chunk, form).to(tl.float32)
-        grad_k = tl.dot(values, tl.trans(state), input_precision=form.precision)
-        grad_v = tl.dot(keys, state, input_precision=form.precision)
-        grad_k += total[None, :]
+        grad = zero_tile(form.chunk, form.key_pad) + total[None, :]
+        for first in tl.range(0, form.value_pad, form.columns):
+            values = load_values(call, b, source, chunk, first, form.columns, form)
+            values = values.to(tl.float32)
+            if carries:
+                grad = tl.dot(values, tl.trans(state), grad, input_precision=form.precision)
+            else:
+                one = load_state(STATES, at, segment, first, call, form.columns, form)
+                grad = tl.dot(values, tl.trans(one), grad, input_precision=form.precision)
         if form.causal:
             for g in tl.range(0, form.readers):
                 head = g if call.weight is not None else source * form.readers + g
-                place = b * number(call.num_heads) + head
-                x, inside = load_query(call, b, head, chunk, form)
-                rows = features_of(x, inside, form).to(call.query.base.dtype.element_ty)
-                rows = rows.to(tl.float32)
-                weight = weight_of(call.weight, head, source, number(call.num_sources))
-                dnum = load_gradient(call, grad_out, b, head, chunk, form) * weight
-                if form.divides:
-                    dnum = dnum * load_inverse(call, DEN, place, chunk, form)[:, None]
-                pairs = tl.dot(values, tl.trans(dnum), input_precision=form.precision)
+                pairs = zero_tile(form.chunk, form.chunk)
+                for first in tl.range(0, form.value_pad, form.columns):
+                    values = load_values(call, b, source, chunk, first, form.columns, form)
+                    values = values.to(tl.float32)
+                    dnum = _weighed_gradient(call, grad_out, DEN, b, head, source, chunk, first,
+                                             form.columns, form)  # fmt: skip
+                    pairs = tl.dot(values, tl.trans(dnum), pairs, input_precision=form.precision)
                 if form.totals:
-                    first = chunk * form.chunk - number(call.query_start)
-                    base = DDEN + place * num_rows
-                    dden = load_numbers(base, first, num_rows, 0.0, form.chunk)
-                    dden *= weight_of(call.norm_weight, head, source, number(call.num_sources))
+                    dden = _weighed_total(call, DDEN, b, head, source, chunk, form)
                     pairs += dden[None, :]
                 pairs = tl.where(later, pairs, 0.0)
-                grad_k = tl.dot(pairs, rows, grad_k, input_precision=form.precision)
+                rows = query_features(call, b, head, chunk, form).to(tl.float32)
+                grad = tl.dot(pairs, rows, grad, input_precision=form.precision)
+        if call.key_mask is not None:
+            grad = tl.where(real_keys(call, b, start, form), grad, 0.0)
+        _store_keys(call, grad, DK, PRIOR, SHIFT, b, source, chunk, form)
+
+        keys = key_features(call, b, source, chunk, form).to(tl.float32)
+        if carries:
+            grad = tl.dot(keys, state, input_precision=form.precision)
+        else:
+            one = load_state(STATES, at, segment, 0, call, form.value_pad, form)
+            grad = tl.dot(keys, one, input_precision=form.precision)
+        if form.causal:
+            for g in tl.range(0, form.readers):
+                head = g if call.weight is not None else source * form.readers + g
+                rows = query_features(call, b, head, chunk, form).to(tl.float32)
                 pairs = tl.dot(keys, tl.trans(rows), input_precision=form.precision)
                 pairs = tl.where(later, pairs, 0.0)
-                grad_v = tl.dot(pairs, dnum, grad_v, input_precision=form.precision)
-                if form.segment > form.chunk:
+                dnum = _weighed_gradient(call, grad_out, DEN, b, head, source, chunk, 0,
+                                         form.value_pad, form)  # fmt: skip
+                grad = tl.dot(pairs, dnum, grad, input_precision=form.precision)
+                if carries:
                     state = tl.dot(tl.trans(rows), dnum, state, input_precision=form.precision)
                     if form.totals:
+                        dden = _weighed_total(call, DDEN, b, head, source, chunk, form)
                         total += tl.sum(rows * dden[:, None], 0)
         if call.keep is not None:
-            grad_v *= kept_values(call, b, source, start, form)
-        store_positions(DV + at * num_keys * form.value_dim, grad_v, start, form.value_dim,
+            grad *= kept_values(call, b, source, start, form)
+        store_positions(DV + at * num_keys * form.value_dim, grad, start, form.value_dim,
                         num_keys, form.value_dim, form.value_pad, form.chunk)  # fmt: skip
-        if call.key_mask is not None:
-            grad_k = tl.where(real_keys(call, b, start, form), grad_k, 0.0)
-        _store_keys(call, grad_k, DK, PRIOR, SHIFT, b, source, chunk, form)
+
+
+@triton.jit
+def _weighed_gradient(
+    call, grad_out, DEN, b, head, source, chunk, first,
+    COLUMNS: tl.constexpr, form: tl.constexpr,
+):  # fmt: skip
+    """Return columns of p[h, s] dnum of a chunk."""
+    weight = weight_of(call.weight, head, source, number(call.num_sources))
+    dnum = load_gradient(call, grad_out, b, head, chunk, first, COLUMNS, form) * weight
+    if form.divides:
+        place = b * number(call.num_heads) + head
+        dnum = dnum * load_inverse(call, DEN, place, chunk, form)[:, None]
+    return dnum
+
+
+@triton.jit
+def _weighed_total(call, DDEN, b, head, source, chunk, form: tl.constexpr):
+    """Return r[h, s] dden of a chunk."""
+    start, num_rows = chunk * form.chunk - number(call.query_start), number(call.num_queries)
+    base = DDEN + (b * number(call.num_heads) + head) * num_rows
+    dden = load_numbers(base, start, num_rows, 0.0, form.chunk)
+    return dden * weight_of(call.norm_weight, head, source, number(call.num_sources))
 
 
 @triton.jit

@@ -11,6 +11,7 @@ states of segments are added up again in backward. Nothing is added atomically.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from lit_probattn.kernels.runtime import (
     launch,
     padded,
     plain_float,
+    target_capability,
     unit_stride,
     unseen,
 )
@@ -108,20 +110,33 @@ def linear_attention(
     return out, den if has_totals else None
 
 
-def default_launch(shape: Shape) -> Launch:
+def default_launch(shape: Shape, capability: int = 90) -> Launch:
     """Return positions per chunk (`block_q`) and per segment (`block_k`), warps and stages.
 
     Longer segments store fewer states, but programs carry theirs, which must fit: not beside wide
-    heads, and not in backward where heads mix sources (`num_tiles` 2).
+    heads, and not in backward where heads mix sources (`num_tiles` 2). Before Hopper, products take
+    their operands from registers, which then hold chunks of 32.
     """
-    backward = shape.kernel.endswith("backward")
     if shape.itemsize == 4:
         return Launch(32, 32, 8, 1)
-    warps = 8 if shape.head_dim > 32 else 4
-    if shape.head_dim > 64 or (backward and shape.num_tiles > 1):
-        chunk = 32 if shape.head_dim > 64 and backward and shape.num_tiles > 1 else 64
-        return Launch(chunk, chunk, warps, 1)
-    return Launch(32 if backward else 64, 256, warps, 1)
+    backward, old = shape.kernel.endswith("backward"), capability < 90
+    if shape.head_dim > 64:
+        chunk = 32 if old and backward else 64
+        return Launch(chunk, chunk, 8, 1)
+    if backward and shape.num_tiles > 1:
+        return Launch(64, 64, 8 if shape.head_dim > 32 else 4, 1)
+    if old:
+        return Launch(32, 256, 4, 1)
+    return Launch(32 if backward else 64, 256, 8 if shape.head_dim > 32 else 4, 1)
+
+
+def state_columns(width: int, mixes: bool, capability: int = 90) -> int:
+    """Return how many columns of a state of this width a backward program holds at once.
+
+    Args:
+        mixes: whether heads mix sources.
+    """
+    return min(width, 16 if mixes and capability < 90 else 32)
 
 
 class LinearInputs(NamedTuple):
@@ -189,6 +204,7 @@ class LinearForm(NamedTuple):
         prior_rows: whether priors belong to positions.
         chunk: positions of a tile.
         segment: positions of a program, a multiple of `chunk`.
+        columns: of values and states that backward holds at once, where segments are one chunk.
     """
 
     readers: int
@@ -206,6 +222,7 @@ class LinearForm(NamedTuple):
     value_pad: int
     chunk: int
     segment: int
+    columns: int
     precision: str
 
 
@@ -219,7 +236,9 @@ class LinearCall:
         widths = (padded(features), padded(width))
         weighted, kernel = x.weight is not None, f"linear_{'backward' if backward else 'forward'}"
         shape = Shape(kernel, max(widths), 1 + weighted, query.element_size())
-        found = choose_launch(shape, query.device, default_launch)
+        capability = target_capability(query.device)
+        default = partial(default_launch, capability=capability)
+        found = choose_launch(shape, query.device, default)
         self.resources, chunk = found.resources, found.block_q
         # The gradients of weights need the state of every source before every chunk.
         segment = chunk if weighted and backward else max(1, found.block_k // chunk) * chunk
@@ -252,6 +271,9 @@ class LinearCall:
             value_pad=widths[1],
             chunk=chunk,
             segment=segment,
+            columns=widths[1]
+            if segment > chunk
+            else state_columns(widths[1], weighted, capability),
             precision="ieee" if query.dtype == torch.float32 else "tf32",
         )
 

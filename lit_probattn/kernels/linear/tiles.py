@@ -15,10 +15,14 @@ from lit_probattn.kernels.tiles import number, zero_tile, zero_vector
 
 @triton.jit
 def load_positions(
-    base, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Load rows start … of a matrix, and which entries are inside; `start` may be negative."""
-    rows, cols = start + tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    base, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    first=0,
+):  # fmt: skip
+    """Load rows start … and columns first … of a matrix, and which entries are inside it.
+
+    `start` may be negative.
+    """
+    rows, cols = start + tl.arange(0, BLOCK), first + tl.arange(0, PADDED)
     inside = ((rows >= 0) & (rows < limit))[:, None] & (cols < WIDTH)[None, :]
     at = base + rows[:, None].to(tl.int64) * stride + cols[None, :]
     return tl.load(at, mask=inside, other=0.0), inside
@@ -26,10 +30,11 @@ def load_positions(
 
 @triton.jit
 def store_positions(
-    base, tile, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr
-):
+    base, tile, start, stride, limit, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, first=0,
+):  # fmt: skip
     """Store what `load_positions` would load."""
-    rows, cols = start + tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    rows, cols = start + tl.arange(0, BLOCK), first + tl.arange(0, PADDED)
     inside = ((rows >= 0) & (rows < limit))[:, None] & (cols < WIDTH)[None, :]
     at = base + rows[:, None].to(tl.int64) * stride + cols[None, :]
     tl.store(at, tile.to(base.dtype.element_ty), mask=inside)
@@ -129,6 +134,13 @@ def load_query(call, b, head, chunk, form: tl.constexpr):
 
 
 @triton.jit
+def query_features(call, b, head, chunk, form: tl.constexpr):
+    """Return the features of a chunk of queries in their dtype."""
+    x, inside = load_query(call, b, head, chunk, form)
+    return features_of(x, inside, form).to(call.query.base.dtype.element_ty)
+
+
+@triton.jit
 def load_key(call, b, source, start, r: tl.constexpr, form: tl.constexpr):
     """Load component r of a chunk of keys, shifted, float32; and which entries are inside."""
     x = call.key
@@ -203,13 +215,13 @@ def kept_values(call, b, source, start, form: tl.constexpr):
 
 
 @triton.jit
-def load_values(call, b, source, chunk, form: tl.constexpr):
-    """Load a chunk of values in the dtype of queries; dropped ones are 0."""
+def load_values(call, b, source, chunk, first, COLUMNS: tl.constexpr, form: tl.constexpr):
+    """Load columns of a chunk of values in the dtype of queries; dropped ones are 0."""
     x = call.value
     start = chunk * form.chunk - number(call.key_start)
     base = x.base + b * x.batch + tl.cast(source, tl.int64) * x.head
     tile, _inside = load_positions(
-        base, start, x.row, number(call.num_keys), form.value_dim, form.value_pad, form.chunk
+        base, start, x.row, number(call.num_keys), form.value_dim, COLUMNS, form.chunk, first
     )
     if call.keep is not None:
         tile = tile.to(tl.float32) * kept_values(call, b, source, start, form)
@@ -230,28 +242,46 @@ def state_place(STATES, place, segment, call, form: tl.constexpr):
 
 
 @triton.jit
-def load_state(STATES, place, segment, call, form: tl.constexpr):
-    """Load a segment's state (F, E) and totals (F)."""
+def load_state(
+    STATES, place, segment, first, call, COLUMNS: tl.constexpr, form: tl.constexpr
+):  # fmt: skip
+    """Load columns of a segment's state (F, E)."""
     base = state_place(STATES, place, segment, call, form)
     state, _inside = load_positions(
-        base, 0, form.value_dim, form.key_dim, form.value_dim, form.value_pad, form.key_pad
+        base, 0, form.value_dim, form.key_dim, form.value_dim, COLUMNS, form.key_pad, first
     )
-    if form.totals:
-        at = base + form.key_dim * form.value_dim
-        total = load_numbers(at, 0, form.key_dim, 0.0, form.key_pad)
-    else:
-        total = zero_vector(form.key_pad)
-    return state, total
+    return state
 
 
 @triton.jit
-def store_sums(SUMS, state, total, place, segment, call, form: tl.constexpr):
-    """Store the sums over one segment in (places, segments, F (E + 1))."""
+def load_total(STATES, place, segment, call, form: tl.constexpr):
+    """Load a segment's totals (F); 0 where there are none."""
+    total = zero_vector(form.key_pad)
+    if form.totals:
+        base = state_place(STATES, place, segment, call, form)
+        at = base + form.key_dim * form.value_dim
+        total = load_numbers(at, 0, form.key_dim, 0.0, form.key_pad)
+    return total
+
+
+@triton.jit
+def sums_place(SUMS, place, segment, call, form: tl.constexpr):
+    """Return where the sums over one segment are, in (places, segments, F (E + 1))."""
     SIZE: tl.constexpr = form.key_dim * (form.value_dim + form.totals)
-    base = SUMS + (place * number(call.num_segments) + segment) * SIZE
+    return SUMS + (place * number(call.num_segments) + segment) * SIZE
+
+
+@triton.jit
+def store_state(base, state, first, COLUMNS: tl.constexpr, form: tl.constexpr):
+    """Store columns of the sums over one segment, which are at `base`."""
     store_positions(
-        base, state, 0, form.value_dim, form.key_dim, form.value_dim, form.value_pad, form.key_pad
+        base, state, 0, form.value_dim, form.key_dim, form.value_dim, COLUMNS, form.key_pad, first
     )
+
+
+@triton.jit
+def store_total(base, total, form: tl.constexpr):
+    """Store the totals over one segment behind its state."""
     if form.totals:
         at = base + form.key_dim * form.value_dim
         store_numbers(at, total, 0, form.key_dim, form.key_pad)
@@ -264,7 +294,8 @@ def mixed_state(STATES, call, b, head, segment, SOURCES: tl.constexpr, form: tl.
     for g in tl.range(0, SOURCES):
         source = g if call.weight is not None else head // form.readers
         place = b * number(call.num_sources) + source
-        one, ones = load_state(STATES, place, segment, call, form)
+        one = load_state(STATES, place, segment, 0, call, form.value_pad, form)
+        ones = load_total(STATES, place, segment, call, form)
         state += one * weight_of(call.weight, head, source, number(call.num_sources))
         total += ones * weight_of(call.norm_weight, head, source, number(call.num_sources))
     return state, total
@@ -281,12 +312,14 @@ def load_inverse(call, DEN, place, chunk, form: tl.constexpr):
 
 
 @triton.jit
-def load_gradient(call, grad_out, b, head, chunk, form: tl.constexpr):
-    """Load the gradient of a chunk of the output times its factor, float32."""
+def load_gradient(
+    call, grad_out, b, head, chunk, first, COLUMNS: tl.constexpr, form: tl.constexpr
+):  # fmt: skip
+    """Load columns of the gradient of a chunk of the output times its factor, float32."""
     start = chunk * form.chunk - number(call.query_start)
     base = grad_out.base + b * grad_out.batch + tl.cast(head, tl.int64) * grad_out.head
     tile, _inside = load_positions(
-        base, start, grad_out.row, number(call.num_queries), form.value_dim, form.value_pad,
-        form.chunk,
+        base, start, grad_out.row, number(call.num_queries), form.value_dim, COLUMNS, form.chunk,
+        first,
     )  # fmt: skip
     return tile.to(tl.float32) * call.factor
