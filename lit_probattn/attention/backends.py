@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_probattn.attention.functional import Heads
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
-Backend = Literal["auto", "reference", "sdpa", "blockwise", "native", "triton"]
+Backend = Literal["auto", "reference", "sdpa", "blockwise", "rows", "native", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
@@ -67,23 +67,30 @@ class AutoRule:
         store_up_to: up to this many scores the materialising reference is taken in place of
             `blockwise`: nothing has to be recomputed.
         native_from: calls with fewer keys pass over `native`; without and with dropout.
+        rows_from: the same of `rows`.
     """
 
     order: tuple[str, ...]
     store_up_to: int = 0
     native_from: tuple[float, float] = (0, 0)
+    rows_from: tuple[float, float] = (0, 0)
 
 
 # CPU, float32, forward and backward, head sizes 8 to 64, N from 64 to 4096: of softmax and of MGK
 # without dropout the fused reduction was the fastest, of everything else the C library's rows
 # (sMGK, FiSH and the polynomial kernel have rules of their own). Where there is no library the
-# reference was the fastest up to about 4 million scores, and two to three times slower than blocks
-# from 16 million on.
+# hand-written blocks (`rows`) took 0.6 to 1.0 of the time of `blockwise` and 0.4 to 1.0 of the
+# reference's, from 256 keys on. Of what they do not serve the reference was the fastest up to
+# about 4 million scores, and two to three times slower than blocks from 16 million on.
 # CUDA: not measured here. Kernels come first: by count of products and exponentials they beat the
 # reductions (docs/kernels.md); softmax prefers PyTorch's own fused attention where that serves. The
 # reference is left out of short calls too, for its memory.
 AUTO_RULES = {
-    "cpu": AutoRule(("sdpa", "native", "blockwise", "reference"), store_up_to=1 << 22),
+    "cpu": AutoRule(
+        ("sdpa", "native", "rows", "blockwise", "reference"),
+        store_up_to=1 << 22,
+        rows_from=(256, 256),
+    ),
     "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),
     "meta": AutoRule(("sdpa", "blockwise", "reference")),  # counting: no kernel would run
 }
@@ -156,7 +163,8 @@ def _automatic(
     """Return the first name in the rule's order that serves the call; others are not asked."""
     reasons = {}
     for name in (name for name in rule.order if name in available):
-        if name == "native" and call.num_keys < rule.native_from[call.dropout]:
+        starts = {"native": rule.native_from, "rows": rule.rows_from}
+        if name in starts and call.num_keys < starts[name][call.dropout]:
             continue
         reason = unsupported(name, call)
         if reason is not None:
@@ -212,6 +220,8 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
         return "cannot give a gradient to the additive bias without storing all scores"
     if backend == "native":
         return native_refusal(call.device)
+    if backend == "rows" and call.device != "cpu":
+        return f"cannot run on {call.device}: it is for the CPU"
     if backend == "triton":
         sizes = (core.layout.head_dim, core.layout.value_head_dim)
         return kernel_refusal(core.kernel, call, *sizes, bias_gradient=True)

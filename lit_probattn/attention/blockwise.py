@@ -24,7 +24,7 @@ from torch import Tensor
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import autocast_off, grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
-from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowPass, RowTerms
+from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
 from lit_probattn.randomness import AttentionDropout
 from lit_probattn.torch_internals import softmax_backward
 
@@ -109,7 +109,7 @@ class _Blockwise(torch.autograd.Function):
             if plan.rows is not None:
                 weights, place = scores.contiguous(), _place(scores, block)
                 maps = weights.flatten(0, 1)
-                plan.rows.forward(plan.terms(weights), place, [maps], maps)
+                plan.rows.forward(plan.terms(weights), place, [maps], maps, Buffers(maps))
             else:
                 weights = plan.weights(scores, block)
                 keep = plan.keep(weights, block)
@@ -171,7 +171,7 @@ def _backward_block(
         maps, weights = scores.detach().contiguous().flatten(0, 1), torch.empty_like(grad_scores)
         flat, place = grad_scores.flatten(0, 1), _place(scores, block)
         terms, wanted = plan.terms(grad_scores), RowGrads([flat])
-        plan.rows.backward(terms, place, [maps], weights.flatten(0, 1), flat, wanted)
+        plan.rows.backward(terms, place, [maps], weights.flatten(0, 1), flat, wanted, Buffers(flat))
         if grad_value is not None:
             update = weights.reshape(*grouped_rows, num_keys).mT @ grad_rows
             plan.slices(grad_value, "col", block).add_(update)

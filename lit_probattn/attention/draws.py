@@ -20,6 +20,7 @@ def keep_pairs(
     rows: range,
     cols: range,
     device: torch.device,
+    first_head: int = 0,
 ) -> Tensor:
     """Return `AttentionDropout.keep` of a block, (B, H, rows, cols) bool."""
     if _plain(device):
@@ -27,8 +28,8 @@ def keep_pairs(
         from lit_probattn.kernels.cpu.selftest import failure
 
         if failure() is None:
-            return native.keep(dropout, batch_size, num_heads, rows, cols)
-    return dropout.keep(batch_size, num_heads, rows, cols, device)
+            return native.keep(dropout, batch_size, num_heads, rows, cols, first_head)
+    return dropout.keep(batch_size, num_heads, rows, cols, device, first_head)
 
 
 @torch.compiler.disable

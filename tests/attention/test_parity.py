@@ -69,6 +69,14 @@ MGK = {
     "mgk, hard": {"num_heads": 3, "e_step": "hard", "variance": "paper_main"},
     "mgk, M-step prior": {"num_heads": 3, "e_step": "soft"},
     "smgk": {"num_heads": 3, "shifted_keys": True},
+    "smgk, K=3": {"num_heads": 3, "num_components": 3, "shifted_keys": True},
+    "smgk, hard, K=3, variances 1 3 5": {
+        "num_heads": 3,
+        "num_components": 3,
+        "shifted_keys": True,
+        "e_step": "hard",
+        "variance": "paper_main",
+    },
     "smgk, prior per layer": {"num_heads": 3, "shifted_keys": True, "prior_share": "layer"},
     "smgk, hard": {"num_heads": 3, "shifted_keys": True, "e_step": "hard"},
 }
@@ -154,12 +162,13 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
         assert grad < TOLERANCE * 10, (rows, cols, masks, is_causal)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "rows", "native"])
 @pytest.mark.parametrize(
     ("cls", "oracle", "options"),
     [
         (SoftmaxAttention, softmax_oracle, SOFTMAX["softmax, grouped"]),
         (MGKAttention, mgk_oracle, MGK["mgk"]),
+        (MGKAttention, mgk_oracle, MGK["smgk, K=3"]),
         (MGKAttention, mgk_oracle, MGK["smgk, hard"]),
     ],
 )
@@ -178,18 +187,26 @@ def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
     assert largest_difference(without, expected)[0] > 1e-3
 
 
-@pytest.mark.parametrize("cls", [SoftmaxAttention, MGKAttention])
-def test_blocks_of_any_size_agree(cls, monkeypatch):
-    layer = make_layer(cls, {"num_heads": 3}, dropout=0.2)
+@pytest.mark.parametrize(
+    ("backend", "budget"),
+    [
+        ("blockwise", "lit_probattn.attention.blockwise.BLOCK_SCORES"),
+        ("rows", "lit_probattn.attention.rowpass.products.BLOCK_SCORES"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(SoftmaxAttention, {}), (MGKAttention, {}), (MGKAttention, {"shifted_keys": True})],
+)
+def test_blocks_of_any_size_agree(cls, options, backend, budget, monkeypatch):
+    layer = make_layer(cls, {"num_heads": 3, **options}, dropout=0.2)
     rng = RandomKey(0, sample_ids=torch.tensor([1, 2]))
     inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
     layer.backend = "reference"
     expected = run_with_gradients(layer, inputs, call)
-    layer.backend = "blockwise"
-    for scores in (1, 500, 1 << 20):
-        monkeypatch.setattr(
-            "lit_probattn.attention.blockwise.BLOCK_SCORES", {"cpu": scores, "cuda": scores}
-        )
+    layer.backend = backend
+    for scores in (1, 500, 1200, 1 << 20):  # rows of a head, a head, heads of both samples, all
+        monkeypatch.setattr(budget, {"cpu": scores, "cuda": scores})
         out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)
         assert out < TOLERANCE
         assert grad < TOLERANCE * 10

@@ -73,6 +73,9 @@ def test_keep_decisions_have_the_bits_of_torch(p, row, col):
     expected = dropout.keep(2, 3, row, col, CPU)
     assert torch.equal(rows.keep(dropout, 2, 3, row, col), expected)
     assert torch.equal(keep_pairs(dropout, 2, 3, row, col, CPU), expected)
+    some = dropout.keep(2, 2, row, col, CPU, first_head=1)
+    assert torch.equal(some, expected[:, 1:])
+    assert torch.equal(keep_pairs(dropout, 2, 2, row, col, CPU, first_head=1), some)
 
 
 @needs_library
@@ -122,7 +125,18 @@ def test_any_number_of_threads_agrees_with_torch_operations(threads):
         assert (found - expected).abs().max() < 1e-13
 
 
-def shifted(run, dtype, row_spread, col_spread, hidden=0.0):
+def by_the_equation(_, query, key, value, masks, dropout, *, row, col):
+    """Return what `mixture_attention` does for a shared map, by its equation and autograd."""
+    t = (query[:, :, None] @ key.mT) + row.mT[..., None] + col[:, :, :, None]
+    allowed = masks.allowed(masks.all_rows, range(masks.num_keys), CPU)
+    t = t.masked_fill(~allowed[:, :, None], float("-inf"))
+    top = t.detach().amax((2, 4), keepdim=True)
+    mass = (t - top.masked_fill(top == float("-inf"), 0.0)).exp().sum(2)
+    total = mass.sum(-1, keepdim=True)
+    return mass / (total + (total == 0)) @ value
+
+
+def shifted(run, dtype, row_spread, col_spread, hidden=0.0, attention=mixture_attention):
     """Return output and gradients where three components share a map and differ by terms only."""
     generator = torch.Generator().manual_seed(2)
 
@@ -139,19 +153,20 @@ def shifted(run, dtype, row_spread, col_spread, hidden=0.0):
         col[0, :, :, 5] = float("-inf")  # a key that has none
         col[1, :, :, : int(hidden * length)] = float("-inf")
     masks = Masks(n, length, is_causal=True)
-    out = mixture_attention(run, query, key, value, masks, None, row=row, col=col)
+    out = attention(run, query, key, value, masks, None, row=row, col=col)
     return [out, *torch.autograd.grad(out.sin().sum(), (query, key, value, row, col))]
 
 
-@needs_library
+@pytest.mark.parametrize("run", [TorchRows, pytest.param(NativeRows, marks=needs_library)])
 @pytest.mark.parametrize(("row_spread", "col_spread"), [(1, 1), (1, 60), (60, 1), (9, 9), (60, 60)])
 def test_one_exponential_serves_components_that_share_a_map_unless_they_are_far_apart(
-    row_spread, col_spread
+    row_spread, col_spread, run
 ):
     for hidden in (0.0, 1.0):
-        exact = shifted(TorchRows(), torch.float64, row_spread, col_spread, hidden)
+        spreads = row_spread, col_spread, hidden
+        exact = shifted(None, torch.float64, *spreads, by_the_equation)
         for dtype, largest in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
-            found = shifted(NativeRows(), dtype, row_spread, col_spread, hidden)
+            found = shifted(run(), dtype, *spreads)
             for part, expected in zip(found, exact, strict=True):
                 assert part.isfinite().all()
                 error = (part.double() - expected).abs().max()
@@ -227,15 +242,20 @@ MGK_HARD, SMGK = {"e_step": "hard"}, {"shifted_keys": True}
 FISH = {"num_global_heads": 1, "noise": "none"}
 AUTO = [
     (SoftmaxAttention, {}, False, 4096, "sdpa", "sdpa"),
-    (SoftmaxAttention, {}, True, 4096, "native", "blockwise"),
+    (SoftmaxAttention, {}, True, 4096, "native", "rows"),
+    (SoftmaxAttention, {}, True, 1023, "native", "reference"),
     (SoftmaxAttention, {}, True, 64, "native", "reference"),
     (MGKAttention, {}, False, 4096, "sdpa", "sdpa"),
-    (MGKAttention, {}, True, 4096, "native", "blockwise"),
-    (MGKAttention, MGK_HARD, False, 4096, "native", "blockwise"),
+    (MGKAttention, {}, True, 4096, "native", "rows"),
+    (MGKAttention, MGK_HARD, False, 4096, "native", "rows"),
+    (MGKAttention, MGK_HARD, False, 256, "native", "rows"),
+    (MGKAttention, MGK_HARD, False, 255, "native", "reference"),
     (MGKAttention, SMGK, False, 4096, "native", "sdpa"),
     (MGKAttention, SMGK | {"head_dim": 16}, False, 4096, "sdpa", "sdpa"),
-    (MGKAttention, SMGK | {"head_dim": 16}, True, 4096, "native", "blockwise"),
-    (FiSHAttention, FISH, False, 4096, "blockwise", "blockwise"),
+    (MGKAttention, SMGK | {"head_dim": 16}, True, 4096, "native", "rows"),
+    (FiSHAttention, FISH, False, 4096, "native", "blockwise"),
+    (FiSHAttention, FISH, False, 256, "native", "reference"),
+    (FiSHAttention, FISH, False, 255, "reference", "reference"),
     (FiSHAttention, FISH, True, 4096, "native", "blockwise"),
     (FiSHAttention, FISH, True, 64, "reference", "reference"),
 ]
@@ -279,9 +299,10 @@ def test_the_self_test_runs_outside_modes(fresh):
         assert selftest.draws_noise() in (True, False)
 
 
-@needs_library
-def test_a_compiled_layer_computes_the_same():
-    layer = MGKAttention(12, 2, head_dim=5, e_step="hard", dropout=0.3, backend="native")
+@pytest.mark.parametrize("backend", ["rows", pytest.param("native", marks=needs_library)])
+@pytest.mark.parametrize("options", [{"e_step": "hard"}, {"shifted_keys": True}])
+def test_a_compiled_layer_computes_the_same(options, backend):
+    layer = MGKAttention(12, 2, head_dim=5, dropout=0.3, backend=backend, **options)
     x, rng = torch.randn(2, 7, 12), RandomKey(3)
     expected = layer(x, rng=rng)
     found = torch.compile(layer, backend="eager")(x, rng=rng)
@@ -290,7 +311,8 @@ def test_a_compiled_layer_computes_the_same():
     assert float(layer.value_proj.weight.grad.abs().sum()) > 0.0
 
 
-def test_native_is_for_the_cpu():
-    layer = SoftmaxAttention(12, 2, backend="native").to("meta")
+@pytest.mark.parametrize("backend", ["rows", "native"])
+def test_hand_written_blocks_are_for_the_cpu(backend):
+    layer = SoftmaxAttention(12, 2, backend=backend).to("meta")
     with pytest.raises(NotImplementedError, match="cannot run on meta"):
         layer(torch.empty(2, 7, 12, device="meta"))

@@ -72,14 +72,15 @@ class FiSHCore(Core):
     steps_over_cache: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("fish/fish", "fish/gfish")
     # On a CPU the concatenated heads cost G times the products of the global maps: blocks are
-    # faster at every size measured, forward and backward. The C library gains where it drops
-    # weights; without dropout it was between 0.84 and 1.24 of blocks.
+    # faster at every size measured, forward and backward. The C library was faster still with
+    # dropout, and without it for Hard FiSH and global noise, 2 global heads of 8: 0.5 to 0.9 of
+    # blocks from 512 keys on. For 4 of 8, other mixings and local noise it was equal to blocks.
     auto_rules: Mapping[str, AutoRule] = {
         **AUTO_RULES,
         "cpu": replace(
             AUTO_RULES["cpu"],
             order=("native", "blockwise", "sdpa", "reference"),
-            native_from=(math.inf, 128),
+            native_from=(256, 128),
         ),
     }
 

@@ -36,6 +36,7 @@ from lit_probattn.attention.mgk.functions import (
     mgk_blockwise,
     mgk_native,
     mgk_reference,
+    mgk_rows,
     mgk_scores,
     mgk_sdpa,
     mgk_triton,
@@ -59,7 +60,7 @@ from lit_probattn.torch_internals import in_backward
 # reduction over K·N keys; with heads of 8 and 16 entries it was not faster.
 SHIFTED_RULES: Mapping[str, AutoRule] = {
     **AUTO_RULES,
-    "cpu": replace(AUTO_RULES["cpu"], order=("native", "sdpa", "blockwise", "reference")),
+    "cpu": replace(AUTO_RULES["cpu"], order=("native", "sdpa", "rows", "blockwise", "reference")),
 }
 
 
@@ -82,6 +83,7 @@ class MGKCore(Core):
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
         "blockwise": mgk_blockwise,
+        "rows": mgk_rows,
         "native": mgk_native,
         "triton": mgk_triton,
     }
@@ -163,7 +165,7 @@ class MGKCore(Core):
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return components of the keys and the mixture; shifts where one product serves all."""
         arguments = self.arguments(call)
-        if backend in ("native", "triton") and self.shares_product:
+        if backend in ("rows", "native", "triton") and self.shares_product:
             return Choice(backend, call.key, replace(arguments, key_shift=self.shifts()))
         key = self.components(call.key)
         return Choice(backend, key.to(call.key) if backend == "triton" else key, arguments)
@@ -497,7 +499,7 @@ class MGKAttention(Attention):
         core, k, e, e_v = self.core, self.num_components, self.head_dim, self.value_head_dim
         gaussian = core.score == "gaussian"
         pairs = PairMacs(k * e, e_v)
-        if backend in ("native", "triton") and core.shares_product:
+        if backend in ("rows", "native", "triton") and core.shares_product:
             heads = self.num_heads + (core.num_mixtures if gaussian else 0)
             pairs = PairMacs(e, e_v, per_token=heads * k * e)
         elif backend in ("sdpa", "blockwise"):

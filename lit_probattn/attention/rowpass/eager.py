@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.draws import keep_pairs
-from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowTerms
+from lit_probattn.attention.rowpass.terms import Buffers, Place, RowFactors, RowGrads, RowTerms
+
+# How far components may be apart for one exponential: their sum keeps at least exp(-40) of the
+# largest factor, and float32 begins at exp(-87).
+_FAR = 40.0
+# Numbers of the rooms for maps of a pass; those of components go down from the last.
+_SPARE, _TOTAL, _KEPT, _FIRST = -3, -4, -5, -6
 
 
 class TorchRows:
@@ -18,14 +24,33 @@ class TorchRows:
     Maps that belong to one component of one head are worked on in place.
     """
 
-    def forward(self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor) -> None:
+    @torch.compiler.disable
+    def prepare(self, terms: RowTerms) -> RowTerms:
         """See `RowPass`."""
-        mass, inverse, _ = _exponentials(terms, place, maps)
-        weights = torch.mul(mass, inverse, out=out)
-        factor = _kept(terms, place, weights)
+        row, col = terms.row, terms.col
+        several = terms.reduction == "soft" and terms.shared and terms.coef is None
+        if not several or row is None or col is None or type(col) is not Tensor:
+            return terms
+        top = col.amax(1, keepdim=True)
+        below = (top - col).masked_fill_(top == float("-inf"), 0.0)
+        highest = row.amax(-1, keepdim=True)
+        near = ((highest - row).amax((1, 2)) < _FAR) | (below.amax((1, 2)) < _FAR)  # NaN: no
+        return replace(
+            terms, factors=RowFactors((row - highest).exp_(), (-below).exp_(), top, near.tolist())
+        )
+
+    @torch.compiler.disable
+    def forward(
+        self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
+    ) -> None:
+        """See `RowPass`."""
+        _, inverse = _weigh(terms, place, maps, out, room)
+        weights = out.mul_(inverse)
+        factor = _kept(terms, place, room)
         if factor is not None:
             weights.mul_(factor)
 
+    @torch.compiler.disable
     def backward(
         self,
         terms: RowTerms,
@@ -34,70 +59,118 @@ class TorchRows:
         weights: Tensor,
         grad: Tensor,
         wanted: RowGrads,
+        room: Buffers,
     ) -> None:
         """See `RowPass`."""
-        mass, inverse, parts = _exponentials(terms, place, maps)
-        torch.mul(mass, inverse, out=weights)
-        factor = _kept(terms, place, weights)
+        parts, inverse = _weigh(terms, place, maps, weights, room)
+        weights.mul_(inverse)
+        factor = _kept(terms, place, room)
         if factor is not None:
             grad.mul_(factor)
-        delta = torch.linalg.vecdot(weights, grad).unsqueeze(-1)
+        delta = torch.mul(weights, grad, out=room(_SPARE, place.shape)).sum(-1, keepdim=True)
         delta /= weights.sum(-1, keepdim=True).clamp_min_(torch.finfo(grad.dtype).tiny)
         grad.sub_(delta)
-        if terms.reduction == "soft" and terms.num_components > 1:
-            # d l / d t_r = exp(t_r) / Σ_s exp(t_s)
-            rest = grad * inverse
-            grad.mul_(weights)
-            shares = [part.mul_(rest) for part in parts]
+        factors = _factors(terms, place)
+        if factors is not None:
+            _spread_factors(factors, parts[0].mul_(grad.mul_(inverse)), parts[1], grad, wanted)
         else:
-            grad.mul_(weights)
-            shares = [grad] * terms.num_components
-        if terms.reduction == "hard" and terms.num_components > 1:
-            rest, largest, shares = grad.clone(), parts[-1], []
-            for part in parts[:-1]:  # the first largest takes the gradient
-                shares.append(torch.eq(part, largest, out=part).mul_(rest))
-                rest.sub_(shares[-1])
+            spare = room(_SPARE, place.shape)
+            shares = _shares(terms, parts, weights, inverse, grad, spare)
+            _spread(terms, place, maps, shares, wanted)
         if factor is not None:
             weights.mul_(factor)
-        _spread(terms, place, maps, shares, wanted)
 
 
-def _exponentials(
-    terms: RowTerms, place: Place, maps: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return exp(l - top), the inverse of its row sums, and what the gradients of l need.
+def _weigh(
+    terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
+) -> tuple[list[Tensor], Tensor]:
+    """Write exp(l - top) into `out`; return what gradients need, and the inverse of row sums.
 
-    These are exp(t_r - top) of every component, or (hard) every t_r and their maximum last.
+    Gradients need exp(t_r - top) of every component, or (hard) every t_r and their maximum last,
+    or (one exponential for all) that exponential and the sum of factors.
     """
-    found = _components(terms, place, maps)
+    factors = _factors(terms, place)
+    if factors is not None:
+        found = [maps[0].add_(factors.top)]
+        extra = _additive(terms, place, maps[0])
+        if extra is not None:
+            found[0].add_(extra)
+        _exponentials(found)
+        found.append(_sum_of_factors(factors, room(_TOTAL, place.shape)))
+        torch.mul(*found, out=out)
+    else:
+        found = _components(terms, place, maps, room)
+        if len(found) == 1:
+            torch.sub(found[0], _top(found), out=out).exp_()
+        elif terms.reduction == "hard":
+            found.append(_maximum(found, room(_TOTAL, place.shape)))
+            torch.sub(found[-1], _top(found[-1:]), out=out).exp_()
+        else:
+            _exponentials(found)
+            torch.add(found[0], found[-1], out=out)  # `out` may be either of them
+            for part in found[1:-1]:
+                out.add_(part)
+    total = out.sum(-1, keepdim=True)
+    return found, total.reciprocal().masked_fill_(total == 0, 0.0)
+
+
+def _exponentials(found: Sequence[Tensor]) -> None:
+    """Turn scores into their exponentials below the largest of a row."""
+    top = _top(found)
+    for t in found:
+        t.sub_(top).exp_()
+
+
+def _top(found: Sequence[Tensor]) -> Tensor:
+    """Return the largest number of every row, 0 where a row sees nothing; (count, n, 1)."""
     top = found[0].amax(-1, keepdim=True)
     for t in found[1:]:
         torch.maximum(top, t.amax(-1, keepdim=True), out=top)
-    top.masked_fill_(top == float("-inf"), 0.0)
-    if terms.reduction == "hard" and len(found) > 1:
-        largest = torch.maximum(found[0], found[1])
-        for t in found[2:]:
-            torch.maximum(largest, t, out=largest)
-        mass, found = torch.sub(largest, top).exp_(), [*found, largest]
-    else:
-        found = [t.sub_(top).exp_() for t in found]
-        mass = found[0] if len(found) == 1 else found[0] + found[1]
-        for t in found[2:]:
-            mass += t
-    total = mass.sum(-1, keepdim=True)
-    inverse = total.reciprocal().masked_fill_(total == 0, 0.0)
-    return mass, inverse, found
+    return top.masked_fill_(top == float("-inf"), 0.0)
 
 
-def _components(terms: RowTerms, place: Place, maps: Sequence[Tensor]) -> list[Tensor]:
+def _maximum(found: Sequence[Tensor], out: Tensor) -> Tensor:
+    largest = torch.maximum(found[0], found[1], out=out)
+    for t in found[2:]:
+        torch.maximum(largest, t, out=largest)
+    return largest
+
+
+def _shares(
+    terms: RowTerms,
+    parts: Sequence[Tensor],
+    weights: Tensor,
+    inverse: Tensor,
+    grad: Tensor,
+    spare: Tensor,
+) -> list[Tensor]:
+    """Turn `grad`, of the weights less δ, into the gradient of l; return those of every t_r."""
+    if terms.reduction == "sum" or terms.num_components == 1:
+        return [grad.mul_(weights)] * terms.num_components
+    if terms.reduction == "soft":  # d l / d t_r = exp(t_r) / Σ_s exp(t_s)
+        rest = torch.mul(grad, inverse, out=spare)
+        grad.mul_(weights)
+        return [part.mul_(rest) for part in parts]
+    rest, shares = grad.mul_(weights), []
+    *parts, largest = parts
+    for part in parts[:-1]:  # the first largest takes the gradient
+        shares.append(torch.eq(part, largest, out=part).mul_(rest))
+        rest = torch.sub(rest, shares[-1], out=parts[-1])
+    return [*shares, rest]
+
+
+def _components(
+    terms: RowTerms, place: Place, maps: Sequence[Tensor], room: Buffers
+) -> list[Tensor]:
     """Return t_r of every component with bias and masks, each (count, n, l), ours to change."""
     found, rows = [], slice(place.rows.start, place.rows.stop)
     for r in range(terms.num_components):
         t = maps[0 if terms.shared else r]
         if terms.coef is not None:
-            t = t * _of_heads(terms.coef, terms, place)[:, r, None, None]
+            coef = _of_heads(terms.coef, terms, place)[:, r, None, None]
+            t = torch.mul(t, coef, out=room(_FIRST - r, place.shape))
         elif terms.shared and r + 1 < terms.num_components:
-            t = t.clone()
+            t = room(_FIRST - r, place.shape).copy_(t)
         if terms.row is not None:
             t = t.add_(terms.row[place.pairs, rows, r, None])
         if terms.col is not None:
@@ -109,6 +182,15 @@ def _components(terms: RowTerms, place: Place, maps: Sequence[Tensor]) -> list[T
         del found[1:]
     extra = _additive(terms, place, maps[0])
     return found if extra is None else [t.add_(extra) for t in found]
+
+
+def _sum_of_factors(factors: RowFactors, out: Tensor) -> Tensor:
+    """Write Σ_r A_r B_r."""
+    own, columns = factors.own, factors.columns
+    torch.mul(own[..., :1], columns[:, :1], out=out)
+    for r in range(1, own.shape[-1]):
+        out.addcmul_(own[..., r, None], columns[:, r, None])
+    return out
 
 
 def _spread(
@@ -141,6 +223,37 @@ def _spread(
         wanted.maps[0].copy_(total)
 
 
+def _factors(terms: RowTerms, place: Place) -> RowFactors | None:
+    """Return a block's part of the factors, or None if its components need their own."""
+    found = terms.factors
+    if found is None or not all(found.near[place.pairs]):
+        return None
+    rows, cols = slice(place.rows.start, place.rows.stop), slice(0, len(place.cols))
+    return RowFactors(
+        found.own[place.pairs, rows],
+        found.columns[place.pairs, :, cols],
+        found.top[place.pairs, :, cols],
+        found.near,
+    )
+
+
+def _spread_factors(
+    factors: RowFactors,
+    common: Tensor,
+    total: Tensor,
+    grad: Tensor,
+    wanted: RowGrads,
+) -> None:
+    """Write all gradients from `common`, that of t_r but for A_r B_r, and from Σ_r A_r B_r."""
+    torch.mul(common, total, out=grad)
+    if wanted.row is not None:
+        wanted.row.copy_(common @ factors.columns.mT).mul_(factors.own)
+    if wanted.col is not None:
+        torch.matmul(factors.own.mT, common, out=wanted.col).mul_(factors.columns)
+    if wanted.maps[0] is not grad:
+        wanted.maps[0].copy_(grad)
+
+
 def _of_heads(tensor: Tensor, terms: RowTerms, place: Place) -> Tensor:
     """Pick the rows of (H, …) that belong to a block's (sample, head) pairs."""
     index = torch.arange(place.first, place.first + place.count, device=tensor.device)
@@ -171,14 +284,17 @@ def _pairs_of(tensor: Tensor, terms: RowTerms, place: Place) -> Tensor:
     ]
 
 
-def _kept(terms: RowTerms, place: Place, like: Tensor) -> Tensor | None:
+def _kept(terms: RowTerms, place: Place, room: Buffers) -> Tensor | None:
     """Return the factors of dropout of a block, 0 or 1 / (1 - p); (count, n, l) or None."""
     if terms.dropout is None or terms.samples is None:
         return None
-    heads, stop = terms.num_heads, place.first + place.count
-    first, last = place.first // heads, -(-stop // heads)
-    key = replace(terms.dropout.key, sample_ids=terms.samples[first:last])
-    part = replace(terms.dropout, key=key)
-    kept = keep_pairs(part, last - first, heads, place.rows, place.cols, like.device).flatten(0, 1)
-    kept = kept[place.first - first * heads : stop - first * heads]
-    return kept.to(like.dtype).mul_(part.scale)
+    heads, done, factor = terms.num_heads, 0, room(_KEPT, place.shape)
+    for sample in range(place.first // heads, -(-(place.first + place.count) // heads)):
+        first = max(place.first - sample * heads, 0)
+        count = min(place.first + place.count - sample * heads, heads) - first
+        key = replace(terms.dropout.key, sample_ids=terms.samples[sample : sample + 1])
+        part = replace(terms.dropout, key=key)
+        kept = keep_pairs(part, 1, count, place.rows, place.cols, factor.device, first)
+        factor[done : done + count] = kept[0]
+        done += count
+    return factor.mul_(terms.dropout.scale)

@@ -13,14 +13,13 @@ from lit_probattn.attention.functional import autocast_off
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.rowpass.products import (
     BLOCK_SCORES,
-    Buffers,
     add_bias,
     add_by_head,
     add_product,
     places,
     product,
 )
-from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowPass, RowTerms
+from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
 from lit_probattn.randomness import AttentionDropout
 
 # Noise of a block from a sample, its queries and its keys, (G, n, l).
@@ -54,7 +53,7 @@ class _Mixed(torch.autograd.Function):
                 for place in _head_groups(part, sample, heads, query.device):
                     rows = slice(place.rows.start, place.rows.stop)
                     weights = buffer(-1, place.shape)
-                    run.forward(terms, place, maps, weights)
+                    run.forward(terms, place, maps, weights, buffer)
                     seen = value[place.pairs, : len(place.cols)]
                     product(weights, seen, out[place.pairs, rows])
         ctx.run, ctx.terms, ctx.draw = run, terms, draw
@@ -91,7 +90,7 @@ class _Mixed(torch.autograd.Function):
                     grad = product(here, seen, buffer(-2, place.shape))
                     found = grad.new_empty(place.count, num_maps)
                     wanted = RowGrads(totals, coef=found)
-                    run.backward(terms, place, maps, weights, grad, wanted)
+                    run.backward(terms, place, maps, weights, grad, wanted, buffer)
                     if grad_value is not None:
                         add_product(grad_value[place.pairs, cols], weights.mT, here)
                     add_by_head(grad_coef, found, terms, place)

@@ -11,14 +11,13 @@ from torch import Tensor
 from lit_probattn.attention.functional import autocast_off, repeat_heads
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.rowpass.products import (
-    Buffers,
     add_bias,
     add_by_head,
     add_product,
     places,
     product,
 )
-from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowPass, RowTerms
+from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
 from lit_probattn.randomness import AttentionDropout
 
 
@@ -40,11 +39,12 @@ class _Mixture(torch.autograd.Function):
     ) -> Tensor:
         out, buffer = value.new_zeros(*query.shape[:2], value.shape[-1]), Buffers(query)
         terms = replace(terms, coef=coef, row=row, col=col)
-        for place in places(terms, query.shape[0], query.device):
+        here = run.prepare(terms)
+        for place in places(here, query.shape[0], query.device):
             if not place.cols:
                 continue
             maps = _mixture_maps(query, key, place, buffer)
-            run.forward(terms, place, maps, maps[0])
+            run.forward(here, place, maps, maps[0], buffer)
             rows = slice(place.rows.start, place.rows.stop)
             product(maps[0], value[place.pairs, : len(place.cols)], out[place.pairs, rows])
         ctx.run, ctx.terms = run, terms
@@ -60,7 +60,8 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, coef, row, col, bias = ctx.saved_tensors
-        run, terms, needs = ctx.run, ctx.terms, ctx.needs_input_grad[2:]
+        run, needs = ctx.run, ctx.needs_input_grad[2:]
+        terms = run.prepare(ctx.terms)
         grad_out = grad_out.contiguous()
         grads = [
             torch.zeros_like(x) if x is not None and n else None
@@ -83,7 +84,7 @@ class _Mixture(torch.autograd.Function):
                 None if grad_col is None else grad_col.new_empty(count, components, length),
                 None if grad_coef is None else grad_coef.new_empty(count, components),
             )
-            run.backward(terms, place, maps, weights, grad, wanted)
+            run.backward(terms, place, maps, weights, grad, wanted, buffer)
             if grad_value is not None:
                 add_product(grad_value[pairs, cols], weights.mT, part)
             for r, grad_map in enumerate(wanted.maps):

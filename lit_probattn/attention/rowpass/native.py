@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.rowpass.eager import TorchRows
-from lit_probattn.attention.rowpass.terms import Place, RowGrads, RowTerms
+from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
 from lit_probattn.randomness import STREAM_DROPOUT
 
 if TYPE_CHECKING:
@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 class NativeRows:
     """The pass in C; float32 and float64 on the CPU; a graph of torch.compile breaks here."""
 
+    def prepare(self, terms: RowTerms) -> RowTerms:
+        """See `RowPass`."""
+        return terms
+
     @torch.compiler.disable
-    def forward(self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor) -> None:
+    def forward(
+        self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
+    ) -> None:
         """See `RowPass`."""
         if type(out) is not Tensor:  # a tensor that only carries its shape
-            return TorchRows().forward(terms, place, maps, out)
+            return TorchRows().forward(terms, place, maps, out, room)
         from lit_probattn.kernels.cpu import rows as native
 
         native.rows_forward(_block(terms, place), maps, out)
@@ -37,10 +43,11 @@ class NativeRows:
         weights: Tensor,
         grad: Tensor,
         wanted: RowGrads,
+        room: Buffers,
     ) -> None:
         """See `RowPass`."""
         if type(grad) is not Tensor:
-            return TorchRows().backward(terms, place, maps, weights, grad, wanted)
+            return TorchRows().backward(terms, place, maps, weights, grad, wanted, room)
         from lit_probattn.kernels.cpu import rows as native
 
         count, rows, cols = place.shape

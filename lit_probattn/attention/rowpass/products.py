@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -26,21 +26,6 @@ def places(terms: RowTerms, batch_heads: int, device: torch.device) -> Iterator[
         for start in range(0, masks.num_queries, rows):
             block = range(start, min(start + rows, masks.num_queries))
             yield Place(first, here, block, masks.visible_keys(block))
-
-
-class Buffers:
-    """Room for maps of a block, given out again for every block."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like, self.rooms = like, dict[int, Tensor]()
-
-    def __call__(self, index: int, shape: Sequence[int]) -> Tensor:
-        """Return room number `index` as a tensor of this shape, with anything in it."""
-        size = shape[0] * shape[1] * shape[2]
-        room = self.rooms.get(index)
-        if room is None or room.numel() < size:
-            room = self.rooms[index] = self.like.new_empty(size)
-        return room[:size].view(*shape)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -15,6 +15,25 @@ Reduction = Literal["soft", "hard", "sum"]
 
 
 @dataclass(frozen=True)
+class RowFactors:
+    """What components of a call add to a map that they share, as factors of one exponential.
+
+        exp t_r = exp(S + b) A_r B_r exp(a),  a_i = max_r a_ir,  b_j = max_r β_jr
+
+    Args:
+        own: A_r = exp(a_ir - a_i), (B·H, N, K).
+        columns: B_r = exp(β_jr - b_j), (B·H, K, L).
+        top: b, (B·H, 1, L).
+        near: whether a (sample, head) pair has components that one exponential can serve.
+    """
+
+    own: Tensor
+    columns: Tensor
+    top: Tensor
+    near: list[bool]
+
+
+@dataclass(frozen=True)
 class RowTerms:
     """What the rows of a call have in common.
 
@@ -30,6 +49,7 @@ class RowTerms:
         row: a, (B·H, N, K).
         col: β, (B·H, K, L).
         samples: counter words of the samples, (B,), where there is dropout.
+        factors: what the pass itself made of the terms.
     """
 
     masks: Masks
@@ -43,6 +63,7 @@ class RowTerms:
     row: Tensor | None = None
     col: Tensor | None = None
     samples: Tensor | None = None
+    factors: RowFactors | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,21 @@ class Place:
         return self.count, len(self.rows), len(self.cols)
 
 
+class Buffers:
+    """Room for maps of a block, given out again for every block."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.rooms = like, dict[int, Tensor]()
+
+    def __call__(self, index: int, shape: Sequence[int]) -> Tensor:
+        """Return room number `index` as a tensor of this shape, with anything in it."""
+        size = shape[0] * shape[1] * shape[2]
+        room = self.rooms.get(index)
+        if room is None or room.numel() < size:
+            room = self.rooms[index] = self.like.new_empty(size)
+        return room[:size].view(*shape)
+
+
 @dataclass
 class RowGrads:
     """Gradients that a pass over rows writes, each None where it is not wanted.
@@ -84,8 +120,17 @@ class RowGrads:
 class RowPass(Protocol):
     """A pass over the rows of a block, in torch operations or in C."""
 
-    def forward(self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor) -> None:
-        """Write the dropped weights into `out`, (count, n, l), which may be the first map."""
+    def prepare(self, terms: RowTerms) -> RowTerms:
+        """Return the terms of a call with what all its blocks need."""
+        ...
+
+    def forward(
+        self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
+    ) -> None:
+        """Write the dropped weights into `out`, (count, n, l), which may be the first map.
+
+        `room` has numbers from -3 down for maps of the pass's own; the others are the caller's.
+        """
         ...
 
     def backward(
@@ -96,6 +141,7 @@ class RowPass(Protocol):
         weights: Tensor,
         grad: Tensor,
         wanted: RowGrads,
+        room: Buffers,
     ) -> None:
         """Fill `weights` with the dropped weights and turn `grad` into the gradient of l."""
         ...

@@ -169,7 +169,7 @@ def _open(path: Path) -> ctypes.CDLL:
         backward.argtypes = [pointer] * 8 + [size, size]
         setattr(found, f"rows_forward_{real}", forward)
         setattr(found, f"rows_backward_{real}", backward)
-    found.keep_block.argtypes = [pointer, pointer, *[size] * 6, word, word, ctypes.c_int32]
+    found.keep_block.argtypes = [pointer, pointer, *[size] * 7, word, word, ctypes.c_int32]
     found.keep_block.restype = None
     found.noise_block.argtypes = [pointer, *[size] * 5, word, word, word]
     found.noise_block.restype = None

@@ -57,9 +57,9 @@ INLINE double exponential_double(double x) { return exp(x); }
 #include "rows.h"
 #undef REAL
 
-/* kept[b, h, i, j] of rows [row, row + rows) and columns [col, col + cols), dense. */
-void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t heads, int64_t row, int64_t rows, int64_t col,
-                int64_t cols, uint32_t k0, uint32_t k1, int32_t threshold) {
+/* kept[b, h, i, j] of heads from `head` on, rows [row, row + rows) and columns [col, col + cols), dense. */
+void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t head, int64_t heads, int64_t row, int64_t rows,
+                int64_t col, int64_t cols, uint32_t k0, uint32_t k1, int32_t threshold) {
     uint32_t words[4 * CHUNK];
     int16_t lanes[8 * CHUNK];
     for (int64_t b = 0; b < batch; b++)
@@ -68,7 +68,7 @@ void keep_block(uint8_t *kept, const int64_t *samples, int64_t batch, int64_t he
                 int64_t last = (col + cols + 7) / 8;
                 for (int64_t g = col / 8; g < last; g += CHUNK) {
                     int count = (int)(last - g < CHUNK ? last - g : CHUNK);
-                    philox_words((uint32_t)(row + i), (uint32_t)g, (uint32_t)h, (uint32_t)samples[b], k0, k1, count, words);
+                    philox_words((uint32_t)(row + i), (uint32_t)g, (uint32_t)(head + h), (uint32_t)samples[b], k0, k1, count, words);
                     memcpy(lanes, words, 16 * (size_t)count);
                     int64_t start = 8 * g - col, from = start < 0 ? -start : 0;
                     int64_t to = start + 8 * count > cols ? cols - start : 8 * count;
