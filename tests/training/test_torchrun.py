@@ -36,7 +36,8 @@ def test_a_restart_finds_the_last_good_checkpoint(undisturbed, tmp_path, damage)
         **os.environ,
         **{"FRAIL_AT": "11", "FRAIL_DAMAGE": damage, "FRAIL_ROOT": str(tmp_path / "runs")},
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",  # one machine, whatever its name resolves to
+        # As docs/distributed.md has it: who starts again must not meet where the dead did.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     frail = ["--max-restarts", "1", "-m", "tests.killing.frail_fit"]

@@ -9,6 +9,7 @@ import pytest
 
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.text.source import PlainText
+from datamodules.text.wikitext_release import find_release
 
 
 @pytest.mark.parametrize("kind", [DataError, MissingDataError])
@@ -26,3 +27,22 @@ def test_a_name_inside_an_archive_may_hold_a_line_end(tmp_path):
         list(PlainText([path], "a\nb.txt").blocks())
     assert "text.zip:a\\nb.txt" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{6: b"\xea\x00"}, {8: b"\x00\x08", 46: b"\xe8\xe8"}],
+    ids=["version 23.4", "name that is no UTF-8"],
+)
+def test_a_damaged_table_of_contents_is_one_line(tmp_path, changes):
+    """What fuzzing found: the standard library raises more than BadZipFile."""
+    path = tmp_path / "wikitext-103-v1.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("wikitext-103/wiki.test.tokens", "a \n")
+    content = bytearray(path.read_bytes())
+    start = content.index(b"PK\x01\x02")
+    for place, value in changes.items():
+        content[start + place : start + place + len(value)] = value
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"wikitext-103-v1.zip is not a zip archive, or damaged"):
+        find_release(tmp_path, "wikitext-103")
