@@ -59,7 +59,7 @@ def test_failed_shard_shows_in_the_exit_status(tmp_path, capsys):
     (tmp_path / "FAIL").touch()
     assert main([*words, "--executor", "debug", "--shards", "2"]) == 1
     assert (
-        "1 of 2 cells are finished; missing: listops, MGK, 1 heads, seed 3"
+        "1 of 2 cells are finished; missing: listops, MGK, 1 head, seed 3"
         in (tmp_path / "runs/reproduce/reports/tiny/report.md").read_text()
     )
 

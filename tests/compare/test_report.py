@@ -89,7 +89,7 @@ def test_one_seed_claims_no_spread_and_missing_cells_are_named(tmp_path):
     keep(cells[0], 36.0)
     _, text, written = report_of(tmp_path, table, cells)
     assert "| 1 | 36.00 | 37.00 | -1.00: one seed, no interval; the test set alone" in text
-    assert "1 of 4 cells are finished; missing: listops, MGK, 1 heads, seed 3" in written
+    assert "1 of 4 cells are finished; missing: listops, MGK, 1 head, seed 3" in written
 
 
 def test_average_needs_all_tasks(tmp_path):
