@@ -59,7 +59,7 @@ def decoder() -> Case:
     x, memory = draw(5, 3, 24), draw(7, 3, 24)
     causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
     padding = torch.arange(7)[None] >= torch.tensor([7, 4, 1])[:, None]
-    options = {"tgt_mask": causal, "memory_key_padding_mask": padding}
+    options = {"tgt_mask": causal, "tgt_is_causal": True, "memory_key_padding_mask": padding}
     return randomised(nn.TransformerDecoder(layer, 2)), lambda m: m(x, memory, **options)
 
 

@@ -116,6 +116,16 @@ def test_heads_that_cannot_be_joined_are_refused_with_the_reason(name):
         assert torch.equal(value, before[key])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder", "decoder", "ViT", "EVA02", "BEiT", "Swin", "Swin 2"])
+def test_one_graph_when_compiled(name):
+    model, call = case(name)
+    model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.set_grad_enabled(name != "BEiT"):  # its bias learns, by rows that C computes
+        torch.testing.assert_close(call(compiled), call(model), **TIGHT)
+
+
 # ---------------------------------------------------------------------- torch
 def test_encoders_see_the_new_layers_in_evaluation():
     """torch's fused path reads weights around the layer; its nested tensors look into it."""

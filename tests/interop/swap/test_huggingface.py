@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tests.interop.swap.checks import (
     swapped,
 )
 from tests.interop.swap.models import draw, randomised
+from tests.support.paths import ROOT
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 T = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -252,6 +255,34 @@ def test_a_saved_model_loads_again(name, tmp_path):
     fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     assert torch.equal(call(fresh), call(model))
     assert torch.equal(call(copy.deepcopy(model)), call(model))
+
+
+@pytest.mark.parametrize("variant", ["softmax", "mgk"])
+def test_another_process_can_read_a_pickled_model(variant, tmp_path):
+    """As those of DDP's spawn do: our function is registered there by what is read."""
+    model, _ = case("GPT-2")
+    model, _ = lit_probattn.swap(model, variant)
+    ids, _ = words()
+    torch.save((model, ids, model(ids).logits), tmp_path / "model.pt")
+    code = (
+        "import sys, torch\n"
+        "model, ids, expected = torch.load(sys.argv[1], weights_only=False)\n"
+        "print(torch.equal(model(ids).logits, expected))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model.pt")],
+        **{"cwd": ROOT, "capture_output": True, "text": True, "check": False},
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama"])
+def test_one_graph_when_compiled(name):
+    model, call = case(name)
+    model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(call(compiled), call(model), **TIGHT)
 
 
 def test_training_with_dropout_and_checkpointing():

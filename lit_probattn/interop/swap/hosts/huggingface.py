@@ -129,7 +129,7 @@ def attention_function(
         key, value = key[:, :, :rows], value[:, :, :rows]
     if position_bias is not None:
         position_bias = position_bias[..., : value.shape[2]]
-        position_bias = mean_of_groups(position_bias, module.head_groups)
+        position_bias = mean_of_groups(position_bias, module.swapped.groups)
     call = head_call(
         *(query, key, value),
         mask=attention_mask,
@@ -147,6 +147,30 @@ def unpacked(core: Core, key: Tensor, head_dim: int) -> Tensor:
     if key.shape[-1] == head_dim:
         return key
     return key.unflatten(-1, (-1, head_dim)).transpose(2, 3).flatten(1, 2)
+
+
+def register() -> None:
+    """Make our function known to the library, for attention and for masks."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention_function)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+class Swapped:
+    """Marks a layer; a process that reads it from a pickle comes to know our function.
+
+    Args:
+        groups: the former query heads of every head. None means that all stayed.
+    """
+
+    def __init__(self, groups: list[list[int]] | None) -> None:
+        self.groups = groups
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register()
 
 
 class PackedCache:
@@ -270,7 +294,7 @@ class HuggingFaceHost(Host):
                 holder, own = _holder(place, name)
                 like = getattr(holder, own).weight
                 setattr(holder, own, linear(pair, like))
-        old.core, old.head_groups = core.train(old.training), weights.groups
+        old.core, old.swapped = core.train(old.training), Swapped(weights.groups)
         if settings.keys_per_head > 1:
             old.register_forward_pre_hook(pack_cache, with_kwargs=True)
         return None
@@ -303,17 +327,18 @@ class HuggingFaceHost(Host):
 
     def finish(self, model: nn.Module) -> None:
         """Register our function and its masks, and let every part of the model use them."""
-        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-        from transformers.masking_utils import sdpa_mask
+        from transformers import PreTrainedModel
 
-        AttentionInterface.register(NAME, attention_function)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
+        register()
         for module in model.modules():
             if isinstance(module, PreTrainedModel) and module.config._attn_implementation != NAME:
                 module.set_attn_implementation(NAME)
         for name, module in model.named_modules():
             config: Any = getattr(module, "config", None)
-            if hasattr(module, "head_groups") and config._attn_implementation != NAME:
+            if (
+                isinstance(getattr(module, "swapped", None), Swapped)
+                and config._attn_implementation != NAME
+            ):
                 config._attn_implementation = NAME  # a layer outside of a PreTrainedModel
                 if config._attn_implementation != NAME:
                     raise RuntimeError(f"{name}: transformers does not let it use our attention")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_probattn.attention.backends import WINDOW_RULES
 from lit_probattn.attention.core import Core
 from lit_probattn.interop.swap.core import attend, head_call, mean_of_groups, scaled
 from lit_probattn.interop.swap.hosts.base import (
@@ -151,6 +152,10 @@ class SwappedBeit(_WithTable):
 
 class SwappedWindows(_WithTable):
     """In the place of Swin's `WindowAttention`, first and second version."""
+
+    def __init__(self, old: Any, weights: HeadWeights, core: Core) -> None:
+        super().__init__(old, weights, core)
+        core.auto_rules = WINDOW_RULES
 
     @property
     def window_size(self) -> tuple[int, int]:
