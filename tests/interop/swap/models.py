@@ -98,7 +98,7 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
         {"img_size": 32, **_SMALL},
     ),
     "BEiT": ("beit_base_patch16_224", {"img_size": 32, **_SMALL}),
-    "Swin": ("swin_tiny_patch4_window7_224", {"img_size": 56, **_STAGES}),
+    "Swin": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4, **_STAGES}),
     "Swin 2": ("swinv2_tiny_window8_256", {"img_size": 64, **_STAGES}),
 }
 

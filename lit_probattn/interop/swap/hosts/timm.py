@@ -287,10 +287,11 @@ class TimmHost(Host):
         if not hasattr(layer, "num_prefix_tokens"):
             output: Tensor = layer(x)
             return output
-        angles = random_input(first.weight, layer.head_dim, tokens - layer.num_prefix_tokens, 1)[0]
-        if layer.rotate_half:
-            angles = angles[:, : layer.head_dim // 2].repeat(1, 2)
+        half = layer.proj.in_features // layer.num_heads // 2
+        angles = random_input(first.weight, half, tokens - layer.num_prefix_tokens, 1)[0]
+        if getattr(layer, "rotate_half", False):
+            angles = angles.repeat(1, 2)
         else:
-            angles = angles[:, : layer.head_dim // 2].repeat_interleave(2, 1)
+            angles = angles.repeat_interleave(2, 1)
         output = layer(x, rope=torch.cat([angles.sin(), angles.cos()], -1))
         return output
