@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import lit_probattn
+from lit_probattn.attention.core import HeadLayout
+from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.interop.swap.core import scaled
+from lit_probattn.interop.swap.settings import Settings
 from lit_probattn.interop.weights import (
     HeadWeights,
     group_heads,
@@ -82,6 +88,22 @@ def distance(key: nn.Linear) -> float:
     return float((first - second).abs().max())
 
 
+@pytest.mark.parametrize("score", ["dot", "gaussian"])
+def test_a_factor_per_head_multiplies_scores(score):
+    """Products are linear in the query; squared distances need both sides."""
+    torch.manual_seed(0)
+    query, key, factor = draw(2, 3, 5, 4), draw(2, 6, 7, 4), torch.rand(1, 3, 1, 1).double() + 0.5
+    core = Settings(score=score).make_core(HeadLayout(3, 3, 3, 3, 4, 4, keys_per_head=2))
+
+    def scores(q, k):
+        keys = k.unflatten(1, (3, 2))
+        arguments = MGKArguments(None, torch.full((3, 2), 2.0).double(), score)
+        return component_scores(q, keys, arguments)
+
+    found = scores(*scaled(core, query, key, factor))
+    torch.testing.assert_close(found, scores(query, key) * factor[:, :, None])
+
+
 # ---------------------------------------------------------------------- joined heads
 def test_groups_are_the_most_similar_heads():
     old = weights()
@@ -89,8 +111,6 @@ def test_groups_are_the_most_similar_heads():
     twin[2] = 1.5 * old.key[0]
     query = old.query.clone()
     query[4:] = query[:2]
-    from dataclasses import replace
-
     like = replace(old, key=torch.cat([twin, old.key[1:2] + 0.01]), query=query[[*range(6), 2, 3]])
     assert group_heads(like, 2) == [[0, 2], [1, 3]]
 

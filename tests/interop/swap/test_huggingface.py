@@ -187,6 +187,13 @@ def test_what_a_cache_holds_is_what_the_report_says():
     assert layer.values.shape == (2, 2, 11, 8)
 
 
+def test_a_swap_leaves_random_numbers_alone():
+    model, _ = case("GPT-2")
+    state = torch.get_rng_state()
+    lit_probattn.swap(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_maps_are_returned_where_they_are_asked_for():
     model, _ = case("BERT")
     model.set_attn_implementation("eager")
