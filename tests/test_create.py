@@ -105,10 +105,14 @@ def test_the_type_checker_knows_what_they_return(tmp_path):
         "import lit_probattn\n"
         "from lit_probattn.attention import Attention\n"
         "from lit_probattn.interop.multihead import MultiheadForm\n"
+        "from lit_probattn.interop.swap import Report\n"
+        "from torch import nn\n"
         'layer = lit_probattn.create("smgk", embed_dim=8, num_heads=2, dropout=0.0)\n'
         "assert_type(layer, Attention)\n"
         "assert_type(lit_probattn.list_attention(), list[str])\n"
         "assert_type(lit_probattn.as_multihead_attention(layer), MultiheadForm)\n"
+        "model = nn.Sequential(nn.MultiheadAttention(8, 2))\n"
+        'assert_type(lit_probattn.swap(model, "mgk", heads=0.5), tuple[nn.Sequential, Report])\n'
         "assert_type(lit_probattn.__version__, str)\n"
         'lit_probattn.create("smgk", "8")  # type: ignore[arg-type]\n'
     )

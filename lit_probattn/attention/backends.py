@@ -94,6 +94,12 @@ AUTO_RULES = {
     "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),
     "meta": AutoRule(("sdpa", "blockwise", "reference")),  # counting: no kernel would run
 }
+# Choice of `auto` for windows. Maps of windows take memory linear in the picture, so nothing needs
+# blocks; and the position bias wants a gradient in training, which the fused reduction lacks.
+WINDOW_RULES = {
+    "cpu": AutoRule(("reference", "sdpa", "blockwise")),
+    "cuda": AutoRule(("sdpa", "reference", "blockwise")),
+}
 
 _choices: dict[str, str] = {}
 

@@ -23,14 +23,17 @@ from torch import Tensor
 
 from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.mgk.functions import MGKArguments, Score, component_scores
-from lit_probattn.convert.algebra import (
+from lit_probattn.interop.algebra import (
     best_groups,
     cosine_distances,
+    form_products,
     jensen_shannon_distances,
+    low_rank_product,
     low_rank_regression,
     second_moment,
     shared_query_factors,
 )
+from lit_probattn.interop.weights import head_rows
 
 # Rows of a map that enter distances and normalisers, evenly spread over a sample.
 _ROWS = 256
@@ -114,8 +117,8 @@ def convert_layer(
     old = copy.deepcopy(old).to(torch.float64).eval()
     fit, test, held_out = _split(inputs)
     moment = None if fit is None else second_moment(augment(fit.x[fit.real], old))
-    forms = _bilinear_forms(old)
-    groups = best_groups(_distances(old, forms, fit), num_components)
+    query, key = (_head_rows(proj, old.num_heads) for proj in (old.query_proj, old.key_proj))
+    groups = best_groups(_distances(old, query, key, fit), num_components)
     new = MGKAttention(
         old.embed_dim,
         len(groups),
@@ -133,7 +136,7 @@ def convert_layer(
     for index, group in enumerate(groups):
         # Old logits are forms / √E, new ones products / √E'.
         scale = (new.head_dim / old.head_dim) ** 0.5
-        factors = shared_query_factors(scale * forms[group], new.head_dim, moment)
+        factors = shared_query_factors(scale * query[group], key[group], new.head_dim, moment)
         set_head_rows(new.query_proj, index, factors.query)
         set_head_rows(new.key_proj, index, factors.keys.flatten(0, 1))
         kept, total = kept + factors.kept, total + factors.total
@@ -197,12 +200,8 @@ def augment(x: Tensor, layer: SoftmaxAttention) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], -1) if layer.use_bias else x
 
 
-def head_rows(proj: torch.nn.Linear, num_heads: int) -> Tensor:
-    """Return a projection by heads, bias as last column: (H, rows, C [+ 1])."""
-    weight = proj.weight
-    if proj.bias is not None:
-        weight = torch.cat([weight, proj.bias[:, None]], 1)
-    return weight.unflatten(0, (num_heads, -1))
+def _head_rows(proj: torch.nn.Linear, num_heads: int) -> Tensor:
+    return head_rows(proj.weight, proj.bias, num_heads)
 
 
 def set_head_rows(proj: torch.nn.Linear, index: int, rows: Tensor) -> None:
@@ -218,18 +217,22 @@ def set_values(
     old: SoftmaxAttention, new: MGKAttention, groups: list[list[int]], fit: LayerInputs | None
 ) -> None:
     """Write value and output maps of every new head; the output's bias stays."""
-    values = head_rows(old.value_proj, old.num_heads)  # (H, E_v, C [+ 1])
+    values = _head_rows(old.value_proj, old.num_heads)  # (H, E_v, C [+ 1])
     outs = old.out_proj.weight.unflatten(1, (old.num_heads, -1)).transpose(0, 1)  # (H, C, E_v)
-    maps = (outs @ values).mT  # (H, C [+ 1], C): gathered inputs -> outputs
-    statistics = None if fit is None else _regression_statistics(old, new, maps, groups, fit)
     columns = []
-    for index, group in enumerate(groups):
-        gram, cross = torch.eye(maps.shape[1]).to(maps), maps[group].sum(0)
-        if statistics is not None:
-            gram, cross = (moment[index] for moment in statistics)
-        into, out = low_rank_regression(gram, cross, new.value_head_dim)
-        set_head_rows(new.value_proj, index, into)
-        columns.append(out)
+    if fit is None:
+        for index, group in enumerate(groups):
+            left = torch.cat([*outs[group]], 1)
+            out, into, _ = low_rank_product(left, values[group].flatten(0, 1), new.value_head_dim)
+            set_head_rows(new.value_proj, index, into)
+            columns.append(out)
+    else:
+        maps = (outs @ values).mT  # (H, C [+ 1], C): gathered inputs -> outputs
+        statistics = _regression_statistics(old, new, maps, groups, fit)
+        for index, moments in enumerate(zip(*statistics, strict=True)):
+            into, out = low_rank_regression(*moments, new.value_head_dim)
+            set_head_rows(new.value_proj, index, into)
+            columns.append(out)
     new.out_proj.weight.copy_(torch.cat(columns, 1))
     if old.out_proj.bias is not None:
         new.out_proj.bias.copy_(old.out_proj.bias)
@@ -257,15 +260,12 @@ def _regression_statistics(
     return gram, cross
 
 
-def _bilinear_forms(old: SoftmaxAttention) -> Tensor:
-    """Return A_h = W̃_q,hᵀ W̃_k,h, (H, C [+ 1], C [+ 1]): old logits times √E."""
-    return head_rows(old.query_proj, old.num_heads).mT @ head_rows(old.key_proj, old.num_heads)
-
-
-def _distances(old: SoftmaxAttention, forms: Tensor, fit: LayerInputs | None) -> Tensor:
+def _distances(
+    old: SoftmaxAttention, query: Tensor, key: Tensor, fit: LayerInputs | None
+) -> Tensor:
     """Return how far apart the old heads are, (H, H)."""
     if fit is None:
-        return cosine_distances(forms.flatten(1))
+        return cosine_distances(form_products(query[None], key))
     total = torch.zeros(old.num_heads, old.num_heads, dtype=torch.float64)
     for one in fit.each():
         total += jensen_shannon_distances(sample_maps(old, one)[:, query_rows(one)]).cpu()

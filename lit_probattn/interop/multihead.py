@@ -80,9 +80,11 @@ class MultiheadForm(nn.Module):
         elif not self.batch_first:
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        key_mask, bias = _real_keys(key_padding_mask, shape)
+        # Under a compiler values cannot be looked at; where there are scores, zeros may be added.
+        look = not (torch.compiler.is_compiling() and self.layer.core.has_scores)
+        key_mask, bias = _real_keys(key_padding_mask, shape, look)
         is_causal = is_causal and shape[2] == shape[3]  # otherwise the mask says how it is aligned
-        pairs, more = (None, None) if is_causal else _allowed_pairs(attn_mask, shape)
+        pairs, more = (None, None) if is_causal else _allowed_pairs(attn_mask, shape, look)
         if more is not None:
             bias = more if bias is None else bias + more
         masks = {"key_mask": key_mask, "attn_mask": pairs, "is_causal": is_causal, "bias": bias}
@@ -112,7 +114,7 @@ def as_multihead_attention(layer: Attention, *, batch_first: bool = False) -> Mu
 
 
 def _real_keys(
-    mask: Tensor | None, shape: tuple[int, int, int, int]
+    mask: Tensor | None, shape: tuple[int, int, int, int], look: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return our mask of real keys and what is to be added to the scores."""
     if mask is None:
@@ -122,12 +124,12 @@ def _real_keys(
         raise ValueError(
             f"key_padding_mask has shape {tuple(mask.shape)}, expected {(batch_size, num_keys)}"
         )
-    real, added = _split("key_padding_mask", mask)
+    real, added = _split("key_padding_mask", mask, look)
     return real, None if added is None else added[:, None, None, :]
 
 
 def _allowed_pairs(
-    mask: Tensor | None, shape: tuple[int, int, int, int]
+    mask: Tensor | None, shape: tuple[int, int, int, int], look: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return our mask of pairs and what is to be added to the scores."""
     if mask is None:
@@ -138,15 +140,15 @@ def _allowed_pairs(
             f"attn_mask has shape {tuple(mask.shape)}, expected {tuple(pairs)} or "
             f"{(batch_size * num_heads, *pairs)}"
         )
-    allowed, added = _split("attn_mask", mask)
+    allowed, added = _split("attn_mask", mask, look)
     if mask.dim() == 3:
         allowed = None if allowed is None else allowed.view(shape)
         added = None if added is None else added.view(shape)
     return allowed, added
 
 
-def _split(name: str, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return what may be attended to, and what is added where that is not zero everywhere."""
+def _split(name: str, mask: Tensor, look: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Return what may be attended to and what is added; None if a look finds nothing but zeros."""
     if mask.dtype == torch.bool:
         return ~mask, None
     if not mask.is_floating_point():
@@ -154,4 +156,4 @@ def _split(name: str, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     hidden = mask == float("-inf")
     added = mask.masked_fill(hidden, 0.0)
     # A mask of zeros and -inf hides pairs only, which every variant can do.
-    return ~hidden, added if added.requires_grad or bool(added.any()) else None
+    return ~hidden, added if not look or added.requires_grad or bool(added.any()) else None

@@ -10,7 +10,8 @@ import torch
 
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.convert import LayerInputs, convert_layer
-from lit_probattn.convert.algebra import (
+from lit_probattn.convert.layer import scores_of_components
+from lit_probattn.interop.algebra import (
     best_groups,
     jensen_shannon_distances,
     low_rank_regression,
@@ -18,7 +19,6 @@ from lit_probattn.convert.algebra import (
     shared_query_factors,
     symmetric_roots,
 )
-from lit_probattn.convert.layer import scores_of_components
 
 C, E, H, K = 11, 3, 4, 2
 
@@ -116,12 +116,13 @@ def test_errors_are_what_the_layers_do():
 
 # ---------------------------------------------------------------------- optima
 def test_cut_is_the_best_of_its_rank_and_its_error_the_discarded_share():
-    forms = torch.randn(K, 7, E, dtype=torch.float64) @ torch.randn(K, E, 7, dtype=torch.float64)
-    factors = shared_query_factors(forms, E)
+    old = [torch.randn(K, E, 7, dtype=torch.float64) for _ in range(2)]
+    forms = old[0].mT @ old[1]
+    factors = shared_query_factors(*old, E)
     found = factors.query.mT @ factors.keys
     error = (found - forms).square().sum() / forms.square().sum()
     torch.testing.assert_close(error.item(), 1 - factors.kept / factors.total, atol=1e-12, rtol=0)
-    exact = shared_query_factors(forms, K * E)
+    exact = shared_query_factors(*old, K * E)
     torch.testing.assert_close(exact.query.mT @ exact.keys, forms, atol=1e-12, rtol=0)
     # Query and keys carry the same weight.
     norms = factors.query.square().sum(1), factors.keys.square().sum((0, 2))
@@ -129,7 +130,8 @@ def test_cut_is_the_best_of_its_rank_and_its_error_the_discarded_share():
 
 
 def test_weighted_cut_minimises_the_mean_squared_logit_error():
-    forms = torch.randn(K, 7, E, dtype=torch.float64) @ torch.randn(K, E, 7, dtype=torch.float64)
+    old = [torch.randn(K, E, 7, dtype=torch.float64) for _ in range(2)]
+    forms = old[0].mT @ old[1]
     x = torch.randn(4000, 7, dtype=torch.float64) * torch.linspace(0.1, 3, 7).double()
     moment = second_moment(x)
 
@@ -138,10 +140,10 @@ def test_weighted_cut_minimises_the_mean_squared_logit_error():
         delta = query.mT @ keys - forms
         return torch.einsum("rab,bc,rdc,da->", delta, moment, delta, moment)
 
-    best = shared_query_factors(forms, E, moment)
+    best = shared_query_factors(*old, E, moment)
     lowest = error(best.query, best.keys)
     torch.testing.assert_close(lowest.item(), best.total - best.kept, atol=1e-9, rtol=1e-9)
-    plain = shared_query_factors(forms, E)
+    plain = shared_query_factors(*old, E)
     assert error(plain.query, plain.keys) > 1.05 * lowest
     for _ in range(20):
         q, k = (t + 0.01 * torch.randn_like(t) for t in (best.query, best.keys))

@@ -13,16 +13,8 @@ from timm.layers import resize_rel_pos_bias_table
 from timm.models.swin_transformer import get_relative_position_index
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import AutoRule
 from lit_probattn.attention.layer import Attention
 from lit_probattn.randomness import RandomKey
-
-# Choice of `auto` for windows. Maps of windows take memory linear in the picture, so nothing needs
-# blocks; and the position bias wants a gradient in training, which the fused reduction lacks.
-WINDOW_RULES = {
-    "cpu": AutoRule(("reference", "sdpa", "blockwise")),
-    "cuda": AutoRule(("sdpa", "reference", "blockwise")),
-}
 
 
 class KeySlot:

@@ -12,8 +12,9 @@ from timm.models.swin_transformer import WindowAttention as TimmWindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from lit_probattn.attention.backends import WINDOW_RULES
 from lit_probattn.attention.layer import Attention
-from lit_probattn.models.images.layers import WINDOW_RULES, KeySlot, TokenAttention, WindowAttention
+from lit_probattn.models.images.layers import KeySlot, TokenAttention, WindowAttention
 from lit_probattn.models.images.weights import copy_weights, draw_weights
 
 WeightInit = Literal["fresh", "copy"]

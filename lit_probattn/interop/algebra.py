@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,8 +18,8 @@ EXACT_HEADS = 12
 class Factors:
     """One query map and K key maps whose products approximate K bilinear forms."""
 
-    query: Tensor  # (E, d)
-    keys: Tensor  # (K, E, d)
+    query: Tensor  # (E, d), or (G, E, d) for G query heads to each key
+    keys: Tensor  # (K, E, d_k)
     kept: float  # squared weight of the forms that is kept
     total: float  # squared weight of the forms
 
@@ -38,35 +39,74 @@ def symmetric_roots(moment: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * root) @ vectors.mT, (vectors * inverse) @ vectors.mT
 
 
-def shared_query_factors(forms: Tensor, rank: int, moment: Tensor | None = None) -> Factors:
-    """Cut the stack [A_1 | … | A_K] to a rank, as one query map and K key maps.
+def low_rank_product(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut a product to a rank, as two factors that carry the same weight.
+
+    The decomposition is that of the small core between two orthogonal factors: with r inner
+    columns it costs O((m + n) r²), and the product is never formed.
+
+    Args:
+        left: (m, r), real or complex.
+        right: (r, n).
+        rank: E.
+
+    Returns:
+        (m, E) and (E, n), zero in what is more than the product's rank, and its singular values.
+    """
+    left_base, left_core = torch.linalg.qr(left)
+    right_base, right_core = torch.linalg.qr(right.mH)
+    u, s, vh = torch.linalg.svd(left_core @ right_core.mH, full_matrices=False)
+    half = s[:rank].sqrt().to(u.dtype)
+    first = (left_base @ u[:, :rank]) * half
+    second = half[:, None] * (vh[:rank] @ right_base.mH)
+    missing = rank - len(half)  # fewer directions than the head has room for
+    pad = torch.nn.functional.pad
+    return pad(first, (0, missing)), pad(second, (0, 0, 0, missing)), s
+
+
+def shared_query_factors(
+    query: Tensor, keys: Tensor, rank: int, moment: Tensor | None = None
+) -> Factors:
+    """Cut the stack [A_1 | … | A_K], A_r = query_rᵀ key_r, to a rank: one query map, K key maps.
 
     With a moment C the decomposition is that of C^½ A_r C^½: among all maps of that rank it
     minimises Σ_r E (qᵀ(A_r − W_qᵀW_k,r)k)² over independent q and k with second moment C. Query and
     keys share the weight of a singular direction equally.
 
     Args:
-        forms: A_r, (K, d, d).
+        query: maps of the K heads that become one, (K, E_old, d); or (G, K, E_old, d) for G query
+            heads to each key, whose forms are stacked below each other.
+        keys: (K, E_old, d_k).
         rank: E.
         moment: C, (d, d). None means the identity.
     """
-    count, size, _ = forms.shape
-    weighted = forms
+    grouped = query if query.dim() == 4 else query[None]
     if moment is not None:
         root, inverse = symmetric_roots(moment)
-        weighted = root @ forms @ root
-    stack = weighted.transpose(0, 1).flatten(1)  # (d, K·d)
-    u, s, vt = torch.linalg.svd(stack, full_matrices=False)
-    total = float(s.square().sum())
-    kept = float(s[:rank].square().sum())
-    half = s[:rank].sqrt()
-    query = (u[:, :rank] * half).mT
-    keys = (half[:, None] * vt[:rank]).unflatten(1, (count, size)).transpose(0, 1)
+        grouped, keys = grouped @ root, keys @ root
+    num_groups, count, _, width = grouped.shape
+    left = grouped.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)  # (G·d, K·E_old)
+    first, second, s = low_rank_product(left, torch.block_diag(*keys), rank)
+    new_query = first.unflatten(0, (num_groups, width)).mT
+    new_keys = second.unflatten(1, (count, -1)).transpose(0, 1)
     if moment is not None:
-        query, keys = query @ inverse, keys @ inverse
-    room = (0, 0, 0, rank - query.shape[0])  # fewer directions than the head has room for
-    pad = torch.nn.functional.pad
-    return Factors(pad(query, room), pad(keys, room), kept, total)
+        new_query, new_keys = new_query @ inverse, new_keys @ inverse
+    weight = s.square()
+    new_query = new_query if query.dim() == 4 else new_query[0]
+    if weight.device.type == "meta":  # shapes only
+        return Factors(new_query, new_keys, math.nan, math.nan)
+    return Factors(new_query, new_keys, float(weight[:rank].sum()), float(weight.sum()))
+
+
+def form_products(query: Tensor, keys: Tensor) -> Tensor:
+    """Return ⟨A_h, A_g⟩ of all pairs of bilinear forms, without forming them: (H, H).
+
+    Args:
+        query: (G, H, E, d), G query heads to each key.
+        keys: (H, E, d_k).
+    """
+    gram = torch.einsum("ghed,gkfd->hkef", query, query)
+    return (gram * torch.einsum("hed,kfd->hkef", keys, keys)).sum((-1, -2))
 
 
 def low_rank_regression(gram: Tensor, cross: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -97,10 +137,10 @@ def low_rank_regression(gram: Tensor, cross: Tensor, rank: int) -> tuple[Tensor,
     return into * balance[:, None], out / balance
 
 
-def cosine_distances(vectors: Tensor) -> Tensor:
-    """Return 1 − cosine of all pairs: (H, d) -> (H, H)."""
-    unit = vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    return 1.0 - unit @ unit.mT
+def cosine_distances(products: Tensor) -> Tensor:
+    """Return 1 − cosine of all pairs from their scalar products, (H, H)."""
+    norms = products.diagonal().sqrt().clamp_min(1e-300)
+    return 1.0 - products / norms[:, None] / norms
 
 
 def jensen_shannon_distances(maps: Tensor) -> Tensor:

@@ -1,0 +1,90 @@
+"""One call of our core from inside another library's layer: its masks, its scale, its dropout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.core import Core, HeadCall, key_or_fresh
+from lit_probattn.attention.masks import make_masks
+from lit_probattn.randomness import AttentionDropout
+
+
+def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Turn a mask of `scaled_dot_product_attention` into allowed pairs and a bias.
+
+    A boolean mask is True where a pair may attend. Floats are added; -inf and the least value of
+    the dtype hide a pair. Values are not looked at one by one, so that nothing waits for a device
+    and a compiled graph is whole.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    hidden = mask <= torch.finfo(mask.dtype).min
+    return ~hidden, mask.masked_fill(hidden, 0.0)
+
+
+def mean_of_groups(tensor: Tensor, groups: list[list[int]] | None) -> Tensor:
+    """Return the mean over the former heads of every head: (B, H, …) -> (B, H', …).
+
+    A tensor that all heads share, (B, 1, …), is returned as it is.
+    """
+    if groups is None or tensor.shape[1] == 1:
+        return tensor
+    return torch.stack([tensor[:, group].mean(1) for group in groups], 1)
+
+
+def scaled(core: Core, query: Tensor, key: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply products of queries and keys by a factor per head, (1, H, 1, 1).
+
+    Distances need both sides multiplied, by the root; then every key head has a query head of its
+    own.
+    """
+    if getattr(core, "score", "dot") == "dot":
+        return query * factor, key
+    root = factor.sqrt()
+    return query * root, key * root.repeat_interleave(key.shape[1] // root.shape[1], 1)
+
+
+def head_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> HeadCall:
+    """Return a call of a core with the masks of another library.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv·K, L, E), the components of a head side by side.
+        value: (B, H_kv, L, E_v).
+        mask: as `split_mask` takes it, broadcastable to (B, H, N, L).
+        bias: added to the scores, broadcastable to (B, H, N, L).
+        is_causal: query i sees keys up to i + L − N.
+        scale: factor on products. None means 1/√E.
+    """
+    allowed, added = split_mask(mask)
+    if added is not None:
+        bias = added if bias is None else bias + added
+    if bias is not None:
+        bias = bias.to(query.dtype)
+    masks = make_masks(
+        *(*query.shape[:3], value.shape[2]), attn_mask=allowed, bias=bias, is_causal=is_causal
+    )
+    return HeadCall(query, key, value, masks, scale=scale)
+
+
+def attend(core: Core, call: HeadCall, dropout: float = 0.0) -> Tensor:
+    """Return (B, H, N, E_v); every weight is dropped with probability `dropout`.
+
+    The draw is from torch's generator, as the host's own is, so that checkpointing repeats it.
+    """
+    if dropout:
+        call = replace(call, dropout=AttentionDropout(dropout, key_or_fresh(None)))
+    result: Tensor = core(call)
+    return result

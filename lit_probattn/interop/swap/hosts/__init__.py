@@ -1,0 +1,1 @@
+"""Libraries whose attention layers can be swapped."""

@@ -1,0 +1,153 @@
+"""Before a model is touched: which layers there are, and whether each can be swapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from lit_probattn.attention.core import Core
+from lit_probattn.config_files import nearest
+from lit_probattn.interop.swap.hosts.base import CannotSwap, Host, Place, Sizes
+from lit_probattn.interop.swap.hosts.huggingface import HuggingFaceHost
+from lit_probattn.interop.swap.hosts.timm import TimmHost
+from lit_probattn.interop.swap.hosts.torch import TorchHost
+from lit_probattn.interop.swap.settings import Settings
+
+HOSTS: tuple[Host, ...] = (TorchHost(), TimmHost(), HuggingFaceHost())
+_UNKNOWN = ("Attention", "Attn")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A layer that will be swapped, and its new core."""
+
+    place: Place
+    host: Host
+    sizes: Sizes
+    core: Core
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layer that looks like attention, and the host that knows it, if one does."""
+
+    place: Place
+    host: Host | None
+
+
+def find_layers(model: nn.Module) -> list[Found]:
+    """Return every attention layer of a model, known or not, in the model's order.
+
+    A module counts as unknown attention if its class is called so, it has parameters, and it
+    neither holds nor lies in a layer that is known or counted already.
+    """
+    places = []
+    for name, module in model.named_modules():
+        parent = model.get_submodule(name.rpartition(".")[0])
+        places.append(Place(name, module, parent, model))
+    known: dict[str, Found] = {}
+    for place in places:
+        host = next((host for host in HOSTS if host.claims(place)), None)
+        if host is not None and not _lies_in(place.name, known):
+            known[place.name] = Found(place, host)
+    found = dict(known)
+    for place in reversed(places):  # the innermost first
+        if (
+            any(word in type(place.module).__name__ for word in _UNKNOWN)
+            and not _lies_in(place.name, known)
+            and not any(_lies_in(name, [place.name]) for name in found)
+            and next(place.module.parameters(), None) is not None
+        ):
+            found[place.name] = Found(place, None)
+    order = [place.name for place in places]
+    return sorted(found.values(), key=lambda f: order.index(f.place.name))
+
+
+def _lies_in(name: str, others: Any) -> bool:
+    """Whether a module is one of the others or a part of one; "" is the whole model."""
+    return any(name == other or not other or name.startswith(f"{other}.") for other in others)
+
+
+def choose_layers(
+    found: list[Found], layers: Sequence[str] | None, keep: Sequence[str]
+) -> tuple[list[Found], dict[str, str]]:
+    """Return the layers to swap, and why each of the others is kept.
+
+    Args:
+        found: all layers.
+        layers: names or patterns (`*` stands for anything) of those to swap. None means all.
+        keep: names or patterns of those to leave as they are.
+
+    Raises:
+        ValueError: there are no layers, a pattern fits none of them, or nothing is left.
+    """
+    names = [f.place.name for f in found]
+    if not found:
+        raise ValueError(
+            "the model has no attention layer that swap knows: torch.nn.MultiheadAttention, or the "
+            "attention classes of timm and transformers; models whose blocks attend by themselves "
+            "have none"
+        )
+    for pattern in (*(layers or ()), *keep):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"no attention layer is called {pattern!r}{nearest(pattern, names)}")
+    kept = {}
+    for name in names:
+        if layers is not None and not any(fnmatchcase(name, p) for p in layers):
+            kept[name] = "not among `layers`"
+        elif any(fnmatchcase(name, p) for p in keep):
+            kept[name] = "as asked by `keep`"
+    chosen = [f for f in found if f.place.name not in kept]
+    if not chosen:
+        raise ValueError(f"nothing is left to swap: all of {', '.join(names)} are kept")
+    return chosen, kept
+
+
+def plan_layers(chosen: list[Found], settings: Settings) -> list[Planned]:
+    """Return the plan for every layer, or refuse the model as a whole.
+
+    Raises:
+        ValueError: it names every layer that cannot be swapped, with the reason.
+    """
+    planned, refused = [], []
+    for found in chosen:
+        try:
+            planned.append(_plan(found, settings))
+        except CannotSwap as error:
+            kind = type(found.place.module).__name__
+            refused.append(f"  {found.place.name or '(the model)'} ({kind}): {error}")
+    if refused:
+        raise ValueError(
+            f"{len(refused)} of {len(chosen)} attention layers cannot be swapped; the model is "
+            "unchanged:\n" + "\n".join(refused) + "\n`keep` takes names and patterns of layers to "
+            "leave as they are"
+        )
+    return planned
+
+
+def _plan(found: Found, settings: Settings) -> Planned:
+    place, host = found.place, found.host
+    if host is None:
+        raise CannotSwap("the class is not known")
+    if place.module is place.model:
+        raise CannotSwap("it is the whole model, so nothing holds it; put it into a module")
+    sizes = host.sizes(place)
+    size = settings.group_size
+    if size > 1 and sizes.fixed_heads:
+        raise CannotSwap(f"its number of heads cannot change: {sizes.fixed_heads}")
+    if sizes.num_kv_heads % size:
+        raise CannotSwap(
+            f"{sizes.num_kv_heads} key heads cannot be joined in groups of {size} (heads="
+            f"{settings.heads})"
+        )
+    if settings.variant == "smgk" and sizes.rotary is not None:
+        raise CannotSwap("its keys are rotated before the shifts of smgk; use mgk")
+    try:
+        core = settings.make_core(sizes.layout(settings))
+    except ValueError as error:
+        raise CannotSwap(str(error)) from error
+    return Planned(place, host, sizes, core)

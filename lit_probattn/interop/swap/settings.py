@@ -1,0 +1,134 @@
+"""What a swap is asked for: the variant, its options, which share of the heads stays."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
+from lit_probattn.attention.core import Core, HeadLayout
+from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.attention.softmax import SoftmaxCore
+from lit_probattn.config_files import nearest
+
+VARIANTS = ("softmax", "mgk", "smgk")
+# Arguments of the cores that the swap sets itself, or that need a training loop of ours.
+_OWN = {"self", "layout", "num_components", "shifted_keys", "score", "rotary", "rotary_shift"}
+_OWN |= {"em_weighting", "prior_floor"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `swap` that every layer shares; see there.
+
+    Raises:
+        ValueError: a name is unknown (the message gives the nearest) or values do not fit together.
+    """
+
+    variant: str = "mgk"
+    heads: float = 1.0
+    num_components: int | None = None
+    score: str | None = None
+    spread: float = 0.1
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.variant not in VARIANTS:
+            raise ValueError(
+                f"unknown variant {self.variant!r}{nearest(str(self.variant), VARIANTS)}; swap has "
+                f"{', '.join(VARIANTS)}"
+            )
+        if not 0.0 < self.heads <= 1.0 or abs(self.group_size * self.heads - 1.0) > 1e-6:
+            raise ValueError(
+                f"heads is the share of the heads that stays: 1, 1/2, 1/3, …; received {self.heads}"
+            )
+        if self.group_size > 1 and self.variant != "mgk":
+            raise ValueError(
+                f"heads={self.heads} needs several keys per head, which {self.variant} has not; "
+                "use mgk, or heads=1"
+            )
+        if self.components < 1 or self.components % self.group_size:
+            raise ValueError(
+                f"num_components must be a multiple of 1/heads = {self.group_size}, received "
+                f"{self.components}: one head takes the keys of {self.group_size}"
+            )
+        if self.spread < 0.0:
+            raise ValueError(f"spread must not be negative, received {self.spread}")
+        known = set(inspect.signature(self.core_class).parameters) - _OWN
+        for name in self.options.keys() - known:
+            raise ValueError(
+                f"{self.variant} has no option {name!r} in a swap{nearest(name, known)}"
+            )
+        if self.options.get("e_step") == "soft":
+            raise ValueError(
+                "e_step=soft needs the M-step of our training loop; use learned or hard"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Former heads of every head."""
+        return round(1.0 / self.heads)
+
+    @property
+    def components(self) -> int:
+        """K."""
+        if self.variant == "softmax":
+            return 1
+        return max(2, self.group_size) if self.num_components is None else self.num_components
+
+    @property
+    def keys_per_head(self) -> int:
+        """Keys that the projection makes per head and position: 1 where components are shifts."""
+        return self.components if self.variant == "mgk" else 1
+
+    @property
+    def chosen_score(self) -> str:
+        """`dot`, which starts at the old model; shifted keys need `gaussian` to differ at all."""
+        return self.score or ("gaussian" if self.variant == "smgk" else "dot")
+
+    @property
+    def core_class(self) -> type[Core]:
+        """The class of the cores."""
+        return SoftmaxCore if self.variant == "softmax" else MGKCore
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the variant."""
+        if self.variant == "softmax":
+            return {"score": self.chosen_score, **self.options}
+        mixture: dict[str, Any] = {"num_components": self.components, "score": self.chosen_score}
+        if self.variant == "smgk":
+            mixture |= {"shifted_keys": True, "shift_init_std": self.spread}
+        return {**mixture, "prior_param": "softmax", **self.options}
+
+    def make_core(self, layout: HeadLayout) -> Core:
+        """Return a core; shifts are drawn from `seed`, torch's generator is left alone."""
+        with _own_generator(self.seed):
+            return self.core_class(layout, **self.arguments())
+
+    def make_layer(self, embed_dim: int, num_heads: int, **common: Any) -> Attention:
+        """Return a whole layer, projections included, where a host's are replaced too."""
+        made = SoftmaxAttention if self.variant == "softmax" else MGKAttention
+        with _own_generator(self.seed):
+            return made(embed_dim, num_heads, **common, **self.arguments())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return them as JSON can hold them."""
+        return asdict(self)
+
+
+class _own_generator:
+    """Seeds torch's generator on the CPU for a while and puts it back."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        self.state = torch.get_rng_state()
+        torch.random.default_generator.manual_seed(self.seed)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_rng_state(self.state)

@@ -1,0 +1,111 @@
+"""Tiny models of torch and timm with random weights in float64, and what they are called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# A model, and a call of it that returns one tensor.
+Case = tuple[nn.Module, Callable[[nn.Module], Tensor]]
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Draw every weight so that attention is far from uniform and no branch is switched off."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2:
+            nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
+        else:
+            nn.init.normal_(parameter, mean=0.0 if "bias" in name else 1.0, std=0.3)
+    return model.double().eval()
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def multihead() -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(24, 4, dropout=0.0, batch_first=True)
+
+
+class Crossing(nn.Module):
+    """Cross-attention to tokens of another width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(24)
+        self.attention = nn.MultiheadAttention(24, 4, kdim=11, vdim=11, bias=False)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.attention(self.norm(x), other, other)[0]
+
+
+def encoder(masked: bool) -> Case:
+    layer = nn.TransformerEncoderLayer(24, 4, 29, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)
+    x = draw(3, 7, 24)
+    hidden = torch.arange(7)[None] >= torch.tensor([7, 4, 5])[:, None]
+    causal = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
+    options: dict[str, Any] = {}
+    if masked:
+        options = {"src_key_padding_mask": hidden, "mask": causal, "is_causal": True}
+    return randomised(model), lambda m: m(x, **options)[~hidden if masked else slice(None)]
+
+
+def decoder() -> Case:
+    layer = nn.TransformerDecoderLayer(24, 4, 29, dropout=0.0)
+    x, memory = draw(5, 3, 24), draw(7, 3, 24)
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    padding = torch.arange(7)[None] >= torch.tensor([7, 4, 1])[:, None]
+    options = {"tgt_mask": causal, "tgt_is_causal": True, "memory_key_padding_mask": padding}
+    return randomised(nn.TransformerDecoder(layer, 2)), lambda m: m(x, memory, **options)
+
+
+def crossing() -> Case:
+    x, other = draw(5, 3, 24), draw(7, 3, 11)
+    return randomised(Crossing()), lambda m: m(x, other)
+
+
+TORCH: dict[str, Callable[[], Case]] = {
+    "encoder": lambda: encoder(False),
+    "encoder, padded and causal": lambda: encoder(True),
+    "decoder": decoder,
+    "cross-attention, other width": crossing,
+}
+
+_SMALL = {"num_heads": 4, "embed_dim": 32, "depth": 2, "num_classes": 5}
+_STAGES = {"num_heads": (2, 2, 4, 4), "embed_dim": 16, "depths": (1, 2, 1, 1), "num_classes": 5}
+TIMM: dict[str, tuple[str, dict[str, Any]]] = {
+    "ViT": ("vit_tiny_patch16_224", {"img_size": 32, **_SMALL}),
+    "ViT, norms of queries and keys": (
+        "vit_tiny_patch16_224",
+        {"img_size": 32, "qk_norm": True, **_SMALL},
+    ),
+    "EVA02": ("eva02_tiny_patch14_224", {"img_size": 28, **_SMALL}),
+    "EVA02, a norm over heads": (
+        "eva02_tiny_patch14_224",
+        {"img_size": 28, "scale_attn_inner": True, **_SMALL},
+    ),
+    "DINOv3": ("vit_small_patch16_dinov3", {"img_size": 32, **_SMALL}),
+    "EVA with rotary positions": (
+        "vit_medium_patch16_rope_reg1_gap_256",
+        {"img_size": 32, **_SMALL},
+    ),
+    "AttentionRope, angles of each head": (
+        "vit_small_patch16_rope_mixed_224",
+        {"img_size": 32, **_SMALL},
+    ),
+    "BEiT": ("beit_base_patch16_224", {"img_size": 32, **_SMALL}),
+    "Swin": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4, **_STAGES}),
+    "Swin 2": ("swinv2_tiny_window8_256", {"img_size": 64, **_STAGES}),
+}
+
+
+def timm_model(name: str) -> Case:
+    import timm
+
+    kind, options = TIMM[name]
+    pictures = draw(2, 3, options["img_size"], options["img_size"])
+    return randomised(timm.create_model(kind, **options)), lambda m: m(pictures)

@@ -1,0 +1,259 @@
+"""The door of `swap`: what it refuses, what it reports, and recipes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import lit_probattn
+from lit_probattn.interop.swap.hosts.timm import Swapped
+from tests.interop.swap.checks import TIGHT, swapped
+from tests.interop.swap.models import TORCH, multihead, timm_model
+from tests.support.paths import ROOT
+
+
+def model_of(**sizes) -> nn.ModuleDict:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"one": multihead(), "two": multihead()}).double()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("mkg",), {}, "unknown variant 'mkg'; did you mean 'mgk'"),
+        (("fish",), {}, "swap has softmax, mgk, smgk"),
+        ((), {"heads": 0.3}, "1, 1/2, 1/3, …; received 0.3"),
+        ((), {"heads": 0}, "received 0"),
+        ((), {"heads": 2.0}, "received 2.0"),
+        (("softmax",), {"heads": 0.5}, "heads=0.5 needs several keys per head"),
+        ((), {"heads": 0.5, "num_components": 3}, "multiple of 1/heads = 2, received 3"),
+        ((), {"num_components": 0}, "received 0"),
+        ((), {"spread": -1.0}, "spread must not be negative, received -1.0"),
+        ((), {"learn_varianz": True}, "did you mean 'learn_variance'"),
+        ((), {"shifted_keys": True}, "no option 'shifted_keys'"),
+        ((), {"e_step": "soft"}, "e_step=soft needs the M-step"),
+        ((), {"variance": [1.0, -1.0]}, "one (MultiheadAttention): variance multipliers must be"),
+        ((), {"score": "cosine"}, "score must be one of"),
+        ((), {"layers": ["tow"]}, "no attention layer is called 'tow'; did you mean 'two'"),
+        ((), {"keep": ["three"]}, "no attention layer is called 'three'"),
+        ((), {"keep": ["*"]}, "nothing is left to swap: all of one, two are kept"),
+        ((), {"heads": 1 / 3}, "4 key heads cannot be joined in groups of 3"),
+        (({"version": 1},), {}, "not a recipe of swap: missing layers, settings"),
+        (({"version": 2, "settings": {}, "layers": {}},), {}, "version 2, expected 1"),
+        (({"version": 1, "settings": {"size": 3}, "layers": {}},), {}, "not a recipe of swap"),
+        (({"version": 1, "settings": {}, "layers": {}},), {"heads": 0.5}, "no other argument"),
+    ],
+)
+def test_bad_arguments_are_named_and_change_nothing(arguments, options, message):
+    model = model_of()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lit_probattn.swap(model, *arguments, **options)
+    assert all(type(m) is nn.MultiheadAttention for m in model.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(3, 5), "the model has no attention layer that swap knows"),
+        (multihead(), r"\(the model\) \(MultiheadAttention\): it is the whole model"),
+    ],
+)
+def test_models_that_cannot_be_swapped(model, message):
+    with pytest.raises(ValueError, match=message):
+        lit_probattn.swap(model)
+
+
+def test_attention_of_unknown_classes_is_named():
+    class RandomAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(3, 3)
+
+    class AttentionBlock(nn.Module):
+        def __init__(self, attention):
+            super().__init__()
+            self.inner = attention
+
+    model = nn.Sequential(AttentionBlock(multihead()), AttentionBlock(RandomAttention()))
+    with pytest.raises(ValueError, match="1 of 2 attention layers cannot be swapped") as error:
+        lit_probattn.swap(model)
+    assert "1.inner (RandomAttention): the class is not known" in str(error.value)
+    _, report = lit_probattn.swap(model, keep=["1.*"])
+    assert [layer.swapped for layer in report.layers] == [True, False]
+
+
+def test_an_adapter_around_a_projection_is_refused():
+    from timm.layers.attention import Attention
+
+    class Adapter(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1.0
+
+    model = nn.Sequential(Attention(24, num_heads=4))
+    model[0].qkv = Adapter(24, 72)
+    with pytest.raises(ValueError, match=r"qkv is Adapter, expected torch\.nn\.Linear"):
+        lit_probattn.swap(model)
+
+
+# ---------------------------------------------------------------------- the report
+def test_the_report_counts_what_is_there():
+    torch.manual_seed(0)
+    model, call = timm_model("ViT")
+    old = sum(p.numel() for p in model.parameters())
+    before = call(model)
+    new, report = lit_probattn.swap(model, "mgk", heads=0.5, keep=["blocks.1.attn"])
+    assert new is model
+    first, second = report.layers
+    assert (first.name, first.kind, first.action) == ("blocks.0.attn", "Attention", "swapped")
+    assert second.action == "kept: as asked by `keep`"
+    assert report.swapped == [first]
+    assert first.heads == first.kv_heads == (4, 2)
+    assert first.components == (1, 2)
+    change = first.parameters[1] - first.parameters[0]
+    assert sum(p.numel() for p in model.parameters()) - old == change < 0
+    assert first.parameters[0] == 4 * 32 * 32 + 4 * 32
+    # Of 8 bytes: 4 heads of 8 entries, keys and values; then 2 heads with 2 keys and 1 value.
+    assert first.cache_bytes == (4 * 16 * 8, 2 * 24 * 8)
+    assert 0.05 < first.error < 2.0
+    assert sorted(head for group in first.groups for head in group) == [0, 1, 2, 3]
+    table = str(report).splitlines()
+    assert table[0].split()[:5] == ["layer", "class", "action", "error", "heads"]
+    assert f"{first.parameters[0]} -> {first.parameters[1]}" in table[1]
+    assert "1 of 2 attention layers are mgk now" in str(report)
+    assert "expect to fine-tune" in str(report)
+    assert not torch.allclose(call(new), before)
+
+
+def test_errors_are_those_of_the_layer():
+    """The error in the report, again by hand: ‖new − old‖ / ‖old‖ on the same random tokens."""
+    model = model_of()
+    new, report = swapped(model, "mgk", heads=0.5)
+    x = torch.randn(2, 16, 24, generator=torch.Generator().manual_seed(0)).double()
+    old, after = (m["one"](x, x, x, need_weights=False)[0] for m in (model.eval(), new.eval()))
+    expected = float(((after - old).norm() / old.norm()).detach())
+    assert abs(report.layers[0].error - expected) < 1e-12
+
+
+def test_a_swap_leaves_random_numbers_and_modes_alone():
+    model = model_of()
+    model["two"].eval()
+    state = torch.get_rng_state()
+    lit_probattn.swap(model, "smgk")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model["one"].training
+    assert not model["two"].training
+    assert not any(m.training for m in model["two"].modules())
+
+
+def test_frozen_layers_and_dtypes_stay():
+    model = model_of().to(torch.bfloat16)
+    for parameter in model["one"].parameters():
+        parameter.requires_grad_(False)
+    lit_probattn.swap(model)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    projections = [p for n, p in model["one"].named_parameters() if "_proj" in n]
+    assert len(projections) == 8
+    assert not any(p.requires_grad for p in projections)
+    assert all(p.requires_grad for p in model["two"].parameters())
+
+
+def test_shifted_keys():
+    """smgk: one projection, K shifts; at the start those are small, and so is the Gaussian's part.
+
+    With keys of one norm the only difference is that of the shifts.
+    """
+    torch.manual_seed(0)
+    model, call = timm_model("Swin 2")
+    new, report = swapped(model, "smgk", spread=1e-7)
+    assert report.layers[0].components == (1, 2)
+    assert "gaussian" in str(report)
+    torch.testing.assert_close(call(new), call(model), rtol=1e-4, atol=1e-4)
+    shifts = [p for n, p in new.named_parameters() if n.endswith("core.key_shift")]
+    assert len(shifts) == len(report.layers)
+    rotary, _ = timm_model("EVA02")
+    with pytest.raises(ValueError, match="rotated before the shifts"):
+        lit_probattn.swap(rotary, "smgk")
+
+
+# ---------------------------------------------------------------------- recipes
+@pytest.mark.parametrize("name", ["encoder", "EVA02", "Swin", "Swin 2", "BEiT"])
+def test_a_saved_model_loads_again(name, tmp_path):
+    def build():
+        return TORCH[name]() if name in TORCH else timm_model(name)
+
+    torch.manual_seed(0)
+    model, call = build()
+    options = {"learn_variance": True, "seed": 5}
+    model, report = lit_probattn.swap(model, "mgk", heads=0.5, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():  # as training would
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "recipe.json").write_text(json.dumps(report.recipe))
+
+    torch.manual_seed(1)
+    fresh, _ = build()
+    recipe = json.loads((tmp_path / "recipe.json").read_text())
+    fresh, again = lit_probattn.swap(fresh, recipe)
+    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    assert torch.equal(call(fresh), call(model))
+    assert again.recipe == report.recipe
+    assert [layer.groups for layer in again.layers] == [layer.groups for layer in report.layers]
+
+
+def test_a_recipe_swaps_only_its_layers_and_only_in_its_model():
+    model = model_of()
+    fresh, other = copy.deepcopy(model), copy.deepcopy(model)
+    _, report = lit_probattn.swap(model, "mgk", layers=["t*"])
+    assert list(report.recipe["layers"]) == ["two"]
+    _, again = lit_probattn.swap(fresh, report.recipe)
+    assert [layer.swapped for layer in again.layers] == [False, True]
+    other["two"] = nn.MultiheadAttention(24, 2)
+    with pytest.raises(ValueError, match=r"two: the recipe has \[4, 4, 6\], the model \[2, 2"):
+        lit_probattn.swap(other, report.recipe)
+    del other["two"]
+    with pytest.raises(ValueError, match="two: the recipe has MultiheadAttention, the model no su"):
+        lit_probattn.swap(other, report.recipe)
+
+
+def test_a_recipe_builds_a_model_without_weights():
+    torch.manual_seed(0)
+    model, call = TORCH["encoder"]()
+    model, report = lit_probattn.swap(model, "mgk", heads=0.5)
+    with torch.device("meta"):
+        empty, _ = TORCH["encoder"]()
+    with pytest.raises(ValueError, match="has no weights: give a recipe"):
+        lit_probattn.swap(empty, "mgk", heads=0.5)
+    empty, again = lit_probattn.swap(empty, report.recipe)
+    assert "not measured: no weights" in str(again)
+    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    torch.testing.assert_close(call(empty), call(model), **TIGHT)
+
+
+def test_swapped_models_can_be_copied_and_pickled(tmp_path):
+    torch.manual_seed(0)
+    model, call = timm_model("Swin")
+    model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
+    torch.save(model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert torch.equal(call(other), call(model))
+    assert sum(isinstance(m, Swapped) for m in other.modules()) == 5
+
+
+def test_libraries_are_imported_only_with_their_models():
+    code = (
+        "import sys, lit_probattn\n"
+        "lit_probattn.swap\n"
+        "print([n for n in ('timm', 'transformers', 'lightning') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,272 @@
+"""Swapping in torch and timm: equal where it must be, host by host."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import lit_probattn
+from lit_probattn.interop.multihead import MultiheadForm
+from lit_probattn.interop.swap.hosts.timm import Swapped
+from lit_probattn.randomness import AttentionDropout, RandomKey
+from tests.interop.swap.checks import (
+    TIGHT,
+    assert_same_model,
+    assert_same_projections,
+    make_pairs_equal,
+    swapped,
+)
+from tests.interop.swap.models import TIMM, TORCH, draw, multihead, randomised, timm_model
+
+CASES = [*TORCH, *TIMM]
+EXACT = {
+    "softmax": ("softmax", {}),
+    "equal components": ("mgk", {"spread": 0.0}),
+    "equal components, hard": ("mgk", {"spread": 0.0, "e_step": "hard"}),
+}
+
+
+def case(name):
+    torch.manual_seed(0)
+    if name in TORCH:
+        return TORCH[name]()
+    model, call = timm_model(name)
+    if "angles of each head" in name:
+        try:
+            call(model)
+        except RuntimeError:  # "expected scalar type Double but found Float"
+            pytest.skip("this timm turns by angles in float32 only")
+    return model, call
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("how", ["softmax", "equal components"])
+def test_the_model_stays_the_same_function(name, how):
+    model, call = case(name)
+    variant, options = EXACT[how]
+    new, report = swapped(model, variant, **options)
+    assert all(layer.swapped and layer.error < 1e-12 for layer in report.layers)
+    assert any(isinstance(m, MultiheadForm | Swapped) for m in new.modules())
+    assert_same_model(model, new, call)
+    assert_same_projections(model, new, call)
+
+
+def test_hard_components_that_are_equal_too():
+    model, call = case("encoder, padded and causal")
+    new, _ = swapped(model, "mgk", spread=0.0, e_step="hard")
+    assert_same_model(model, new, call)
+
+
+# Hosts in which heads cannot be joined, with a word of the reason.
+FIXED = {"EVA02, a norm over heads": "norm", "AttentionRope, angles of each head": "angles"}
+# Tables of positions and factors of the scores are averaged over joined heads.
+TABLES = ("BEiT", "Swin", "Swin 2")
+# Where queries and keys are normed after the projection, a cut of their products is not the norm's.
+NORMED = ("ViT, norms of queries and keys", "Swin 2")
+SMALLEST = ("Swin",)  # two heads in the first stages leave no choice
+JOINED = ["encoder", "encoder, padded and causal", *TIMM]
+JOINED = [name for name in JOINED if name not in (*FIXED, *NORMED, *SMALLEST)]
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_joining_equal_heads_loses_nothing(name):
+    """With half the heads: the pairs are found, and cuts commute with rotations."""
+    model, call = case(name)
+    equal_tables(model)
+    make_pairs_equal(model, [(0, 3), (1, 2)])
+    new, report = swapped(model, "mgk", heads=0.5)
+    assert [layer.groups for layer in report.layers] == [[[0, 3], [1, 2]]] * len(report.layers)
+    torch.testing.assert_close(call(new), call(model), rtol=1e-7, atol=1e-7)
+
+
+def equal_tables(model):
+    """The table of positions that a host keeps for each head is the same for all."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("relative_position_bias_table"):
+                parameter.copy_(parameter[:, :1].expand_as(parameter))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_joined_heads_are_averaged(name):
+    """The bias of a joined head is the mean of the two, whatever the weights became."""
+    model, call = case(name)
+    new, _ = swapped(model, "mgk", heads=0.5)
+    old = [m for m in model.modules() if hasattr(m, "relative_position_bias_table")]
+    old = old or [m for m in model.modules() if hasattr(m, "cpb_mlp")]
+    for before, after in zip(
+        old, (m for m in new.modules() if isinstance(m, Swapped)), strict=True
+    ):
+        bias = swapped(nn.ModuleList([before]), "softmax")[0][0].table()
+        assert after.groups is not None
+        for head, group in enumerate(after.groups):
+            torch.testing.assert_close(after.table()[0, head], bias[0, group].mean(0), **TIGHT)
+    assert torch.isfinite(call(new)).all()
+
+
+def test_normed_keys_start_exact_with_gaussian_scores():
+    model, call = case("Swin 2")
+    new, _ = swapped(model, "mgk", spread=0.0, score="gaussian")
+    torch.testing.assert_close(call(new), call(model), **TIGHT)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_heads_that_cannot_be_joined_are_refused_with_the_reason(name):
+    model, _ = case(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    kinds = [type(m) for m in model.modules()]
+    with pytest.raises(ValueError, match=FIXED[name]) as error:
+        lit_probattn.swap(model, "mgk", heads=0.5)
+    assert "2 of 2" in str(error.value)
+    assert [type(m) for m in model.modules()] == kinds
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder", "decoder", "ViT", "EVA02", "BEiT", "Swin", "Swin 2"])
+def test_one_graph_when_compiled(name):
+    model, call = case(name)
+    model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.set_grad_enabled(name != "BEiT"):  # its bias learns, by rows that C computes
+        torch.testing.assert_close(call(compiled), call(model), **TIGHT)
+
+
+# ---------------------------------------------------------------------- torch
+def test_encoders_see_the_new_layers_in_evaluation():
+    """torch's fused path reads weights around the layer; its nested tensors look into it."""
+    model, call = case("encoder")
+    new, _ = swapped(model, "mgk", heads=0.5)
+    assert not new.use_nested_tensor
+    seen = []
+    for layer in new.layers:
+        layer.self_attn.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        without = call(new)
+    assert len(seen) == 2
+    torch.testing.assert_close(without, call(new).detach(), **TIGHT)
+    x = draw(3, 7, 24)
+    hidden = torch.arange(7)[None] >= torch.tensor([7, 4, 5])[:, None]
+    with torch.no_grad():
+        padded = new(x, src_key_padding_mask=hidden)
+        alone = new(x[1:2, :4])
+    torch.testing.assert_close(padded[1:2, :4], alone, **TIGHT)
+
+
+def test_layers_that_change_the_keys_are_refused():
+    class Own(nn.MultiheadAttention):
+        pass
+
+    model = nn.ModuleDict(
+        {
+            "good": multihead(),
+            "own": Own(24, 4),
+            "bias_kv": nn.MultiheadAttention(24, 4, add_bias_kv=True),
+            "zeros": nn.MultiheadAttention(24, 4, add_zero_attn=True),
+            "widths": nn.MultiheadAttention(24, 4, kdim=11, vdim=13),
+        }
+    )
+    with pytest.raises(ValueError, match="4 of 5 attention layers cannot be swapped") as error:
+        lit_probattn.swap(model)
+    for words in ("own (Own)", "add_bias_kv=True", "add_zero_attn=True", "kdim=11 and vdim=13"):
+        assert words in str(error.value)
+    assert type(model["good"]) is nn.MultiheadAttention
+    _, report = lit_probattn.swap(model, keep=["own", "bias*", "zeros", "widths"])
+    assert [layer.action for layer in report.layers][:2] == ["swapped", "kept: as asked by `keep`"]
+    with pytest.raises(ValueError, match="one of our layers already"):
+        lit_probattn.swap(model, layers=["good"])
+
+
+def test_a_shared_layer_is_exchanged_wherever_it_is():
+    shared = multihead()
+    model = nn.ModuleDict({"first": nn.ModuleList([shared]), "second": nn.ModuleList([shared])})
+    _, report = lit_probattn.swap(model)
+    assert model["first"][0] is model["second"][0]
+    assert isinstance(model["first"][0], MultiheadForm)
+    assert len(report.layers) == 1
+
+
+# ---------------------------------------------------------------------- timm
+@pytest.mark.parametrize("masks", ["allowed", "added", "causal"])
+def test_masks_of_a_vit_layer(masks):
+    from timm.layers.attention import Attention
+
+    torch.manual_seed(0)
+    model = randomised(nn.ModuleList([Attention(24, num_heads=4, qkv_bias=True)]))
+    new, _ = swapped(model, "mgk", spread=0.0)
+    if "is_causal" not in inspect.signature(Attention.forward).parameters and masks == "causal":
+        pytest.skip("this timm has no causal ViT")
+    x = draw(2, 7, 24)
+    allowed = torch.rand(7, 7) < 0.6
+    allowed[:, 0] = True
+    options = {
+        "allowed": {"attn_mask": allowed},
+        "added": {"attn_mask": draw(1, 1, 7, 7).masked_fill(~allowed, float("-inf"))},
+        "causal": {"is_causal": True},
+    }[masks]
+    torch.testing.assert_close(new[0](x, **options), model[0](x, **options), **TIGHT)
+    assert not torch.allclose(new[0](x, **options), new[0](x))
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_grouped_heads_with_rotary_positions(half, fused):
+    from timm.layers.attention import AttentionRope
+
+    torch.manual_seed(0)
+    if "num_kv_heads" not in inspect.signature(AttentionRope).parameters:
+        pytest.skip("this timm has no grouped heads")
+    kv = {} if fused else {"num_kv_heads": 4}
+    options = {"rotate_half": half, "qkv_fused": fused, "num_prefix_tokens": 2}
+    layer = AttentionRope(32, num_heads=8, **options, **kv)
+    model = randomised(nn.ModuleList([layer]))
+    x, angles = draw(2, 7, 32), draw(5, 2)
+    angles = angles.repeat(1, 2) if half else angles.repeat_interleave(2, 1)
+    rope = torch.cat([angles.sin(), angles.cos()], -1)
+    new, _ = swapped(model, "mgk", spread=0.0)
+    expected = model[0](x, rope=rope)
+    torch.testing.assert_close(new[0](x, rope=rope), expected, **TIGHT)
+    assert not torch.allclose(model[0](x), expected)
+    if not fused:
+        make_pairs_equal(model, [(0, 2), (1, 3)])
+        new, report = swapped(model, "mgk", heads=0.5)
+        assert report.layers[0].groups == [[0, 4], [1, 5], [2, 6], [3, 7]]
+        torch.testing.assert_close(
+            new[0](x, rope=rope), model[0](x, rope=rope), rtol=1e-7, atol=1e-7
+        )
+
+
+def test_windows_can_be_resized_after_the_swap():
+    model, _ = case("Swin")
+    new, _ = swapped(model, "mgk", spread=0.0)
+    pictures = draw(1, 3, 96, 96)
+    for each in (model, new):
+        each.set_input_size(img_size=(96, 96), window_size=(6, 6))
+    torch.testing.assert_close(new(pictures), model(pictures), **TIGHT)
+
+
+@pytest.mark.parametrize("variant", ["softmax", "mgk"])
+def test_attention_dropout_of_the_host_runs_in_our_core(variant):
+    from timm.layers.attention import Attention
+
+    torch.manual_seed(0)
+    layer = Attention(24, num_heads=4, attn_drop=0.3)
+    model = randomised(nn.ModuleList([layer]))
+    new, _ = swapped(model, variant, spread=0.0)
+    x = draw(2, 7, 24)
+    assert torch.equal(new[0](x), new[0](x))
+    new.train()
+    torch.manual_seed(3)
+    found = new[0](x)
+    torch.manual_seed(3)
+    draw_of_call = AttentionDropout(0.3, RandomKey(int(torch.randint(2**62, (1,)))))
+    keep = draw_of_call.keep(2, 4, range(7), range(7), torch.device("cpu"))
+    q, k, v = layer.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+    weights = (q @ k.mT / 6**0.5).softmax(-1) * keep * draw_of_call.scale
+    expected = layer.proj((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(found, expected, **TIGHT)
+    assert not torch.equal(found, new[0](x))

@@ -1,0 +1,314 @@
+"""Swapping in Hugging Face transformers: random tiny models, nothing is downloaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import lit_probattn
+from lit_probattn.interop.swap.hosts.huggingface import NAME
+from tests.interop.swap.checks import (
+    TIGHT,
+    assert_same_model,
+    assert_same_projections,
+    make_pairs_equal,
+    swapped,
+)
+from tests.interop.swap.models import draw, randomised
+from tests.support.paths import ROOT
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+T = pytest.importorskip("transformers", reason="transformers is not installed")
+
+SIZES = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 41}
+HEADS = {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
+GROUPED = {**SIZES, **HEADS, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def gpt2(**options):
+    sizes = {"vocab_size": 53, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    names = {"bos_token_id": 1, "eos_token_id": 2}
+    return T.GPT2LMHeadModel(T.GPT2Config(**sizes, **names, **options))
+
+
+def t5():
+    sizes = {"vocab_size": 53, "d_model": 32, "d_kv": 8, "d_ff": 41, "num_layers": 2}
+    options = {"num_heads": 4, "decoder_start_token_id": 0}
+    return T.T5ForConditionalGeneration(T.T5Config(**sizes, **options))
+
+
+def vit():
+    sizes = {k: v for k, v in SIZES.items() if k != "vocab_size"}
+    options = {"num_attention_heads": 4, "image_size": 16, "patch_size": 4}
+    return T.ViTForImageClassification(T.ViTConfig(**sizes, **options))
+
+
+def bert_with_memory():
+    """An encoder and a decoder of BERT, with cross-attention."""
+    decoder = T.BertConfig(is_decoder=True, add_cross_attention=True, **SIZES, **HEADS)
+    config = T.EncoderDecoderConfig.from_encoder_decoder_configs(
+        T.BertConfig(**SIZES, **HEADS), decoder
+    )
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    return T.EncoderDecoderModel(config=config)
+
+
+MODELS = {
+    "BERT": lambda: T.BertForMaskedLM(T.BertConfig(**SIZES, **HEADS)),
+    "RoBERTa": lambda: T.RobertaForMaskedLM(T.RobertaConfig(**SIZES, **HEADS)),
+    "ViT": vit,
+    "GPT-2": gpt2,
+    "GPT-2, scale by layer": lambda: gpt2(scale_attn_by_inverse_layer_idx=True),
+    "Llama": lambda: T.LlamaForCausalLM(T.LlamaConfig(**GROUPED)),
+    "Qwen 2": lambda: T.Qwen2ForCausalLM(T.Qwen2Config(**GROUPED)),
+    "Qwen 3": lambda: T.Qwen3ForCausalLM(T.Qwen3Config(**GROUPED)),
+    "Mistral": lambda: T.MistralForCausalLM(T.MistralConfig(sliding_window=6, **GROUPED)),
+    "Gemma 3": lambda: T.Gemma3ForCausalLM(T.Gemma3TextConfig(**GROUPED, **WINDOWS)),
+    "T5": t5,
+    "BERT with memory": bert_with_memory,
+}
+ENCODERS = ("BERT", "RoBERTa", "ViT")
+NORMED = ("Qwen 3", "Gemma 3")
+WITH_MEMORY = ("T5", "BERT with memory")
+WRITERS = [name for name in MODELS if name not in ENCODERS]
+LAYERS = {"T5": 6, "BERT with memory": 6}
+
+
+def words():
+    """Two sequences, the second shorter: its padding is before it."""
+    torch.manual_seed(1)
+    ids = torch.randint(3, 53, (2, 11))
+    mask = torch.ones(2, 11, dtype=torch.long)
+    mask[1, :4] = 0
+    return ids.masked_fill(mask == 0, 0), mask
+
+
+def case(name):
+    torch.manual_seed(0)
+    model = randomised(MODELS[name]())
+    ids, mask = words()
+    if name == "ViT":
+        pictures = draw(2, 3, 16, 16)
+        return model, lambda m: m(pixel_values=pictures).logits
+    if name in WITH_MEMORY:
+        inputs = {"input_ids": ids.flip(1), "attention_mask": mask.flip(1)}
+        return model, lambda m: m(decoder_input_ids=ids[:, -7:], **inputs).logits
+    if name in ENCODERS:
+        ids, mask = ids.flip(1), mask.flip(1)
+    return model, lambda m: m(input_ids=ids, attention_mask=mask).logits[mask.bool()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("variant", ["softmax", "mgk"])
+def test_the_model_stays_the_same_function(name, variant):
+    """Padding, causality and windows too: a lost mask would change the real tokens."""
+    model, call = case(name)
+    new, report = swapped(model, variant, spread=0.0)
+    assert len(report.layers) == LAYERS.get(name, 2)
+    assert all(layer.swapped and layer.error < 1e-12 for layer in report.layers)
+    assert new.config._attn_implementation == NAME
+    # The library's norms of queries and keys compute in float32, whatever the model's dtype.
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if name in NORMED else TIGHT
+    assert_same_model(model, new, call, tolerance)
+    if name != "BERT with memory":
+        assert_same_projections(model, new, call, tolerance)
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in NORMED])
+def test_joining_equal_heads_loses_nothing(name):
+    """Half the heads, with rotary positions and grouped queries too."""
+    model, call = case(name)
+    make_pairs_equal(model, [(0, 3), (1, 2)])
+    for module in model.modules():  # T5: one table of positions for each head
+        if hasattr(module, "relative_attention_bias"):
+            table = module.relative_attention_bias.weight.data
+            table.copy_(table[:, :1].expand_as(table))
+    new, report = swapped(model, "mgk", heads=0.5)
+    grouped = report.layers[0].heads[0] == 8
+    pairs = [[0, 6], [1, 7], [2, 4], [3, 5]] if grouped else [[0, 3], [1, 2]]
+    assert [layer.groups for layer in report.layers] == [pairs] * len(report.layers)
+    torch.testing.assert_close(call(new), call(model), rtol=1e-7, atol=1e-7)
+
+
+CACHES = {
+    "dynamic": {"use_cache": True},
+    "static": {"cache_implementation": "static"},
+    "beams": {"num_beams": 3},
+}
+
+
+@pytest.mark.parametrize("heads", [1.0, 0.5])
+@pytest.mark.parametrize("name", WRITERS)
+def test_generate_with_a_cache_is_generate_without(name, heads):
+    model, _ = case(name)
+    ids, mask = words()
+    if name in WITH_MEMORY:
+        ids, mask = ids.flip(1), mask.flip(1)
+
+    def write(m, **options):
+        lengths = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
+        more = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
+        given = {"input_ids": ids, "attention_mask": mask}
+        return m.generate(**given, **lengths, **more, **options)
+
+    new, _ = swapped(model, "mgk", heads=heads, spread=0.0)
+    plain = write(new, use_cache=False)
+    if heads == 1.0:
+        assert torch.equal(plain.sequences, write(model).sequences)
+    for kind, options in CACHES.items():
+        expected = plain
+        if kind == "beams":
+            expected = write(new, use_cache=False, **options)
+        elif kind == "static" and name == "BERT with memory":
+            continue  # the library has none for it
+        found = write(new, **options)
+        assert torch.equal(found.sequences, expected.sequences), kind
+        for one, other in zip(found.logits, expected.logits, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # logits are float32
+
+
+def test_what_a_cache_holds_is_what_the_report_says():
+    model, _ = case("Llama")
+    new, report = swapped(model, "mgk", heads=0.5)
+    ids, _ = words()
+    for each, which in ((model, 0), (new, 1)):
+        cache = each(input_ids=ids, use_cache=True).past_key_values
+        layer = cache.layers[0]
+        held = layer.keys.nbytes + layer.values.nbytes
+        assert held == ids.numel() * report.layers[0].cache_bytes[which]
+    assert layer.keys.shape == (2, 2, 11, 16)
+    assert layer.values.shape == (2, 2, 11, 8)
+
+
+def test_a_swap_leaves_random_numbers_alone():
+    model, _ = case("GPT-2")
+    state = torch.get_rng_state()
+    lit_probattn.swap(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_maps_are_returned_where_they_are_asked_for():
+    model, _ = case("BERT")
+    model.set_attn_implementation("eager")
+    new, _ = swapped(model, "mgk", spread=0.0)
+    ids, mask = words()
+    maps = [
+        m(input_ids=ids, attention_mask=mask, output_attentions=True).attentions
+        for m in (model, new)
+    ]
+    assert len(maps[0]) == len(maps[1]) == 2
+    for before, after in zip(*maps, strict=True):
+        real = mask[:, None, :, None].bool().expand_as(before)
+        torch.testing.assert_close(after[real], before[real], **TIGHT)
+
+
+def test_some_layers_can_be_left():
+    model, call = case("Llama")
+    new, report = swapped(model, "mgk", layers=["model.layers.0.*"], spread=0.0)
+    assert [layer.swapped for layer in report.layers] == [True, False]
+    assert_same_model(model, new, call)
+    # The other one later: the function is registered, and a core is what marks a layer.
+    more, report = lit_probattn.swap(new, "mgk", layers=["model.layers.1.*"], spread=0.0)
+    assert [layer.swapped for layer in report.layers] == [False, True]
+    assert_same_model(model, more, call)
+    with pytest.raises(ValueError, match="it is swapped already"):
+        lit_probattn.swap(more)
+
+
+def test_normed_keys_start_exact_with_gaussian_scores():
+    model, call = case("Qwen 3")
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_norm.weight"):
+            torch.nn.init.ones_(parameter)
+    new, _ = swapped(model, "mgk", spread=0.0, score="gaussian")
+    # The norm is that of x / √(mean x² + 1e-6): equal but for the 1e-6.
+    torch.testing.assert_close(call(new), call(model), rtol=1e-4, atol=1e-4)
+
+
+def test_what_would_be_lost_is_refused_by_name():
+    torch.manual_seed(0)
+    model = T.Gemma2ForCausalLM(T.Gemma2Config(**GROUPED))
+    with pytest.raises(ValueError, match="soft cap") as error:
+        lit_probattn.swap(model)
+    assert "2 of 2" in str(error.value)
+    assert "model.layers.1.self_attn (Gemma2Attention)" in str(error.value)
+    sinks = T.GptOssConfig(**GROUPED, num_local_experts=2, **WINDOWS)
+    with pytest.raises(ValueError, match="attention sinks"):
+        lit_probattn.swap(T.GptOssForCausalLM(sinks))
+    with pytest.raises(ValueError, match=r"DistilBert.* is not among the classes that are known"):
+        lit_probattn.swap(T.DistilBertModel(T.DistilBertConfig(n_layers=1, dim=32, n_heads=4)))
+    capped, _ = case("Gemma 3")
+    capped.model.layers[1].self_attn.attn_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="1 of 2 attention layers cannot be swapped"):
+        lit_probattn.swap(capped)
+    assert capped.config._attn_implementation != NAME
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5"])
+def test_a_saved_model_loads_again(name, tmp_path):
+    model, call = case(name)
+    model, report = lit_probattn.swap(model, "mgk", heads=0.5, seed=3)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    recipe = json.loads(json.dumps(report.recipe))
+    torch.manual_seed(2)
+    fresh, _ = lit_probattn.swap(randomised(MODELS[name]()), recipe)
+    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    assert torch.equal(call(fresh), call(model))
+    assert torch.equal(call(copy.deepcopy(model)), call(model))
+
+
+@pytest.mark.parametrize("variant", ["softmax", "mgk"])
+def test_another_process_can_read_a_pickled_model(variant, tmp_path):
+    """As those of DDP's spawn do: our function is registered there by what is read."""
+    model, _ = case("GPT-2")
+    model, _ = lit_probattn.swap(model, variant)
+    ids, _ = words()
+    torch.save((model, ids, model(ids).logits), tmp_path / "model.pt")
+    code = (
+        "import sys, torch\n"
+        "model, ids, expected = torch.load(sys.argv[1], weights_only=False)\n"
+        "print(torch.equal(model(ids).logits, expected))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model.pt")],
+        **{"cwd": ROOT, "capture_output": True, "text": True, "check": False},
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama"])
+def test_one_graph_when_compiled(name):
+    model, call = case(name)
+    model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(call(compiled), call(model), **TIGHT)
+
+
+def test_training_with_dropout_and_checkpointing():
+    """Attention dropout of the config runs in our core; recomputation draws the same."""
+    torch.manual_seed(0)
+    config = T.LlamaConfig(attention_dropout=0.3, **GROUPED)
+    model = randomised(T.LlamaForCausalLM(config))
+    model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
+    ids, _ = words()
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    model.train()
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        torch.manual_seed(4)
+        output = model(ids, use_cache=False).logits
+        output.square().mean().backward()
+        found.append((output.detach(), [p.grad.clone() for p in model.parameters()]))
+    assert not torch.equal(found[0][0], model(ids).logits)
+    torch.testing.assert_close(found[1], found[0], **TIGHT)

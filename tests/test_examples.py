@@ -1,0 +1,41 @@
+"""The scripts of examples/ run as they stand, and are short."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+MOST_LINES = 40
+
+
+def run(script: str, folder) -> str:
+    """Run a script in an empty folder; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script)],
+        **{"cwd": folder, "capture_output": True, "text": True, "check": False},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_examples_are_short_and_tested(script):
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    assert f"test_{script.stem}" in globals()
+
+
+def test_swap_timm(tmp_path):
+    shown = run("swap_timm.py", tmp_path)
+    assert "12 of 12 attention layers are mgk now" in shown
+    errors = [float(found) for found in re.findall(r"squared error ([0-9.]+)", shown)]
+    assert len(errors) == 3
+    assert errors[2] < errors[0] / 2
+    assert shown.endswith("loaded again, equal: True\n")
