@@ -52,7 +52,7 @@ def test_a_command_is_handed_its_words(name, monkeypatch):
     assert callable(import_module(command.module).main)
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, {"fit", "compare", "sweep"}))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, {"compare", "sweep"}))
 def test_stored_help_is_the_parsers(name, capsys):
     """After a change: `python -m tests.commands.help_texts`."""
     assert main([name, "--help"]) == 0

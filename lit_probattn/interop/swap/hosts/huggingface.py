@@ -109,15 +109,18 @@ def attention_function(
     if core is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
-        result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
+        return sdpa_attention_forward(
             module,
-            *(query, key, value, attention_mask),
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
             position_bias=position_bias,
-            **options,
             **kwargs,
         )
-        return result
     for name in _LOST_ARGUMENTS:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__}: {name} is not supported by a swap")
