@@ -30,6 +30,8 @@ HOMES = {
     "lit_probattn/cli/jsonargparse_internals.py",
     "profiling/kernels/triton_internals.py",
     "datamodules/core/loaders.py",
+    "lit_probattn/interop/swap/hosts/huggingface.py",
+    "lit_probattn/interop/swap/hosts/timm.py",
 }
 BASES = (
     *(nn.Module, torch.utils.data.Dataset, torch.utils.data.Sampler, torch.autograd.Function),

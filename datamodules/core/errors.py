@@ -14,15 +14,15 @@ class DataError(ValueError):
     It is one line: what a file's names bring along, such as line ends, is shown escaped.
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(_printable(arg) if isinstance(arg, str) else arg for arg in args))
+    def __str__(self) -> str:
+        return _printable(super().__str__())
 
 
 class MissingDataError(DataError, FileNotFoundError):
     """Files of a release, or a cache, are not where they are expected."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
+        return _printable(str(self.args[0])) if self.args else ""
 
 
 def _printable(text: str) -> str:

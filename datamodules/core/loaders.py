@@ -35,7 +35,7 @@ class _Loader:
                 self._iterator._shutdown_workers()  # left to itself, it waits five seconds
                 self._iterator = None
             # A loader process sends its traceback along; the last line is the message.
-            kind, text = type(error), str(error).strip().splitlines()[-1]
+            kind, text = type(error), str(error.args[0]).strip().splitlines()[-1]
             raise DataError(text.removeprefix(f"{kind.__module__}.{kind.__name__}: ")) from None
 
     # Lightning shuts the workers down through this attribute.
