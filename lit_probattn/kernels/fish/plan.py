@@ -108,6 +108,11 @@ class Heads:
         columns += 2 * found.block_k * (self.num_global + group)
         return columns * self.head_dim * self.itemsize
 
+    def shared_bytes_of_keys(self, found: Launch) -> int:
+        """Estimate the shared memory of a program of keys: its keys, queries and a head's do."""
+        columns = found.block_k * self.num_global + found.block_q * (self.num_global + 1)
+        return columns * self.head_dim * self.itemsize
+
     def registers(self, kernel: str, group: int, found: Launch) -> float:
         """Estimate the registers per thread of a program; fitted to compiled kernels."""
         threads = 32 * found.num_warps
@@ -127,8 +132,9 @@ class Heads:
             return (maps + noise + local + group + 3) * tile + 12 * (maps + group)
         wide = (maps if "key" in kernel else 0) + (group if "value" in kernel else 0)
         sums = wide * self.head_dim * found.block_k / threads
-        if kernel == "grad_value":
-            return sums + (maps + noise + local + 2) * tile + 8 * (maps + group)
+        if kernel == "grad_value":  # tiles of 64 queries keep more addresses
+            more = 8 * (found.block_q >= 64)
+            return sums + (maps + noise + local + 2) * tile + 8 * (maps + group) + more
         return sums + tiles + 12 * (maps + 2 * group) + self.slots(group)
 
 
@@ -176,6 +182,9 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
     kind = kernel.split("_")[1] if "grad" in kernel else "forward"
     budget: float = _BUDGET[capability][kind]
     if kernel == "forward" and heads.shared_bytes(group, found) > _SHARED[capability]:
+        return False
+    of_keys = kernel in ("grad_key", "grad_value", "grad_key_value")
+    if of_keys and heads.shared_bytes_of_keys(found) > _SHARED[capability]:
         return False
     if kernel == "forward":  # wider key tiles keep more addresses
         budget -= 0.4 * group * found.block_k if capability < 90 else found.block_k // 64 * 8

@@ -121,6 +121,19 @@ def test_tiles_have_sixteen_rows_for_every_warp():
             assert stays(kernel, launch) >= 16 * launch.num_warps, (kernel, heads, launch)
 
 
+def test_programs_of_keys_fit_into_shared_memory():
+    """With 4 maps, heads of 128 and dropout, 32 x 128 took 176,256 bytes of sm_80's 166,912."""
+    for num_global, head_dim, noise, dropout, capability in product(
+        (1, 2, 4), (16, 64, 128), (0, 1, 2), (False, True), (80, 90)
+    ):
+        heads = Heads(num_global, 8, head_dim, 0, noise, 2, dropout)
+        with recording(capability):
+            for kernel in ("grad_key", "grad_value"):
+                launch = make_plan(kernel, heads, torch.device("cpu")).launch
+                taken = heads.shared_bytes_of_keys(launch)
+                assert taken <= SHARED_LIMIT[capability], (kernel, heads, launch)
+
+
 @pytest.mark.slow
 def test_functions_that_old_compilers_confuse_are_refused(tmp_path):
     code = """
