@@ -121,7 +121,7 @@ class Door:
 
 DOORS = {
     "reproduce": Door(_reproduce, signal.SIGKILL),
-    "compare": Door(_compare, signal.SIGINT),
+    "compare": Door(_compare, signal.SIGKILL),  # asked to end, it is done before
     "quickstart": Door(_quickstart, signal.SIGTERM),
     "uea": Door(_uea, signal.SIGINT),
     "head_size": Door(_head_size, signal.SIGKILL),
