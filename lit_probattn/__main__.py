@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -78,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words or words[0] in ("-h", "--help"):
         print(usage(), end="")
+        if not words:
+            print("error: no command was given: name one of these", file=sys.stderr)
         return 0 if words else 2
     text = stored_help(words[0]) if words[1:] in (["-h"], ["--help"]) else None
     if text is not None:
@@ -87,6 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = COMMANDS[words[0]]
         status: int = import_module(command.module).main([*command.words, *words[1:]])
         return status
+    if not words[0].startswith("-") and words[0] not in RUN:
+        close = difflib.get_close_matches(words[0], [*RUN, *COMMANDS], n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`lit-probattn --help` names all"
+        print(f"error: unknown command {words[0]!r}; {hint}", file=sys.stderr)
+        return 2
     for name in _NUMBERS:
         value = os.environ.get(name, "0")
         if not value.isdecimal():

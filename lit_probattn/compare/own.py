@@ -15,7 +15,6 @@ refused; other differences, such as dropout, are flagged.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import sys
@@ -23,13 +22,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.compare.cells import parse_settings
 from lit_probattn.compare.command import add_flags, protocol_of, run
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import ATTENTION, STEPS, Options, cell_config, deciding, setting
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.config_files import file_named, run_stem, shipped
-from lit_probattn.configs import ConfigError, class_of, compose, nearest, parameters_of
-from lit_probattn.configs import takes_any_name as takes_any
+from lit_probattn.configs import (
+    ConfigError,
+    class_of,
+    compose,
+    nearest,
+    parameters_of,
+    takes_any_name,
+)
 
 SEEDS = (0, 1, 2)
 # A setting of the class itself, not an argument of it.
@@ -111,13 +117,12 @@ def read_row(text: str) -> Row:
     except ValueError as error:
         raise ConfigError(f"--attention {text!r}: a name, then KEY=VALUE words") from error
     path = _portable(file_named("attention", name))
-    options: dict[str, Any] = {}
-    others: dict[str, Any] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        if not key or not equals:
+        if not word.partition("=")[0] or "=" not in word:
             raise ConfigError(f"--attention {text!r}: expected KEY=VALUE, received {word!r}")
-        (others if "." in key else options)[key] = _value(value)
+    given = parse_settings(words)
+    options = {key: value for key, value in given.items() if "." not in key}
+    others = {key: value for key, value in given.items() if "." in key}
     config = compose([path], {f"{ATTENTION}.{key}": value for key, value in options.items()})
     _check_options(text, config, options)
     heads = setting(config, f"{ATTENTION}.num_heads")
@@ -140,13 +145,6 @@ def _portable(path: str) -> str:
     return path
 
 
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def _check_options(text: str, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     try:
         path = config["model"]["init_args"]["attention"]["class_path"]
@@ -155,7 +153,7 @@ def _check_options(text: str, config: Mapping[str, Any], options: Mapping[str, A
     cls = class_of(path)
     known = parameters_of(cls)
     for key in options:
-        if key not in known and not takes_any(cls):
+        if key not in known and not takes_any_name(cls):
             raise ConfigError(
                 f"--attention {text!r}: {path} has no option {key!r}{nearest(key, known)}"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from datamodules.__main__ import main as data_main
 from datamodules.core.errors import DataError
-from lit_probattn.cli.app import main
+from lit_probattn.__main__ import main
 from tests.support.paths import ROOT
 from tests.support.runs import arguments
 

@@ -79,3 +79,11 @@ def test_help_imports_nothing_heavy(words):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert HEAVY & set(json.loads(done.stdout.splitlines()[-1])) == set()
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("fitt", "did you mean 'fit'?"), ("zzz", "`lit-probattn --help` names all")]
+)
+def test_an_unknown_command_is_one_line(word, hint, capsys):
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"error: unknown command {word!r}; {hint}\n"

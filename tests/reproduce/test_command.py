@@ -122,6 +122,20 @@ def test_a_start_is_measured_once(monkeypatch):
     prediction.start_seconds.cache_clear()
 
 
+def test_the_start_that_is_measured_imports_what_a_run_does(monkeypatch):
+    """Not the program's stored help, which is there at once."""
+    given = []
+    with monkeypatch.context() as context:
+        context.setattr(prediction.subprocess, "run", lambda words, **_: given.append(words))
+        prediction.start_seconds.cache_clear()
+        prediction.start_seconds()
+    prediction.start_seconds.cache_clear()
+    program, *words = given[0]
+    timed = [program, "-X", "importtime", *words]
+    done = subprocess.run(timed, capture_output=True, text=True, check=True)
+    assert "lightning.pytorch" in done.stderr
+
+
 def test_list_names_every_table_with_its_state(capsys):
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
