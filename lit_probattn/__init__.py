@@ -7,7 +7,7 @@ from typing import Any
 # the types.
 _LAZY = {
     "create": "lit_probattn.configs",
-    "list_attention": "lit_probattn.config_files",
+    "list_attention": "lit_probattn.base.config_files",
     "as_multihead_attention": "lit_probattn.interop.multihead",
     "swap": "lit_probattn.interop.swap",
 }

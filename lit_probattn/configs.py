@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lit_probattn import allowed_code
 from lit_probattn.attention import Attention, AttentionFactory
-from lit_probattn.config_files import ConfigError, file_named, files_in, find, nearest
+from lit_probattn.base import allowed_code
+from lit_probattn.base.config_files import ConfigError, file_named, files_in, find, nearest
 
 KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from lit_probattn.allowed_code import add_flag
+from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments

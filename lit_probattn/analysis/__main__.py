@@ -13,8 +13,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lit_probattn.allowed_code import add_flag
 from lit_probattn.analysis.registry import STUDIES, Entry
+from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.cli.errors import explain
 from lit_probattn.configs import nearest
 

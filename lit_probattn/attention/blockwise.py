@@ -25,8 +25,8 @@ from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import autocast_off, grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
-from lit_probattn.torch_internals import softmax_backward
 
 Axis = Literal["row", "col", "pair", "shared"]
 # Scores that one block may hold. Small enough to stay in the cache of a CPU core, large enough

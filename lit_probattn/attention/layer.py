@@ -18,8 +18,8 @@ from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.rotary import Rotary
+from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import AttentionDropout, RandomKey
-from lit_probattn.torch_internals import RenamingModule
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_probattn import __version__
-from lit_probattn.allowed_code import take_flags
+from lit_probattn.base.allowed_code import take_flags
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
 from lit_probattn.cli.files import (
     config_files,

@@ -19,8 +19,8 @@ from traceback import walk_tb
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lit_probattn.allowed_code import OUR_PACKAGES
 from lit_probattn.attention import Attention
+from lit_probattn.base.allowed_code import OUR_PACKAGES
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import is_first_rank, rank
 from lit_probattn.tasks.finite import NonFiniteError

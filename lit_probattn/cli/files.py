@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.config_files import KINDS, file_named, find, run_stem
 from lit_probattn.cli.errors import CommandError
-from lit_probattn.config_files import KINDS, file_named, find, run_stem
 from lit_probattn.configs import read_yaml, refuse_two_tasks
 
 # Flags that take the name of a file, by the kind of the file; and what such a file must set.

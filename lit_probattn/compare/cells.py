@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.config_files import run_stem
 from lit_probattn.compare.protocol import Options, cell_config, config_files, deciding, overrides
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
-from lit_probattn.config_files import run_stem
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import versions_of

@@ -19,7 +19,8 @@ import pandas as pd
 import torch
 
 from datamodules.core.errors import DataError
-from lit_probattn.allowed_code import add_flag
+from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.config_files import file_named, find
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
 from lit_probattn.compare.cells import Cell, Place, parse_settings, portable
 from lit_probattn.compare.launch import submit
@@ -28,7 +29,6 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
-from lit_probattn.config_files import file_named, find
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import device_name
 from lit_probattn.records.tables import markdown_lines

@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.config_files import file_named, run_stem, shipped
 from lit_probattn.compare.cells import parse_settings
 from lit_probattn.compare.command import add_flags, protocol_of, run
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import ATTENTION, STEPS, Options, cell_config, deciding, setting
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
-from lit_probattn.config_files import file_named, run_stem, shipped
 from lit_probattn.configs import (
     ConfigError,
     class_of,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_probattn.config_files import files_in, find
+from lit_probattn.base.config_files import files_in, find
 from lit_probattn.configs import ConfigError, nearest, read_yaml
 
 FOLDER = Path("configs/reproduce")

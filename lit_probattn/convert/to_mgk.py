@@ -28,9 +28,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.allowed_code import add_flag
 from lit_probattn.attention import MGKAttention
-from lit_probattn.config_files import find
+from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.config_files import find
 from lit_probattn.convert.files import (
     ConversionError,
     check_output,

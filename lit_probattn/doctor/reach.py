@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
+from lit_probattn.base.torch_internals import loopback_store
 from lit_probattn.doctor.findings import Finding
-from lit_probattn.torch_internals import loopback_store
 
 SECTION = "Contact between processes"
 

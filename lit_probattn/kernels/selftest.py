@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.runtime import PairOptions, draw_tensor
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
-from lit_probattn.torch_internals import outside_modes
 
 # Largest error relative to the largest entry: a few roundings of the dtype, far below a wrong term.
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.torch_internals import FollowingModule
+from lit_probattn.base.torch_internals import FollowingModule
 
 Positions = Literal["reversed", "forward", "rotary"]
 _BASE = 10000.0

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_probattn.base.config_files import find
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
-from lit_probattn.config_files import find
 from lit_probattn.configs import ConfigError
 
 

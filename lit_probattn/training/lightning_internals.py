@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from lit_probattn.torch_internals import loopback_store
+from lit_probattn.base.torch_internals import loopback_store
 
 __all__ = [
     "BareCLI",

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, recorded_choices
-from lit_probattn.torch_internals import FakeTensorMode, peak_bytes, storage_key, with_child
+from lit_probattn.base.torch_internals import FakeTensorMode, peak_bytes, storage_key, with_child
 
 _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 

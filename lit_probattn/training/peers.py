@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
-from lit_probattn.torch_internals import default_store
+from lit_probattn.base.torch_internals import default_store
 
 INTERVAL_S = 1.0
 MISSED_BEATS = 3

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_probattn.attention import Attention
+from lit_probattn.base.torch_internals import FakeTensorMode
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
-from lit_probattn.torch_internals import FakeTensorMode
 from profiling.cost.exact import (
     ExactCost,
     ModelShape,

@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 
+from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.configs import ConfigError
 from lit_probattn.kernels.runtime import (
     Launch,
@@ -32,7 +33,6 @@ from lit_probattn.kernels.runtime import (
     write_tuned,
 )
 from lit_probattn.records.provenance import device_name, versions
-from lit_probattn.torch_internals import outside_modes
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
 from profiling.measure.timing import summarise, time_once

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from lit_probattn.config_files import file_named
+from lit_probattn.base.config_files import file_named
 from lit_probattn.configs import ConfigError, read_yaml
 from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 

@@ -16,9 +16,9 @@ from unittest import mock
 import numpy as np
 from torch import Tensor
 
+from lit_probattn.base.torch_internals import TorchDispatchMode, outside_modes
 from lit_probattn.kernels.operator import IMPLEMENTATIONS
 from lit_probattn.kernels.runtime import recording
-from lit_probattn.torch_internals import TorchDispatchMode, outside_modes
 
 # What makes room or another view, and launches nothing.
 _FREE = {

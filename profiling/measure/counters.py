@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from lit_probattn.torch_internals import (
+from lit_probattn.base.torch_internals import (
     CDIST_OPERATORS,
     CPU_ATTENTION_OPERATORS,
     TorchDispatchMode,

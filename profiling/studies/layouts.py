@@ -27,8 +27,8 @@ import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lit_probattn.base.config_files import named_files
 from lit_probattn.cli.app import main as train
-from lit_probattn.config_files import named_files
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 from profiling.measure.processes import RanksError, run_in_ranks
 from profiling.studies.study import Report, command, flag

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lit_probattn.config_files import file_named, find
+from lit_probattn.base.config_files import file_named, find
 from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
 from profiling.measure.rows import Quantity
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.config_files import find
+from lit_probattn.base.config_files import find
 from lit_probattn.configs import ConfigError, read_yaml
 from profiling.measure.rows import Quantity
 from profiling.sweep.config import ModelConfig, SweepConfig

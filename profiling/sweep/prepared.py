@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
+from lit_probattn.base.config_files import file_named, find
 from lit_probattn.cli.shards import Progress
-from lit_probattn.config_files import file_named, find
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import git_revision, replace_text, versions
 from lit_probattn.records.rows import RowStore

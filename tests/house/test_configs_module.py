@@ -9,9 +9,9 @@ import yaml
 
 from datamodules import Synthetic
 from lit_probattn import configs
+from lit_probattn.base.config_files import find, run_stem
 from lit_probattn.cli.app import main
 from lit_probattn.cli.files import read_config_files, run_name
-from lit_probattn.config_files import find, run_stem
 from lit_probattn.configs import (
     ConfigError,
     compose,
@@ -61,7 +61,7 @@ MOVED = {
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch):
-    monkeypatch.setattr("lit_probattn.config_files._told", set())
+    monkeypatch.setattr("lit_probattn.base.config_files._told", set())
 
 
 # ---- finding -----------------------------------------------------------------------------------

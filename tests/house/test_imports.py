@@ -32,13 +32,7 @@ FLOORS = (
     ("lit_probattn/interop",),
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
-    (
-        "lit_probattn/records",
-        "lit_probattn/allowed_code.py",
-        "lit_probattn/config_files.py",
-        "lit_probattn/randomness.py",
-        "lit_probattn/torch_internals.py",
-    ),
+    ("lit_probattn/records", "lit_probattn/base", "lit_probattn/randomness.py"),
     # Names of commands whose code moved: they forward by a string.
     ("lit_probattn/export.py", "lit_probattn/head_size.py", "lit_probattn/uea_benchmark.py"),
     ("lit_probattn/__init__.py",),
@@ -58,8 +52,7 @@ INNER_FLOORS = {
 MOST_FILES = 15
 # Files of the package that lie in none of its folders; the last three only forward a command.
 LOOSE = {
-    *("__init__.py", "__main__.py", "allowed_code.py", "config_files.py", "configs.py"),
-    *("quickstart.py", "randomness.py", "torch_internals.py"),
+    *("__init__.py", "__main__.py", "configs.py", "quickstart.py", "randomness.py"),
     *("export.py", "head_size.py", "uea_benchmark.py"),
 }
 

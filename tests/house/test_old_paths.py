@@ -50,16 +50,7 @@ STUBS = (
     "profiling.swin_step",
 )
 LOOSE = {
-    "lit_probattn": {
-        "__init__",
-        "__main__",
-        "allowed_code",
-        "config_files",
-        "configs",
-        "quickstart",
-        "randomness",
-        "torch_internals",
-    },
+    "lit_probattn": {"__init__", "__main__", "configs", "quickstart", "randomness"},
     "profiling": {"__init__", "__main__", "cli"},
 }
 

@@ -20,7 +20,7 @@ from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
 from lit_probattn.attention.mgk.priors import PRIOR_FLOOR
-from lit_probattn.torch_internals import in_backward
+from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
 

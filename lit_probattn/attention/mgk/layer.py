@@ -54,7 +54,7 @@ from lit_probattn.attention.mgk.priors import (
     variance_multipliers,
 )
 from lit_probattn.attention.rotary import Rotary, RotaryShift
-from lit_probattn.torch_internals import in_backward
+from lit_probattn.base.torch_internals import in_backward
 
 # Where one product serves all components, the C library needs fewer products than the fused
 # reduction over K·N keys; with heads of 8 and 16 entries it was not faster.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.core import Learned
 from lit_probattn.attention.functional import compute_dtype
-from lit_probattn.torch_internals import FollowingModule
+from lit_probattn.base.torch_internals import FollowingModule
 
 EStep = Literal["learned", "soft", "hard"]
 PriorShare = Literal["layer", "head", "head_position"]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from lit_probattn.attention.core import Core
-from lit_probattn.config_files import nearest
+from lit_probattn.base.config_files import nearest
 from lit_probattn.interop.swap.hosts.base import CannotSwap, Host, Place, Sizes
 from lit_probattn.interop.swap.hosts.huggingface import HuggingFaceHost
 from lit_probattn.interop.swap.hosts.timm import TimmHost

@@ -12,7 +12,7 @@ from lit_probattn.attention import Attention, MGKAttention, SoftmaxAttention
 from lit_probattn.attention.core import Core, HeadLayout
 from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
-from lit_probattn.config_files import nearest
+from lit_probattn.base.config_files import nearest
 
 VARIANTS = ("softmax", "mgk", "smgk")
 # Arguments of the cores that the swap sets itself, or that need a training loop of ours.

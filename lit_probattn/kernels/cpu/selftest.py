@@ -8,10 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from lit_probattn.base.torch_internals import outside_modes
 from lit_probattn.kernels.cpu import rows
 from lit_probattn.kernels.cpu.library import Unavailable, load
 from lit_probattn.randomness import AttentionDropout, RandomKey, normal_noise
-from lit_probattn.torch_internals import outside_modes
 
 logger = logging.getLogger("lit_probattn")
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.base.torch_internals import FollowingModule
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
 from lit_probattn.models.transformer import MLP, MOST_LAYERS, Activation
 from lit_probattn.randomness import RandomKey
-from lit_probattn.torch_internals import FollowingModule
 
 Positions = Literal["learnable", "fixed"]
 AttentionInit = Literal["xavier", "default"]

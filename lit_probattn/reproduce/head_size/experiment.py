@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import label, powers_of_two, score_limits
+from lit_probattn.base.config_files import file_named
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import add_flags, place_of
 from lit_probattn.compare.command import run as run_cells
 from lit_probattn.compare.predict import build_data, build_task
 from lit_probattn.compare.report import Report
-from lit_probattn.config_files import file_named
 from lit_probattn.records.tables import panels
 from lit_probattn.reproduce.head_size.grid import RULES, Grid, perplexity_of
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
 from lit_probattn.attention.fish.functions import fish_scores
 from lit_probattn.attention.masks import Masks
-from lit_probattn.config_files import find, run_stem
+from lit_probattn.base.config_files import find, run_stem
 from lit_probattn.randomness import RandomKey, normal_noise
 from tests.support.paths import CONFIGS
 

@@ -17,7 +17,7 @@ from lit_probattn.attention import (
     ReleasedMGKAttention,
     ReleasedMLKAttention,
 )
-from lit_probattn.config_files import find, run_stem
+from lit_probattn.base.config_files import find, run_stem
 
 FOLDER = Path("configs/attention/as_released")
 CLASSES = {

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_probattn import torch_internals
+from lit_probattn.base import torch_internals
 from lit_probattn.configs import ConfigError
 from lit_probattn.training.memory import predicted_bytes, resident_bytes
 from profiling.measure.memory import measured_cpu_bytes

@@ -143,8 +143,8 @@ def test_kernels_of_a_gpu_have_no_prediction_but_a_count():
 
 def test_predicting_a_kernel_on_fake_tensors_does_not_touch_their_memory():
     """The C library's self-test once read fake tensors when a prediction was its first caller."""
+    from lit_probattn.base.torch_internals import FakeTensorMode
     from lit_probattn.kernels.cpu import selftest
-    from lit_probattn.torch_internals import FakeTensorMode
 
     selftest.failure.cache_clear()
     with FakeTensorMode():

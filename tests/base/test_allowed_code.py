@@ -9,8 +9,8 @@ import sys
 import lightning.pytorch as pl
 import pytest
 
-from lit_probattn import allowed_code
 from lit_probattn.analysis.__main__ import main as analysis
+from lit_probattn.base import allowed_code
 from lit_probattn.cli.app import main as train
 from lit_probattn.configs import ConfigError, attention_factory, class_of, instantiate
 from lit_probattn.convert.to_mgk import main as convert

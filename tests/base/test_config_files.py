@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_probattn import config_files
-from lit_probattn.compare.cells import Place
-from lit_probattn.compare.command import add_flags, protocol_of
-from lit_probattn.compare.protocol import Options, cell_config
-from lit_probattn.compare.tables import kinds, read_published, read_table
-from lit_probattn.config_files import (
+from lit_probattn.base import config_files
+from lit_probattn.base.config_files import (
     KINDS,
     ConfigError,
     file_named,
@@ -23,6 +19,10 @@ from lit_probattn.config_files import (
     named_files,
     run_stem,
 )
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.command import add_flags, protocol_of
+from lit_probattn.compare.protocol import Options, cell_config
+from lit_probattn.compare.tables import kinds, read_published, read_table
 from lit_probattn.configs import attention_entry, compose, read_yaml
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.head_size import experiment
@@ -197,7 +197,7 @@ def test_a_missing_file_names_the_nearest_from_any_folder(folders):
 def test_nothing_heavy_is_imported_for_names():
     code = """
 import sys
-from lit_probattn.config_files import file_named, named_files
+from lit_probattn.base.config_files import file_named, named_files
 assert file_named("attention", "smgk") and named_files("task")
 print({"torch", "lightning", "numpy", "yaml"} & set(sys.modules))
 """

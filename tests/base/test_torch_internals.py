@@ -18,14 +18,14 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from lit_probattn import torch_internals
+from lit_probattn.base import torch_internals
 from tests.support.helpers import LOOPBACK, listening_on
 from tests.support.paths import ROOT
 from tests.support.private_members import members_of, own_names, private_uses
 
 PACKAGES = ("lit_probattn", "datamodules", "profiling")
 HOMES = {
-    "lit_probattn/torch_internals.py",
+    "lit_probattn/base/torch_internals.py",
     "lit_probattn/training/lightning_internals.py",
     "lit_probattn/cli/jsonargparse_internals.py",
     "profiling/kernels/triton_internals.py",

@@ -26,7 +26,7 @@ KINDS = {
     "measurement": ("profiling", "measurements"),
     "table": ("reproduce", "tables"),
 }
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 class ConfigError(ValueError):

@@ -109,7 +109,7 @@ def _place(spec: ModuleSpec) -> Path | None:
 
 
 def _is_installed(name: str, place: Path) -> bool:
-    ours = [Path(__file__).parents[1]] if name in OUR_PACKAGES else []
+    ours = [Path(__file__).parents[2]] if name in OUR_PACKAGES else []
     python = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     sites = [*site.getsitepackages(), site.getusersitepackages()]
     roots = [*ours, *(Path(root).resolve() for root in (*python, *sites))]

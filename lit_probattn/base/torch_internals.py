@@ -1,7 +1,7 @@
 """Everything that PyTorch keeps to itself and that we use all the same: its one home.
 
-Each name has a test in `tests/test_torch_internals.py` that fails when PyTorch changes it, and a
-test of the package refuses such names anywhere else.
+Each name has a test in `tests/base/test_torch_internals.py` that fails when PyTorch changes it, and
+a test of the package refuses such names anywhere else.
 """
 
 from __future__ import annotations
