@@ -192,6 +192,7 @@ def test_dropout_draws_the_same_pairs(cls, oracle, options, backend):
     [
         ("blockwise", "lit_probattn.attention.blockwise.BLOCK_SCORES"),
         ("rows", "lit_probattn.attention.rowpass.products.BLOCK_SCORES"),
+        ("native", "lit_probattn.attention.rowpass.products.BLOCK_SCORES"),
     ],
 )
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_blocks_of_any_size_agree(cls, options, backend, budget, monkeypatch):
     inputs, call = make_call(layer, 17, 17, "key+pairs+bias", True, rng)
     layer.backend = "reference"
     expected = run_with_gradients(layer, inputs, call)
-    layer.backend = backend
+    use_backend(layer, backend)
     for scores in (1, 500, 1200, 1 << 20):  # rows of a head, a head, heads of both samples, all
         monkeypatch.setattr(budget, {"cpu": scores, "cuda": scores})
         out, grad = largest_difference(run_with_gradients(layer, inputs, call), expected)

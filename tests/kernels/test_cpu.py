@@ -20,6 +20,8 @@ from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.rowpass.eager import TorchRows
 from lit_probattn.attention.rowpass.mixture import mixture_attention
 from lit_probattn.attention.rowpass.native import NativeRows
+from lit_probattn.attention.rowpass.products import places
+from lit_probattn.attention.rowpass.terms import RowTerms
 from lit_probattn.kernels.cpu import library, rows, selftest
 from lit_probattn.randomness import AttentionDropout, RandomKey
 from lit_probattn.randomness import normal_noise as torch_noise
@@ -171,6 +173,27 @@ def test_one_exponential_serves_components_that_share_a_map_unless_they_are_far_
                 assert part.isfinite().all()
                 error = (part.double() - expected).abs().max()
                 assert error <= largest * expected.abs().max().clamp_min(1.0), dtype
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "causal", "native_rows", "torch_rows"),
+    [
+        (300, False, 300, 300),  # two whole heads
+        (512, False, 512, 512),
+        (1024, False, 512, 256),
+        (2048, False, 512, 128),
+        (2048, True, 128, 128),
+        (16_384, False, 64, 16),
+    ],
+)
+def test_blocks_in_c_have_more_rows_unless_they_are_causal(
+    num_keys, causal, native_rows, torch_rows
+):
+    terms = RowTerms(Masks(num_keys, num_keys, is_causal=causal), None, num_heads=2)
+    for run, expected in ((NativeRows, native_rows), (TorchRows, torch_rows)):
+        blocks = list(places(terms, 2, torch.device("cpu"), run.least_rows))
+        assert len(blocks[0].rows) == expected
+        assert sum(block.count * len(block.rows) for block in blocks) == 2 * num_keys
 
 
 @needs_library

@@ -24,6 +24,8 @@ class TorchRows:
     Maps that belong to one component of one head are worked on in place.
     """
 
+    least_rows = 1  # larger blocks were slower: every operation goes through its maps once more
+
     @torch.compiler.disable
     def prepare(self, terms: RowTerms) -> RowTerms:
         """See `RowPass`."""

@@ -46,7 +46,7 @@ class _Mixed(torch.autograd.Function):
         out = value.new_zeros(value.shape[0], query.shape[2], value.shape[2])
         terms, buffer = replace(terms, coef=coef), Buffers(query)
         for sample in range(query.shape[0]):
-            for part in places(terms, 1, query.device):
+            for part in places(terms, 1, query.device, run.least_rows):
                 if not part.cols:
                     continue
                 maps, _ = _noisy_maps(query, key, sample, part, draw, noise_scale, buffer)
@@ -78,7 +78,7 @@ class _Mixed(torch.autograd.Function):
         grad_query, grad_key, grad_value, grad_coef, grad_scale, grad_bias = grads
         buffer = Buffers(query)
         for sample in range(query.shape[0]):
-            for part in places(terms, 1, query.device):
+            for part in places(terms, 1, query.device, run.least_rows):
                 if not part.cols:
                     continue
                 maps, noise = _noisy_maps(query, key, sample, part, ctx.draw, noise_scale, buffer)

@@ -40,7 +40,7 @@ class _Mixture(torch.autograd.Function):
         out, buffer = value.new_zeros(*query.shape[:2], value.shape[-1]), Buffers(query)
         terms = replace(terms, coef=coef, row=row, col=col)
         here = run.prepare(terms)
-        for place in places(here, query.shape[0], query.device):
+        for place in places(here, query.shape[0], query.device, run.least_rows):
             if not place.cols:
                 continue
             maps = _mixture_maps(query, key, place, buffer)
@@ -69,7 +69,7 @@ class _Mixture(torch.autograd.Function):
         ]
         grad_query, grad_key, grad_value, grad_coef, grad_row, grad_col, grad_bias = grads
         buffer, num_maps, components = Buffers(query), key.shape[1], terms.num_components
-        for place in places(terms, query.shape[0], query.device):
+        for place in places(terms, query.shape[0], query.device, run.least_rows):
             if not place.cols:
                 continue
             pairs, rows = place.pairs, slice(place.rows.start, place.rows.stop)

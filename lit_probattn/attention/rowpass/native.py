@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class NativeRows:
     """The pass in C; float32 and float64 on the CPU; a graph of torch.compile breaks here."""
 
+    least_rows = 512
+
     def prepare(self, terms: RowTerms) -> RowTerms:
         """See `RowPass`."""
         return terms

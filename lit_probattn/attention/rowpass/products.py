@@ -9,15 +9,26 @@ from torch import Tensor
 
 from lit_probattn.attention.rowpass.terms import Place, RowTerms
 
-# Scores of one map in a block: small enough to stay in the cache of a CPU core together with their
-# gradients; on CUDA large enough to fill the device.
+# Scores of one map in a block of whole heads: small enough to stay in the cache of a CPU core with
+# their gradients; on CUDA large enough to fill the device.
 BLOCK_SCORES = {"cpu": 1 << 18, "cuda": 1 << 25}
+# How many times as many scores a block may have for the sake of `RowPass.least_rows`.
+LARGER = 4
 
 
-def places(terms: RowTerms, batch_heads: int, device: torch.device) -> Iterator[Place]:
-    """Cut all queries of all heads into blocks: whole heads together, or rows of one."""
+def places(
+    terms: RowTerms, batch_heads: int, device: torch.device, least_rows: int
+) -> Iterator[Place]:
+    """Cut all queries of all heads into blocks: whole heads together, or rows of one.
+
+    Under a causal mask blocks stay small, because they leave out the keys that none of their rows
+    may see.
+    """
     masks, budget = terms.masks, BLOCK_SCORES["cpu" if device.type == "cpu" else "cuda"]
-    rows = max(1, min(masks.num_queries, budget // max(1, masks.num_keys)))
+    rows = budget // max(1, masks.num_keys)
+    if not masks.is_causal:
+        rows = max(rows, min(least_rows, LARGER * budget // max(1, masks.num_keys)))
+    rows = max(1, min(masks.num_queries, rows))
     count = 1
     if rows == masks.num_queries:
         count = max(1, min(batch_heads, budget // max(1, rows * masks.num_keys)))

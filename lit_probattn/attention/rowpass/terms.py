@@ -118,7 +118,14 @@ class RowGrads:
 
 
 class RowPass(Protocol):
-    """A pass over the rows of a block, in torch operations or in C."""
+    """A pass over the rows of a block, in torch operations or in C.
+
+    Attributes:
+        least_rows: a head whose scores do not fit into the cache is cut into blocks of this many
+            rows, if they are not far too large for it: every block reads all keys and values.
+    """
+
+    least_rows: int
 
     def prepare(self, terms: RowTerms) -> RowTerms:
         """Return the terms of a call with what all its blocks need."""
