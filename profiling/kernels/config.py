@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from lit_probattn.base.config_files import file_named
+from lit_probattn.base.config_files import file_named, nearest
 from lit_probattn.configs import ConfigError, read_yaml
 from profiling.sweep.config import AttentionEntry, Dtype, Strict, describe
 
@@ -112,7 +112,10 @@ class Comparison(Bounds):
 
 
 class KernelsConfig(Strict):
-    """The file of `python -m profiling kernels`."""
+    """The file of `python -m profiling kernels`.
+
+    `picture` says which comparisons its figure shows: label of a row, label of a colour, name.
+    """
 
     device: str = "cpu"
     dtype: Dtype = "float32"
@@ -129,7 +132,16 @@ class KernelsConfig(Strict):
     grid: Grid | list[Grid] | None = None
     sides: dict[str, Side]
     comparisons: list[Comparison]
+    picture: dict[str, dict[str, str]] = Field(default_factory=dict)
     parity_tests: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _known_comparisons(self) -> KernelsConfig:
+        names = [comparison.name for comparison in self.comparisons]
+        for name in (name for row in self.picture.values() for name in row.values()):
+            if name not in names:
+                raise ValueError(f"picture names comparison {name!r}{nearest(name, names)}")
+        return self
 
     @model_validator(mode="after")
     def _known_sides(self) -> KernelsConfig:

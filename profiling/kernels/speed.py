@@ -28,6 +28,7 @@ from profiling.kernels.cases import draw_heads
 from profiling.kernels.command import header
 from profiling.kernels.config import Comparison, KernelsConfig, Side, TorchSdpa, points
 from profiling.kernels.parity import run_heads
+from profiling.kernels.picture import time_picture
 from profiling.measure.counters import UncountedOperationError, torch_flops
 from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import (
@@ -264,6 +265,8 @@ def run_kernels(config: KernelsConfig, root: Path, folder: Path | None = None) -
     rows = [row for point in points(config) for row in point_rows(point, ceiling, green, store)]
     passed = green and not any(row.get("holds") is False for row in rows)
     tests = f"{'passed' if green else 'FAILED'}: {summary}"
+    if folder is not None and config.picture:
+        time_picture(config, rows, folder / "figures" / "time_ratio.png")
     return speed_report(config, rows, ceiling, tests, device_name(config.device)), passed
 
 
@@ -274,7 +277,7 @@ _POINT = {"dtype", "head_dim", "seq_len", "batch_size", "is_causal", "mode", "nu
 def open_store(config: KernelsConfig, folder: Path, green: bool) -> RowStore:
     """Return the measured points of a folder; those of other sides or other code are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = config.model_dump(exclude={"grid", "parity_tests", *_POINT})
+    given = config.model_dump(exclude={"grid", "parity_tests", "picture", *_POINT})
     settings = {**given, "green": green, "revision": git_revision(), "versions": versions()}
     return RowStore(folder / "points.jsonl", settings, ("place",))
 

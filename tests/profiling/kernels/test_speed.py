@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 
 from lit_probattn.configs import ConfigError
@@ -305,3 +306,20 @@ def test_flags_narrow_a_file():
         narrowed(some, cases="c")
     with pytest.raises(ConfigError, match="seq_lens: the file has no single grid"):
         narrowed(config([]), seq_lens=[7])
+
+
+def test_the_picture_shows_the_comparisons_that_are_named(tmp_path):
+    rows = {"MGK": {"reference": "a"}, "other": {"torch": "b"}}
+    made = config(parity_file(tmp_path, True), picture=rows)
+    run_kernels(made, tmp_path, tmp_path / "out")
+    with Image.open(tmp_path / "out/figures/time_ratio.png") as picture:
+        assert picture.size > (400, 200)
+        assert "lit-probattn" in picture.text["Description"]
+    with pytest.raises(ValidationError, match="picture names comparison 'aa'; did you mean 'a'"):
+        config([], picture={"MGK": {"reference": "aa"}})
+
+
+def test_there_is_no_picture_without_ratios(tmp_path):
+    made = config(parity_file(tmp_path, False), picture={"MGK": {"reference": "a"}})
+    run_kernels(made, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out/figures").exists()
