@@ -57,7 +57,7 @@ def own_lines(name: str) -> dict[str, str]:
     """Return the lines that every variant of one file has."""
     return {
         "lit_probattn/attention/__init__.py": rf"from lit_probattn\.attention\.{name} import",
-        "README.md": rf"^\| `{name}` \|",
+        "docs/variants.md": rf"^\| `{name}` \|",
         "docs/moved_files.md": rf"`lit_probattn/attention/{name}\.py`",
     }
 

@@ -1,4 +1,4 @@
-"""The README's first commands run, the others parse, and the files that it names exist.
+"""The first commands of the README and of docs/training.md run, the others parse, files exist.
 
 `tests/pages` runs all of them.
 """
@@ -16,14 +16,15 @@ from lit_probattn.cli.app import main
 from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [README, *((ROOT / "docs" / f"{n}.md").read_text("utf-8") for n in ("training", "layer"))]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, pages: list[str] = PAGES) -> list[str]:
+    return [b for page in pages for b in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)]
 
 
 def commands() -> list[list[str]]:
-    """Return every command line of the README, continuation lines joined, comments dropped."""
+    """Return every command line of the pages, continuation lines joined, comments dropped."""
     found = []
     for block in blocks("bash"):
         for line in block.replace("\\\n", " ").splitlines():

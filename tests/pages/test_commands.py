@@ -213,5 +213,5 @@ def test_commands_are_found():
     assert is_assignment('RUN="--config a.yaml --config b.yaml"')
     assert is_assignment("export A=1 B=2")
     assert not is_assignment("A=1 python -m profiling kernels")
-    (line,) = [c for c in commands("README.md") if "cuda.sh" in c.text]
+    (line,) = [c for c in commands("docs/measuring.md") if "cuda.sh" in c.text]
     assert line.text == "bash profiling/cuda.sh"

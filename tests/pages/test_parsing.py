@@ -63,4 +63,4 @@ def test_a_wrong_flag_is_seen(capsys):
     with pytest.raises(SystemExit):
         PARSERS["lit_probattn.reproduce"](["mgk_table1", "--dry_run"])
     assert "--dry_run" in capsys.readouterr().err
-    assert ("datamodules", ["prepare", "listops"]) in modules("README.md")
+    assert ("datamodules", ["prepare", "listops"]) in modules("docs/data.md")
