@@ -86,7 +86,8 @@ def _attend(
     scores = biased(grouped_scores(query * scale, key), masks, rows, cols)
     weights = entmax(scores, masks.allowed(rows, cols, scores.device), alpha)
     if dropout is not None:
-        keep = keep_pairs(dropout, *weights.shape[:2], rows, cols, weights.device)
+        batch, heads = weights.shape[:2]
+        keep = keep_pairs(dropout, batch, heads, rows, cols, weights.device)
         weights = weights * keep * dropout.scale
     return weights @ repeat_heads(value, weights.shape[1])
 
