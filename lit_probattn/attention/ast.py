@@ -166,6 +166,11 @@ class ASTCore(Core):
         raw = self.pre_alpha.to(compute_dtype(like))  # near 1, low precision has steps of 1/128
         return (1.0 + torch.sigmoid(raw)).clamp(*ALPHA_RANGE)
 
+    @property
+    def block_maps(self) -> int:
+        """Bisection keeps about four tensors of a block's size."""
+        return 4 * self.layout.out
+
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return α; keys as they are."""
         arguments = ASTArguments(self.alphas(call.query), call.scale_ratio())

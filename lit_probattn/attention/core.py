@@ -262,6 +262,11 @@ class Core(nn.Module):
             traced=call.dropout is not None and is_traced(call.dropout.key),
         )
 
+    @property
+    def block_maps(self) -> int:
+        """Score maps that a block holds of one sample, for predictions of memory."""
+        return self.layout.out
+
     def num_scores(self, batch_size: int, num_queries: int, num_keys: int) -> int:
         """Return the number of scores that the reference would store."""
         return batch_size * self.layout.out * num_queries * num_keys * self.score_maps

@@ -97,6 +97,13 @@ def _keep_pairs(
 
         if failure() is None:
             return native.keep(dropout, batch_size, num_heads, rows, cols, first_head)
+    if _fake():
+        key, block = dropout.key, [rows.start, rows.stop, cols.start, cols.stop, first_head]
+        kept: Tensor = _keep_operator(
+            *(torch.empty(1, dtype=torch.int64), key.sample_ids, 0, 0, dropout.p),
+            *(batch_size, num_heads, block, device),
+        )
+        return kept
     return dropout.keep(batch_size, num_heads, rows, cols, device, first_head)
 
 
@@ -116,6 +123,13 @@ def _normal_noise(
 
         if draws_noise():
             return native.normal_noise(key, batch_size, num_maps, rows, cols)
+    if _fake():
+        block = [rows.start, rows.stop, cols.start, cols.stop]
+        noise: Tensor = _noise_operator(
+            *(torch.empty(1, dtype=torch.int64), key.sample_ids, 0, 0),
+            *(batch_size, num_maps, block, device, dtype),
+        )
+        return noise
     return randomness.normal_noise(key, batch_size, num_maps, rows, cols, device, dtype)
 
 
@@ -128,6 +142,14 @@ def _philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.de
 def _plain(device: torch.device) -> bool:
     """Whether new tensors have memory on the CPU; those that only carry shapes have none."""
     return device.type == "cpu" and type(torch.empty(0)) is Tensor
+
+
+def _fake() -> bool:
+    """Whether new tensors carry shapes only, as predictions of memory have them.
+
+    Then a draw is one operator, which holds what the C library's draw holds: its result.
+    """
+    return type(torch.empty(0)) is not Tensor
 
 
 # ---- operators of a graph ----------------------------------------------------------------------
