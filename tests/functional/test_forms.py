@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,25 +12,17 @@ from torch.nn import functional as F
 import lit_probattn
 from lit_probattn import functional as LF
 from lit_probattn.attention import (
-    ASTAttention,
     FiSHAttention,
     LinearAttention,
     LinearFiSHAttention,
     MGKAttention,
     MLKAttention,
-    PolynomialAttention,
     SoftmaxAttention,
 )
-from lit_probattn.attention.backends import BACKENDS
-from lit_probattn.randomness import RandomKey
+from tests.functional.checks import E_V, B, E, H, N, check_form, double
 
-B, H, G, K, N, C, E, E_V = 2, 6, 2, 3, 11, 17, 5, 3
+G, K = 2, 3
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
-KEY = RandomKey(3, step=5)
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def mgk(layer):
@@ -108,13 +101,6 @@ FORMS = {
     ),
     "mlk": (LF.mlk_attention, MLKAttention, {"num_components": K}, mlk, {}),
     "smlk": (LF.mlk_attention, MLKAttention, SHIFT, mlk, {}),
-    "polynomial": (
-        *(LF.polynomial_attention, PolynomialAttention, {"degree": 4}, nothing, {"degree": 4}),
-    ),
-    "ast": (
-        *(LF.ast_attention, ASTAttention, {}),
-        *(lambda layer: {"alpha": layer.core.alphas(torch.empty(0).double())}, {}),
-    ),
     "lfish": (LF.linear_fish_attention, LinearFiSHAttention, {"num_global_heads": G}, lfish, {}),
     "glfish": (
         *(LF.linear_fish_attention, LinearFiSHAttention),
@@ -129,41 +115,14 @@ FORMS = {
 
 def test_every_name_is_tested():
     functions = {n for n in dir(LF) if n.endswith("_attention")}
-    assert functions == {form[0].__name__ for form in FORMS.values()}
+    texts = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    assert [n for n in functions if not any(f"LF.{n}" in text for text in texts)] == []
     assert lit_probattn.functional is LF
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_is_what_the_layer_computes(name):
-    """Every backend that serves; output and the gradients of heads; dropout, noise and masks."""
-    function, cls, options, given_of, own = FORMS[name]
-    layer = cls(C, H, head_dim=E, value_head_dim=E_V, **options).double()
-    grouped = {"enable_gqa": True} if "num_kv_heads" in options else {}
-    hidden = torch.ones(B, 1, 1, N, dtype=torch.bool)
-    hidden[1, ..., 8:] = False
-    x = double(B, N, C)
-    for causal, dropout in ((True, 0.0), (False, 0.4)):
-        layer.dropout = dropout
-        call = layer.call(x, key_mask=hidden[:, 0, 0], is_causal=causal, rng=KEY)
-        heads = [t.detach().requires_grad_() for t in (call.query, call.key, call.value)]
-        given = {k: v for k, v in given_of(layer).items() if v is not None}
-        words = {"attn_mask": hidden, "is_causal": causal, "dropout_p": dropout, "rng": KEY}
-        layer.core.backend = "reference"
-        layer.out_proj = torch.nn.Identity()
-        expected = layer(x, key_mask=hidden[:, 0, 0], is_causal=causal, rng=KEY)
-        expected = expected.unflatten(2, (H, E_V)).transpose(1, 2)
-        served = []
-        for backend in BACKENDS:
-            try:
-                out = function(*heads, **given, **words, **grouped, **own, backend=backend)
-            except NotImplementedError:
-                continue
-            served.append(backend)
-            torch.testing.assert_close(out, expected, rtol=0, atol=1e-11)
-            grads = torch.autograd.grad(out.square().sum(), heads)
-            assert all(bool(grad.isfinite().all()) and bool(grad.any()) for grad in grads)
-        assert {"auto", "reference"} <= set(served)
-        assert "triton" not in served
+    check_form(*FORMS[name])
 
 
 @pytest.mark.parametrize("queries", [N, 7, 13])
