@@ -37,6 +37,7 @@ RUN = {
 }
 COMMANDS = {
     "compare": Command("lit_probattn.compare.own", (), "train and test variants over seeds"),
+    "ask": Command("lit_probattn.commands.ask.command", (), "what variants cost at your sizes"),
     "reproduce": Command("lit_probattn.reproduce.__main__", (), "make a published table"),
     "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),
     "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of dimensions"),

@@ -7,7 +7,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -241,6 +241,9 @@ class Attention(RenamingModule):
             call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
         return result
+
+    if TYPE_CHECKING:
+        __call__ = forward  # nn.Module's says Any
 
     def call(
         self,

@@ -257,6 +257,8 @@ def test_head_size_is_given_by_name(name):
     with pytest.raises(TypeError):
         cls(8, 4, 2)
     assert cls(8, 2).head_dim == 4
+    assert repr(cls(8, 2)) == repr(cls(embed_dim=8, head_dim=4, num_heads=2))
+    assert cls(head_dim=5, num_heads=2, embed_dim=8).head_dim == 5  # as older code calls it
     with pytest.raises(ValueError, match="num_heads must divide embed_dim"):
         cls(8, 3)
 

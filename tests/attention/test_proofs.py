@@ -15,7 +15,7 @@ from tests.support.cosine import CosineAttention
 from tests.support.paths import ROOT
 
 FEW = ("lit_probattn/attention", "configs/attention", "configs/reproduce")
-FEW += ("tests/attention", "docs")
+FEW += ("tests/attention", "docs", "lit_probattn/functional", "tests/functional")
 # In the copies that the proofs make, a variant is gone or has come.
 THERE = [name for name, what in REMOVALS.items() if (ROOT / what.files[0]).is_file()]
 COSINE = ROOT / "lit_probattn/attention/cosine.py"
@@ -33,7 +33,7 @@ def copy(tmp_path):
 @pytest.mark.parametrize("name", THERE)
 def test_what_is_listed_is_there_and_nothing_else_names_the_variant(name, copy):
     told = remove(copy, REMOVALS[name])
-    assert len([line for line in told if line.startswith("file ")]) == 3
+    assert len([line for line in told if line.startswith("file ")]) == 5
     assert mentions(copy, REMOVALS[name]) == []
     with pytest.raises((ValueError, FileNotFoundError)):
         remove(copy, REMOVALS[name])
