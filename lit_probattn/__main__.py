@@ -36,6 +36,7 @@ RUN = {
     "predict": "write a checkpoint's predictions",
 }
 COMMANDS = {
+    "demo": Command("lit_probattn.commands.demo.command", (), "two tiny models learn, then a page"),
     "compare": Command("lit_probattn.compare.own", (), "train and test variants over seeds"),
     "reproduce": Command("lit_probattn.reproduce.__main__", (), "make a published table"),
     "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),
