@@ -17,12 +17,12 @@ CHROMIUM = next(
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 
-def browse(path: Path, *flags: str) -> str:
-    """Open a page; return what the browser prints."""
+def browse(path: Path, *flags: str, query: str = "") -> str:
+    """Open a page, with `?…` behind its address; return what the browser prints."""
     profile = path.parent / ".profile"
     words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     done = subprocess.run(
-        [*map(str, words), "--disable-dev-shm-usage", *flags, path.absolute().as_uri()],
+        [*map(str, words), "--disable-dev-shm-usage", *flags, path.absolute().as_uri() + query],
         capture_output=True,
         text=True,
         check=True,
@@ -31,9 +31,9 @@ def browse(path: Path, *flags: str) -> str:
     return done.stdout
 
 
-def elements(path: Path) -> str:
+def elements(path: Path, query: str = "") -> str:
     """Return the page's HTML after its scripts have run."""
-    return browse(path, "--dump-dom")
+    return browse(path, "--dump-dom", query=query)
 
 
 def screenshot(path: Path, file: Path, size: tuple[int, int] = (1100, 1600)) -> np.ndarray:
