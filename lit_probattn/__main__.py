@@ -50,6 +50,8 @@ COMMANDS = {
     "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
 }
 
+_COMPLETION = "lit_probattn.commands.completion"
+
 
 def usage() -> str:
     """Return the help of the program."""
@@ -66,6 +68,7 @@ commands (each has --help):
 {shown}
 
   --version   versions of this package and of what it runs on
+  --print-completion bash|zsh|tcsh   a script for the shell's tab key
 """
 
 
@@ -83,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not words:
             print("error: no command was given: name one of these", file=sys.stderr)
         return 0 if words else 2
+    if words[0] == "--print-completion":
+        others = {name: command.help for name, command in COMMANDS.items()}
+        completion: int = import_module(_COMPLETION).main(words[1:], RUN, others)
+        return completion
     text = stored_help(words[0]) if words[1:] in (["-h"], ["--help"]) else None
     if text is not None:
         print(text, end="")
