@@ -18,8 +18,8 @@ _FIT = {
     "--attention": ("attention", None),
     "--trainer": ("trainer", None),
 }
-_COMPARE = {"--task": ("task", "+"), "--attention": ("attention", "+")}
-_SWEEP = {"--config": ("measurement", None)}
+_COMPARE: _Flags = {"--task": ("task", "+"), "--attention": ("attention", "+")}
+_SWEEP: _Flags = {"--config": ("measurement", None)}
 
 
 def make_parser(run: Mapping[str, str], others: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -32,7 +32,7 @@ def make_parser(run: Mapping[str, str], others: Mapping[str, str]) -> argparse.A
     parser = argparse.ArgumentParser(prog="lit-probattn")
     parser.add_argument("--version", action="store_true")
     commands = parser.add_subparsers(dest="command")
-    flags = {**dict.fromkeys(run, _FIT), "compare": _COMPARE, "sweep": _SWEEP}
+    flags: dict[str, _Flags] = {**dict.fromkeys(run, _FIT), "compare": _COMPARE, "sweep": _SWEEP}
     for name, text in {**run, **others}.items():
         command = commands.add_parser(name, help=text)
         for flag, (kind, number) in flags.get(name, {}).items():
