@@ -13,7 +13,8 @@ from lit_probattn.base.config_files import named_files
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Commands that take names -> the flags, with the kind of each and whether it takes several.
-_FIT = {
+_Flags = dict[str, tuple[str, str | None]]
+_FIT: _Flags = {
     "--task": ("task", None),
     "--attention": ("attention", None),
     "--trainer": ("trainer", None),
