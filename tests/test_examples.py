@@ -39,3 +39,27 @@ def test_swap_timm(tmp_path):
     assert len(errors) == 3
     assert errors[2] < errors[0] / 2
     assert shown.endswith("loaded again, equal: True\n")
+
+
+def test_plain_torch(tmp_path):
+    shown = run("plain_torch.py", tmp_path)
+    right = [int(found) for found in re.findall(r"(\d+) % right", shown)]
+    assert len(right) == 5
+    assert right[0] < 45  # four colours
+    assert right[-1] > 95
+    assert shown.endswith("maps: (64, 2, 16, 16)\n")
+
+
+def test_hugging_face(tmp_path):
+    pytest.importorskip("transformers")
+    shown = run("hugging_face.py", tmp_path)
+    assert "2 of 2 attention layers are mgk now" in shown
+    losses = [float(found) for found in re.findall(r"loss ([0-9.]+)", shown)]
+    assert losses[-1] < losses[0] / 2
+    assert shown.endswith("generated: 8 equal without the cache: True\n")
+
+
+def test_generation(tmp_path):
+    shown = run("generation.py", tmp_path)
+    assert "temperature 0.0: the quick brown fox jumps over the lazy do\n" in shown
+    assert re.search(r"temperature 0.8: the quick \S", shown)

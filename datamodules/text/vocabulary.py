@@ -246,7 +246,7 @@ def _package() -> Any:
     except ImportError:
         raise DataError(
             "sub-words need the package tokenizers, which is not installed: "
-            "pip install 'lit-probattn[subwords]', or leave out subwords and tokenizer_file"
+            "pip install 'lit-probattn[text]', or leave out subwords and tokenizer_file"
         ) from None
     return tokenizers
 
