@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from datamodules.pictures.imagenet import ImageNet
     from datamodules.series.uea import UEA
     from datamodules.synthetic import Synthetic
+    from datamodules.text.labelled import LabelledTexts
     from datamodules.text.masked_text import MaskedText
+    from datamodules.text.running import OwnText
     from datamodules.text.wikitext103 import WikiText103
 
-__all__ = ["REGISTRY", "UEA", "Image", "ImageNet", "ListOps", "MaskedText", "Pathfinder"]
+__all__ = ["REGISTRY", "UEA", "Image", "ImageNet", "LabelledTexts", "ListOps", "MaskedText"]
+__all__ += ["OwnText", "Pathfinder"]
 __all__ += ["Retrieval", "Synthetic", "Text", "WikiText103"]
 
 # Name on the command line -> module and class.
@@ -30,6 +33,8 @@ REGISTRY = {
     "imagenet": ("datamodules.pictures.imagenet", "ImageNet"),
     "listops": ("datamodules.lra.listops", "ListOps"),
     "masked_text": ("datamodules.text.masked_text", "MaskedText"),
+    "own_text": ("datamodules.text.running", "OwnText"),
+    "own_texts": ("datamodules.text.labelled", "LabelledTexts"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),
