@@ -84,7 +84,7 @@ def _run(command: str, name: str, options: list[str]) -> int:
     if command == "prepare":
         print(f"prepared in {time.monotonic() - start:.1f} s")
         return 0
-    verdicts = list(compare(data))
+    verdicts = [] if own else list(compare(data))
     for line, _ in verdicts:
         print(line)
     # Only a release can fail to be what was published; generated sizes are the user's choice.

@@ -11,7 +11,10 @@ from datamodules.core.tables import TABLES, read_table
 __all__ = ["KINDS", "kind_of"]
 
 # Kind on the command line -> name in the registry.
-KINDS = {"texts": "own_texts", "text": "own_text"}
+KINDS = {"texts": "own_texts", "text": "own_text", "series": "own_series"}
+KINDS["pictures"] = "own_pictures"
+_PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
+_SERIES = (".ts", ".npz")
 
 
 def kind_of(path: str, given: str | None = None) -> str:
@@ -32,7 +35,12 @@ def kind_of(path: str, given: str | None = None) -> str:
         return given
     found = [place] if place.is_file() else sorted(p for p in place.rglob("*.*") if p.is_file())
     for file in found:
-        if file.suffix.lower() in TABLES:
+        suffix = file.suffix.lower()
+        if suffix in _SERIES:
+            return "series"
+        if suffix in _PICTURES:
+            return "pictures"
+        if suffix in TABLES:
             return _kind_of_table(file)
     from datamodules.text.running import SUFFIXES
 
@@ -42,5 +50,21 @@ def kind_of(path: str, given: str | None = None) -> str:
 
 
 def _kind_of_table(path: Path) -> str:
-    """Tell running text from texts with labels by the columns."""
-    return "text" if list(read_table(path).columns) == ["text"] else "texts"
+    """Tell running text, texts with labels and series apart by the columns."""
+    table = read_table(path)
+    if list(table.columns) == ["text"]:
+        return "text"
+    for values in table.columns.values():
+        blanks = sum(isinstance(value, str) and " " in value.strip() for value in values)
+        if 2 * blanks > len(values):
+            return "texts"
+    numbers = [name for name, values in table.columns.items() if _is_number(values[0])]
+    return "series" if 2 * len(numbers) >= len(table.columns) else "texts"
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True

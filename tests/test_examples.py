@@ -39,3 +39,11 @@ def test_swap_timm(tmp_path):
     assert len(errors) == 3
     assert errors[2] < errors[0] / 2
     assert shown.endswith("loaded again, equal: True\n")
+
+
+def test_own_variant(tmp_path):
+    shown = run("own_variant.py", tmp_path)
+    error = re.search(r"^blockwise differs from the reference by (\S+)$", shown, re.M)
+    assert error
+    assert float(error[1]) < 1e-5
+    assert shown.endswith("multiply-adds for 600 tokens: 55,910,400\n")

@@ -85,8 +85,8 @@ def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) ->
 def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
     names = (
-        "image, imagenet, listops, masked_text, own_text, own_texts, pathfinder, retrieval, "
-        "synthetic, text, uea, wikitext103"
+        "image, imagenet, listops, masked_text, own_pictures, own_series, own_text, own_texts, "
+        "pathfinder, retrieval, synthetic, text, uea, wikitext103"
     )
     assert names in capsys.readouterr().out
     assert main([]) == 2
