@@ -8,12 +8,13 @@ The table is made here; yours goes in its place. On the command line the same is
 
 import csv
 import random
+from functools import partial
 
 import lightning.pytorch as pl
 
-import lit_probattn
 from datamodules import LabelledTexts
 from datamodules.core.report import outline
+from lit_probattn.attention import MGKAttention
 from lit_probattn.tasks import SequenceClassifier
 
 random.seed(0)
@@ -30,10 +31,10 @@ data.prepare_data()
 data.setup()
 print(*outline(data), sep="\n")
 
-attention = lit_probattn.create("smgk", partial=True, num_heads=2)
+attention = partial(MGKAttention, num_heads=2, shifted_keys=True)
 sizes = {name: getattr(data, name) for name in ("vocab_size", "num_classes", "max_seq_len")}
 model = SequenceClassifier(attention, embed_dim=32, head_dim=16, num_layers=1, lr=1e-2, **sizes)
-options = {"check_val_every_n_epoch": None, "use_distributed_sampler": False, "logger": False}
-trainer = pl.Trainer(max_steps=40, enable_checkpointing=False, **options)
+options = {"use_distributed_sampler": False, "logger": False, "enable_checkpointing": False}
+trainer = pl.Trainer(max_steps=40, check_val_every_n_epoch=None, **options)
 trainer.fit(model, data)
 print(f"accuracy on the test split: {trainer.test(model, data)[0]['test/accuracy']:.2f}")

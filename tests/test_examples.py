@@ -47,3 +47,11 @@ def test_own_variant(tmp_path):
     assert error
     assert float(error[1]) < 1e-5
     assert shown.endswith("multiply-adds for 600 tokens: 55,910,400\n")
+
+
+def test_own_data(tmp_path):
+    shown = run("own_data.py", tmp_path)
+    assert "reviews.csv: texts from column 'review', labels from 'sentiment'" in shown
+    accuracy = re.search(r"^accuracy on the test split: (\S+)$", shown, re.M)
+    assert accuracy
+    assert float(accuracy[1]) > 0.9

@@ -59,8 +59,7 @@ class PictureFolder(ImageNet):
         check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
         if kwargs.get("data_dir") is None:
             kwargs["data_dir"] = str(self.root)
-        mixing = {"mixup": mixup, "cutmix": cutmix}
-        super().__init__(image_size, augmentation, **mixing, **kwargs)
+        super().__init__(image_size, augmentation, mixup=mixup, cutmix=cutmix, **kwargs)
         self.select_on_test, self.published = False, {}
         self.shares = {"test": test_fraction, "val": val_fraction}
         self.split_seed = split_seed

@@ -262,8 +262,10 @@ def _read_arrays(path: Path) -> Rows:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not a .npz file of numbers, or damaged ({error})") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise DataError(
+            f"{path}: not a .npz file of numbers, or damaged; write it by numpy.savez(x=…, y=…)"
+        ) from None
     if not {"x", "y"} <= set(arrays):
         names = ", ".join(arrays) or "none"
         raise DataError(f"{path}: expected arrays x and y, it has {names}")

@@ -1,12 +1,16 @@
-"""Data of the user's own: tables of texts, running text."""
+"""Data of the user's own: tables of texts, running text, series, pictures."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from datamodules import LabelledTexts, OwnText
+import numpy as np
+from PIL import Image
+
+from datamodules import LabelledTexts, OwnSeries, OwnText, PictureFolder
 from datamodules.__main__ import main as data_main
 from tests.bad_inputs.cases import Case, command_error, data_error
 
@@ -112,7 +116,7 @@ def _text_cases() -> Iterator[Case]:
     yield Case(area, "an empty folder", text(lambda folder: None))
     yield Case(area, "an empty file", text(lambda f: (f / "mine.txt").write_text("")))
     yield Case(area, "one line", text(lambda f: (f / "mine.txt").write_text("a few words\n")))
-    latin = text(lambda f: (f / "mine.txt").write_bytes(b"caf\xe9\n" * 99))
+    latin = text(lambda f: (f / "mine.txt").write_bytes(b"\xe9t\xe9 en\n" * 99))
     yield Case(area, "another encoding than UTF-8", latin)
     alone = text(lambda f: (f / "train.txt").write_text("some text\n" * 99))
     two = text(lambda f: [(f / n).write_text(f"{n}\n" * 99) for n in ("train.txt", "test.txt")])
@@ -136,8 +140,75 @@ def _check_cases() -> Iterator[Case]:
     yield Case(area, "a file of no known kind", nothing_known)
 
 
+def series(content: str, name: str = "mine.csv", **options: object) -> Callable[[Path], str]:
+    """A table of series."""
+
+    def read(folder: Path) -> None:
+        (folder / name).write_text(content)
+        OwnSeries(str(folder / name), **options).setup()  # type: ignore[arg-type]
+
+    return data_error(read)
+
+
+def _arrays(**arrays: object) -> Callable[[Path], str]:
+    def read(folder: Path) -> None:
+        np.savez(folder / "mine.npz", **arrays)  # type: ignore[arg-type]
+        OwnSeries(str(folder / "mine.npz")).setup()
+
+    return data_error(read)
+
+
+def _series_cases() -> Iterator[Case]:
+    area = "Own series (CSV, NumPy)"
+    long = "id,time,value,label\n"
+    yield Case(area, "a word among the values", series("t0,t1,label\n1,2,a\n3,x,b\n"))
+    yield Case(area, "no column of labels", series("t0,t1\n1,2\n"))
+    yield Case(area, "a series without values", series("t0,t1,label\n1,2,a\n,,b\n"))
+    yield Case(area, "two labels in one series", series(long + "s,0,1,a\ns,1,2,b\n"))
+    yield Case(area, "a time twice", series(long + "s,0,1,a\ns,0,2,a\n"))
+    yield Case(area, "an id column that is not there", series(long + "s,0,1,a\n", id_column="ids"))
+    yield Case(area, "no value column", series("id,time,label\ns,0,a\ns,1,a\n"))
+    yield Case(area, "arrays of other names", _arrays(data=np.zeros((4, 3)), label=np.arange(4)))
+    yield Case(area, "fewer labels than series", _arrays(x=np.zeros((4, 3)), y=np.arange(3)))
+    yield Case(area, "a damaged `.npz`", series("PK", "mine.npz"))
+
+
+def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path], str]:
+    """A folder of pictures, each of its own colour."""
+
+    def read(folder: Path) -> None:
+        for number, name in enumerate(names):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
+        if again:
+            shutil.copy(folder / names[0], folder / again)
+        if broken:
+            (folder / broken).write_bytes(b"\x89PNG broken")
+        made = PictureFolder(str(folder), image_size=16, batch_size=1)
+        made.setup()
+        for name in ("train", "val", "test"):
+            list(map(made.split(name).__getitem__, range(len(made.split(name)))))
+
+    return data_error(read)
+
+
+def _pictures_cases() -> Iterator[Case]:
+    area = "Own pictures (folders)"
+    some = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(9)]
+    three = [f"{s}/{name}" for s in ("train", "val", "test") for name in (some[0], some[9])]
+    yield Case(area, "an empty folder", pictures())
+    yield Case(area, "one class", pictures("cat/1.png", "cat/2.png"))
+    yield Case(area, "two pictures", pictures("cat/1.png", "dog/1.png"))
+    yield Case(area, "a picture that is none", pictures(*some, broken="dog/5.png"))
+    yield Case(area, "an unknown class in a split", pictures(*three, "val/newt/1.png"))
+    yield Case(area, "a picture in two splits", pictures(*three, again="val/dog/7.png"))
+
+
 def cases() -> Iterator[Case]:
-    """Tables, text, the command that looks at them."""
+    """Tables, text, the command that looks at them, series, pictures."""
     yield from _texts_cases()
     yield from _text_cases()
     yield from _check_cases()
+    yield from _series_cases()
+    yield from _pictures_cases()

@@ -65,7 +65,7 @@ def test_a_broken_promise_is_named_with_its_remedy(module, capsys):
         (["my_broken.Peekin"], "unknown class 'my_broken.Peekin'"),
         (["my_broken.torch"], "my_broken.torch is no subclass of lit_probattn.attention.Attention"),
         (["my_broken.Peeking", "--init_args", "x"], "--init_args x: expected KEY=VALUE"),
-        (["my_broken.Peeking", "--init_args", "droput=0"], "did you mean 'dropout'"),
+        (["my_broken.Peeking", "--init_args", "dropouts=0"], "did you mean 'dropout'"),
         (["my_broken.Peeking", "--init_args", "head_dim=8"], "head_dim: the checks fix it"),
     ],
 )
