@@ -264,6 +264,12 @@ class Task(pl.LightningModule):
                 f"max_steps {max_steps}, so it has {warmup} and its schedule ends with the run",
                 flush=True,
             )
+        elif 0 < max_steps <= warmup and self.trainer.is_global_zero:
+            print(
+                f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a run of its "
+                f"own set --model.init_args.schedule_steps null",
+                flush=True,
+            )
         if self.schedule not in OPEN_ENDED and max_steps > length:
             raise ValueError(
                 f"trainer.max_steps {max_steps} goes beyond schedule_steps {length}: set "

@@ -35,21 +35,17 @@ class Lengths(NamedTuple):
 def lengths_of_run(max_steps: int, schedule_steps: int | None, warmup_steps: int) -> Lengths:
     """Return the lengths that a run uses: a warm-up as long as the run is scaled to it.
 
-    A run that ends before its warm-up does has shown nothing. So the whole schedule is scaled, from
-    `schedule_steps` to `max_steps`; without `schedule_steps` a tenth of the run is warm-up. A
-    warm-up that does not fit into its own `schedule_steps` stays as it is, to be refused.
+    A tenth of the run is warm-up then. With `schedule_steps` nothing is scaled: the run is a part of
+    that schedule, and one that goes on later must equal the whole.
 
     Args:
         max_steps: length of the run.
         schedule_steps: length of the schedule. None means `max_steps`.
     """
     total = max_steps if schedule_steps is None else schedule_steps
-    too_long = warmup_steps >= max_steps > 0
-    if not too_long or (schedule_steps is not None and warmup_steps >= schedule_steps):
-        return Lengths(total, warmup_steps)
-    if schedule_steps is None:
+    if schedule_steps is None and warmup_steps >= max_steps > 0:
         return Lengths(max_steps, max_steps // 10)
-    return Lengths(max_steps, max_steps * warmup_steps // schedule_steps)
+    return Lengths(total, warmup_steps)
 
 
 def check_schedule(name: ScheduleName, *, total_steps: int, warmup_steps: int) -> None:

@@ -86,7 +86,7 @@ def test_lengths_without_meaning_are_refused():
         (8, None, 50, (8, 0)),
         (60, None, 60, (60, 6)),
         (60, None, 59, (60, 59)),
-        (1000, 20000, 8000, (1000, 400)),
+        (1000, 20000, 8000, (20000, 8000)),  # a part of a longer schedule
         (9000, 20000, 8000, (20000, 8000)),  # longer than the warm-up: as configured
         (8, 50, 50, (50, 50)),  # no run of the schedule has a meaning: to be refused
         (-1, None, 5, (-1, 5)),

@@ -308,7 +308,7 @@ def precisions_agree(make: Make) -> None:
 def dropout_is_drawn_by_its_key(make: Make) -> None:
     """Attention dropout is the same for the same key, differs for another, and is off in eval."""
     layer, x = make(dropout=0.5).double(), double(B, N, EMBED)
-    with_dropout = [name for name in cpu_backends(layer) if name != "sdpa"]
+    with_dropout: list[Backend] = [name for name in cpu_backends(layer) if name != "sdpa"]
     seen: dict[str, Tensor] = {}
     for backend in with_dropout:
         layer.backend = backend
