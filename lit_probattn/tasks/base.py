@@ -266,8 +266,8 @@ class Task(pl.LightningModule):
             )
         elif 0 < max_steps <= warmup and self.trainer.is_global_zero:
             print(
-                f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a run of its "
-                f"own set --model.init_args.schedule_steps null",
+                f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a run "
+                f"of its own set --model.init_args.schedule_steps null",
                 flush=True,
             )
         if self.schedule not in OPEN_ENDED and max_steps > length:

@@ -35,8 +35,8 @@ class Lengths(NamedTuple):
 def lengths_of_run(max_steps: int, schedule_steps: int | None, warmup_steps: int) -> Lengths:
     """Return the lengths that a run uses: a warm-up as long as the run is scaled to it.
 
-    A tenth of the run is warm-up then. With `schedule_steps` nothing is scaled: the run is a part of
-    that schedule, and one that goes on later must equal the whole.
+    A tenth of the run is warm-up then. With `schedule_steps` nothing is scaled: the run is a part
+    of that schedule, and one that goes on later must equal the whole.
 
     Args:
         max_steps: length of the run.
