@@ -46,7 +46,8 @@ COMMANDS = {
     "analyse": Command("lit_probattn.analysis.__main__", (), "study a checkpoint"),
     "convert": Command("lit_probattn.convert.to_mgk", (), "a softmax checkpoint becomes MGK"),
     "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
-    "data": Command("datamodules.__main__", (), "prepare or check a data set"),
+    "data": Command("lit_probattn.commands.data", (), "prepare or check a data set"),
+    "check": Command("lit_probattn.commands.check", (), "check an attention layer of your own"),
     "doctor": Command("lit_probattn.doctor.__main__", (), "check this machine before a run"),
     "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
 }

@@ -63,3 +63,19 @@ def test_generation(tmp_path):
     shown = run("generation.py", tmp_path)
     assert "temperature 0.0: the quick brown fox jumps over the lazy do\n" in shown
     assert re.search(r"temperature 0.8: the quick \S", shown)
+
+
+def test_own_variant(tmp_path):
+    shown = run("own_variant.py", tmp_path)
+    error = re.search(r"^blockwise differs from the reference by (\S+)$", shown, re.M)
+    assert error
+    assert float(error[1]) < 1e-5
+    assert shown.endswith("multiply-adds for 600 tokens: 55,910,400\n")
+
+
+def test_own_data(tmp_path):
+    shown = run("own_data.py", tmp_path)
+    assert "reviews.csv: texts from column 'review', labels from 'sentiment'" in shown
+    accuracy = re.search(r"^accuracy on the test split: (\S+)$", shown, re.M)
+    assert accuracy
+    assert float(accuracy[1]) > 0.9

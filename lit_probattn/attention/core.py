@@ -149,6 +149,7 @@ class Core(nn.Module):
 
     Raises:
         ValueError: `backend` is unknown.
+        TypeError: a part of the variant is missing; the message names it.
     """
 
     variant: ClassVar[str]
@@ -178,6 +179,13 @@ class Core(nn.Module):
         super().__init__()
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
+        lacking = [name for name in ("variant", "backends") if not hasattr(type(self), name)]
+        lacking += [n for n in ("choose", "scores") if getattr(type(self), n) is getattr(Core, n)]
+        if lacking:
+            raise TypeError(
+                f"{type(self).__name__} lacks {', '.join(lacking)}, which a core gives; a layer "
+                f"that defines reference_scores(self, query, key) needs no core"
+            )
         self.layout, self.backend = layout, backend
         # Backends that can serve no call, with the reason.
         self.refused: dict[str, str] = {}

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.attention import test_contract as contract
+from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD
 from tests.attention.addition_proof import LINE, add
 from tests.attention.deletion_proof import REMOVALS, mentions, remove, without_block
 from tests.support.cosine import CosineAttention
@@ -63,15 +63,7 @@ def test_a_variant_is_three_files_and_one_line(copy):
     assert len(added) == 3
 
 
-def test_a_variant_of_another_package_keeps_the_contract(monkeypatch):
-    make = partial(CosineAttention, contract.C, 4, head_dim=contract.E)
-    monkeypatch.setitem(contract.LAYERS, "cosine", make)
-    torch.manual_seed(0)
-    contract.test_future_tokens_change_nothing_when_causal("cosine")
-    contract.test_padding_and_other_samples_change_nothing("cosine")
-    contract.test_hidden_pairs_change_nothing_or_are_refused("cosine")
-    contract.test_a_bias_is_added_to_the_scores_or_refused("cosine")
-    contract.test_decoding_with_the_cache_equals_the_full_pass("cosine", 3)
-    contract.test_empty_rows_give_zeros_and_zero_gradients("cosine")
-    contract.test_state_dict_restores_the_layer("cosine")
-    contract.test_layers_can_be_built_and_counted_without_memory("cosine")
+def test_a_variant_of_another_package_keeps_the_contract():
+    for check in CHECKS.values():
+        torch.manual_seed(0)
+        check.run(partial(CosineAttention, EMBED, 4, head_dim=HEAD))
