@@ -7,13 +7,14 @@ OLDEST ?= .venv-oldest
 # Threads of the numerical libraries inside each test process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-full test-oldest lint format clean
+.PHONY: help install quickstart test test-full test-oldest docs lint format clean
 
 help:
 	@echo "make quickstart  set up, then train and compare softmax and sMGK on a small ListOps"
 	@echo "make test        lint, types and the tests (under 25 minutes on 2 cores, no GPU needed)"
 	@echo "make test-full   the same with the slow tests"
 	@echo "make test-oldest the fast tests with the oldest versions that pyproject.toml declares"
+	@echo "make docs        the documentation as a site, build/docs/index.html, links checked"
 	@echo "make lint        ruff, mypy and codespell only"
 
 install: $(STAMP)
@@ -55,6 +56,13 @@ $(OLDEST)/.installed: pyproject.toml | install
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow"
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from datamodules.lra.pathfinder import Pathfinder
     from datamodules.lra.retrieval import Retrieval
     from datamodules.lra.text import Text
+    from datamodules.pictures.folder import PictureFolder
     from datamodules.pictures.imagenet import ImageNet
+    from datamodules.series.own import OwnSeries
     from datamodules.series.uea import UEA
     from datamodules.synthetic import Synthetic
+    from datamodules.text.labelled import LabelledTexts
     from datamodules.text.masked_text import MaskedText
+    from datamodules.text.running import OwnText
     from datamodules.text.wikitext103 import WikiText103
 
-__all__ = ["REGISTRY", "UEA", "Image", "ImageNet", "ListOps", "MaskedText", "Pathfinder"]
+__all__ = ["REGISTRY", "UEA", "Image", "ImageNet", "LabelledTexts", "ListOps", "MaskedText"]
+__all__ += ["OwnSeries", "OwnText", "Pathfinder", "PictureFolder"]
 __all__ += ["Retrieval", "Synthetic", "Text", "WikiText103"]
 
 # Name on the command line -> module and class.
@@ -30,6 +35,10 @@ REGISTRY = {
     "imagenet": ("datamodules.pictures.imagenet", "ImageNet"),
     "listops": ("datamodules.lra.listops", "ListOps"),
     "masked_text": ("datamodules.text.masked_text", "MaskedText"),
+    "own_pictures": ("datamodules.pictures.folder", "PictureFolder"),
+    "own_series": ("datamodules.series.own", "OwnSeries"),
+    "own_text": ("datamodules.text.running", "OwnText"),
+    "own_texts": ("datamodules.text.labelled", "LabelledTexts"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),

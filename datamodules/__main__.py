@@ -1,13 +1,15 @@
-"""`python -m datamodules {prepare,check} NAME [options]`.
+"""`python -m datamodules {prepare,check} NAME [options]`, `… check PATH [--kind KIND] [options]`.
 
 Options are the arguments of the data set's class; `prepare` makes its cache, `check` opens it,
 compares it with the published sizes and prints lengths and checksums. Nothing is downloaded.
+`check PATH` reads data of your own and shows sizes, classes, lengths and samples.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
 import re
 import sys
 import time
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from datamodules import REGISTRY
 from datamodules.core.errors import DataError, nearest
+from datamodules.own_data import KINDS, kind_of
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -52,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(_overview())
             return 0 if any(helps) else 2
         command = _one_of(COMMANDS, arguments[0], "command")
+        if command == "check" and _is_path(arguments[1]):
+            return _check_path(arguments[1], arguments[2:])
         name = _one_of(REGISTRY, arguments[1], "data set")
         return _run(command, name, arguments[2:])
     except _UsageError as error:
@@ -66,24 +71,58 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(command: str, name: str, options: list[str]) -> int:
-    from datamodules.core.report import compare, describe
+    from datamodules.core.report import compare, describe, outline
 
     data = _make(command, name, options)
+    own = name in KINDS.values()  # nothing is published of it
     start = time.monotonic()
-    if command == "prepare":
+    if command == "prepare" or own:
         data.prepare_data()
     data.splits = _load(data)
-    for line in describe(data):
+    for line in outline(data) if own and command == "check" else describe(data):
         print(line)
     if command == "prepare":
         print(f"prepared in {time.monotonic() - start:.1f} s")
         return 0
-    verdicts = list(compare(data))
+    verdicts = [] if own else list(compare(data))
     for line, _ in verdicts:
         print(line)
     # Only a release can fail to be what was published; generated sizes are the user's choice.
     generated = getattr(data, "source", "released") == "generated"
     return 0 if generated or all(equal for _, equal in verdicts) else 1
+
+
+def _is_path(word: str) -> bool:
+    """Whether a word is the path of own data, not a name of a data set."""
+    return word not in REGISTRY and (os.path.exists(word) or bool(set("./\\~") & set(word)))
+
+
+def _check_path(path: str, options: list[str]) -> int:
+    """Read data of the user's own and show what they hold."""
+    given = None
+    for place, option in enumerate(options):
+        if option == "--kind" or option.startswith("--kind="):
+            value = option.partition("=")[2] or "".join(options[place + 1 : place + 2])
+            options = options[:place] + options[place + (1 if "=" in option else 2) :]
+            given = value
+            break
+    task = KINDS[kind_of(path, given)]
+    status = _run("check", task, [f"--path={path}", *options])
+    more = " ".join(f"--data.init_args.{option.lstrip('-')}" for option in _joined(options))
+    words = f"lit-probattn fit --task {task} --attention smgk --data.init_args.path {path} {more}"
+    print(f"train on it: {words.rstrip()}")
+    return status
+
+
+def _joined(options: list[str]) -> list[str]:
+    """Return options with their values behind them, `--name value` as one."""
+    found: list[str] = []
+    for option in options:
+        if option.startswith("--") or not found:
+            found.append(option)
+        else:
+            found[-1] += f" {option}"
+    return found
 
 
 def _load(data: DataModule) -> dict[str, Split]:
@@ -140,6 +179,7 @@ def _overview() -> str:
         f"{_PURPOSE['prepare']}\n{_PURPOSE['check']}\n\n"
         f"NAME: {', '.join(REGISTRY)}\n"
         f"Options of one of them: {_PROGRAM} prepare NAME --help\n"
+        f"Data of your own: {_PROGRAM} check PATH [--kind {{{','.join(KINDS)}}}] [options]\n"
         f"Folders: --data_dir (or LIT_PROBATTN_DATA), --cache_dir (or LIT_PROBATTN_CACHE)"
     )
 

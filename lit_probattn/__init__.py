@@ -13,7 +13,12 @@ _LAZY = {
 }
 
 
+_MODULES = ("functional",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"lit_probattn.{name}")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if name != "__version__":
@@ -27,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY, "__version__"])
+    return sorted([*globals(), *_LAZY, *_MODULES, "__version__"])
 
 
 def forward_command(name: str, module: str) -> None:

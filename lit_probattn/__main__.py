@@ -36,7 +36,9 @@ RUN = {
     "predict": "write a checkpoint's predictions",
 }
 COMMANDS = {
+    "demo": Command("lit_probattn.commands.demo.command", (), "two tiny models learn, then a page"),
     "compare": Command("lit_probattn.compare.own", (), "train and test variants over seeds"),
+    "ask": Command("lit_probattn.commands.ask.command", (), "what variants cost at your sizes"),
     "reproduce": Command("lit_probattn.reproduce.__main__", (), "make a published table"),
     "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),
     "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of dimensions"),
@@ -44,10 +46,13 @@ COMMANDS = {
     "analyse": Command("lit_probattn.analysis.__main__", (), "study a checkpoint"),
     "convert": Command("lit_probattn.convert.to_mgk", (), "a softmax checkpoint becomes MGK"),
     "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
-    "data": Command("datamodules.__main__", (), "prepare or check a data set"),
+    "data": Command("lit_probattn.commands.data", (), "prepare or check a data set"),
+    "check": Command("lit_probattn.commands.check", (), "check an attention layer of your own"),
     "doctor": Command("lit_probattn.doctor.__main__", (), "check this machine before a run"),
     "list": Command("lit_probattn.commands.listing", (), "names: tasks, attention, tables, …"),
 }
+
+_COMPLETION = "lit_probattn.commands.completion"
 
 
 def usage() -> str:
@@ -65,6 +70,7 @@ commands (each has --help):
 {shown}
 
   --version   versions of this package and of what it runs on
+  --print-completion bash|zsh|tcsh   a script for the shell's tab key
 """
 
 
@@ -82,6 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not words:
             print("error: no command was given: name one of these", file=sys.stderr)
         return 0 if words else 2
+    if words[0] == "--print-completion":
+        others = {name: command.help for name, command in COMMANDS.items()}
+        completion: int = import_module(_COMPLETION).main(words[1:], RUN, others)
+        return completion
     text = stored_help(words[0]) if words[1:] in (["-h"], ["--help"]) else None
     if text is not None:
         print(text, end="")

@@ -6,8 +6,9 @@ index, head, sample) under a key that names the draw (seed, step, layer, purpose
 therefore gets the same number in a reference, a blockwise form, a fused kernel, a recomputation in
 backward, and on any number of ranks.
 
-Draws stay outside graphs of `torch.compile`: their keys are 64-bit integers that change with every
-step, and their words wrap modulo 2⁶⁴; the compiler takes neither.
+A key of integers stays outside graphs of `torch.compile`: it changes with every step, and its words
+wrap modulo 2⁶⁴; the compiler takes neither. A fresh key that a compiled call draws for itself has a
+tensor for a seed, and its draws are single operators of the graph (`attention/draws.py`).
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ class RandomKey:
     """Names one draw: what is random in this step, for these samples, in this layer.
 
     Args:
-        seed: the run's seed.
+        seed: the run's seed; in a compiled graph a tensor that holds it.
         step: optimiser step. Micro-batches of one step differ by their `sample_ids`.
         sample_ids: global index of every sample of the batch, (B,) int64. None means 0 … B-1.
         layer: index of the layer; `fold` sets it.
     """
 
-    seed: int
+    seed: int | Tensor
     step: int = 0
     sample_ids: Tensor | None = None
     layer: int = 0
@@ -102,7 +103,7 @@ class RandomKey:
     @torch.compiler.disable
     def philox_key(self, stream: int) -> tuple[int, int]:
         """Return the two key words of one purpose, a `STREAM_` number."""
-        mixed = mix_integers(self.seed, self.step, self.layer, stream)
+        mixed = mix_integers(int(self.seed), self.step, self.layer, stream)
         return mixed & _MASK, mixed >> 32
 
     def samples(self, batch_size: int, device: torch.device) -> Tensor:

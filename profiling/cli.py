@@ -35,10 +35,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     sweep.add_argument("--jobs", type=int, default=1, help="processes of --prepare (default 1)")
     add_shard_flags(sweep.add_argument)
-    report = commands.add_parser("report", help="tables and figures of a sweep")
-    report.add_argument("--config", required=True, help="the sweep's file")
+    report = commands.add_parser("report", help="tables and figures of a sweep, or --index")
+    which = report.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", help="the sweep's file")
+    which.add_argument(
+        "--index",
+        nargs="?",
+        const="reports",
+        metavar="FOLDER",
+        help="instead, a front page of all reports in a folder (default reports), each as a page",
+    )
     report.add_argument("--results", help="results folder (default runs/profiling/NAME)")
-    report.add_argument("--out", help="report folder (default reports/NAME)")
+    report.add_argument(
+        "--out", help="report folder (default reports/NAME); of --index, build/reports"
+    )
     report.add_argument("--html", action="store_true", help="also write one self-contained page")
     report.add_argument(
         "--compare", nargs=2, metavar=("A", "B"), help="compare two results folders instead"
@@ -98,6 +108,8 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    if options.index is not None:
+        return _index(options)
     from lit_probattn.records.provenance import command_line
     from profiling.report.compare import compare_sweeps
     from profiling.report.page import write_report
@@ -112,6 +124,17 @@ def _report(options: argparse.Namespace) -> int:
         command = command_line()
         written = write_report(config, results, out, html=options.html, command=command)
     print(*written, sep="\n")
+    return 0
+
+
+def _index(options: argparse.Namespace) -> int:
+    from profiling.report.index import OUT, write_index
+
+    for name in ("results", "html", "compare"):
+        if getattr(options, name):
+            raise ConfigError(f"--index takes no --{name}, which belongs to a sweep")
+    page, *others = write_index(Path(options.index), Path(options.out or OUT))
+    print(f"{page}: {len(others)} reports")
     return 0
 
 

@@ -39,3 +39,43 @@ def test_swap_timm(tmp_path):
     assert len(errors) == 3
     assert errors[2] < errors[0] / 2
     assert shown.endswith("loaded again, equal: True\n")
+
+
+def test_plain_torch(tmp_path):
+    shown = run("plain_torch.py", tmp_path)
+    right = [int(found) for found in re.findall(r"(\d+) % right", shown)]
+    assert len(right) == 5
+    assert right[0] < 45  # four colours
+    assert right[-1] > 95
+    assert shown.endswith("maps: (64, 2, 16, 16)\n")
+
+
+def test_hugging_face(tmp_path):
+    pytest.importorskip("transformers")
+    shown = run("hugging_face.py", tmp_path)
+    assert "2 of 2 attention layers are mgk now" in shown
+    losses = [float(found) for found in re.findall(r"loss ([0-9.]+)", shown)]
+    assert losses[-1] < losses[0] / 2
+    assert shown.endswith("generated: 8 equal without the cache: True\n")
+
+
+def test_generation(tmp_path):
+    shown = run("generation.py", tmp_path)
+    assert "temperature 0.0: the quick brown fox jumps over the lazy do\n" in shown
+    assert re.search(r"temperature 0.8: the quick \S", shown)
+
+
+def test_own_variant(tmp_path):
+    shown = run("own_variant.py", tmp_path)
+    error = re.search(r"^blockwise differs from the reference by (\S+)$", shown, re.M)
+    assert error
+    assert float(error[1]) < 1e-5
+    assert shown.endswith("multiply-adds for 600 tokens: 55,910,400\n")
+
+
+def test_own_data(tmp_path):
+    shown = run("own_data.py", tmp_path)
+    assert "reviews.csv: texts from column 'review', labels from 'sentiment'" in shown
+    accuracy = re.search(r"^accuracy on the test split: (\S+)$", shown, re.M)
+    assert accuracy
+    assert float(accuracy[1]) > 0.9

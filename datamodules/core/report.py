@@ -8,7 +8,7 @@ import numpy as np
 
 from datamodules.core.base import CachedDataModule, DataModule
 
-__all__ = ["compare", "compare_size", "describe"]
+__all__ = ["compare", "compare_size", "describe", "outline"]
 
 # More files of a release than these are counted, not listed.
 _MOST_SOURCES = 8
@@ -16,6 +16,20 @@ _MOST_SOURCES = 8
 
 def describe(data: DataModule) -> Iterator[str]:
     """Yield lines with sizes, classes, lengths and checksums of a DataModule after `setup`."""
+    yield from outline(data)
+    if isinstance(data, CachedDataModule):
+        cache = data.open()
+        yield f"cache: {cache.folder} (checksums verified)"
+        sources, files = cache.meta["sources"], cache.meta["files"]
+        if len(sources) > _MOST_SOURCES:
+            yield f"  {len(sources)} source files"
+            sources = {}
+        for file, facts in {**sources, **files}.items():
+            yield f"  sha256 {facts['sha256']}  {facts['bytes']:>11} bytes  {file}"
+
+
+def outline(data: DataModule) -> Iterator[str]:
+    """Yield the same without checksums."""
     name = type(data).__name__
     yield (
         f"{name}: num_classes {data.num_classes}, vocab_size {data.vocab_size}, "
@@ -38,15 +52,6 @@ def describe(data: DataModule) -> Iterator[str]:
             f"max {quantiles[3]}{cut}"
         )
         yield f"  samples per class: {' '.join(map(str, counts))}"
-    if isinstance(data, CachedDataModule):
-        cache = data.open()
-        yield f"cache: {cache.folder} (checksums verified)"
-        sources, files = cache.meta["sources"], cache.meta["files"]
-        if len(sources) > _MOST_SOURCES:
-            yield f"  {len(sources)} source files"
-            sources = {}
-        for file, facts in {**sources, **files}.items():
-            yield f"  sha256 {facts['sha256']}  {facts['bytes']:>11} bytes  {file}"
 
 
 def compare(data: DataModule) -> Iterator[tuple[str, bool]]:

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from datamodules.core.errors import DataError, MissingDataError
 
-__all__ = ["PictureFiles", "find_root", "read_train", "read_val"]
+__all__ = ["SUFFIXES", "PictureFiles", "find_root", "pictures_of_classes", "read_train", "read_val"]
+__all__ += ["subfolders"]
 
-_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp")
 
 # Folders below data_dir that may hold train and val.
 _ROOTS = ("", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")
@@ -89,14 +90,14 @@ def find_root(data_dir: Path) -> Path:
 def read_train(root: Path) -> PictureFiles:
     """Read the class folders of `train`, numbered by name; a DataError if one is empty."""
     folder = root / "train"
-    classes = _folders(folder)
+    classes = subfolders(folder)
     if not classes:
         archives = _files(folder, (".tar",))
         raise DataError(
             f"{folder} has no class folders"
             + (f"; unpack each archive, {archives[0]} into its own folder" if archives else "")
         )
-    return _read_class_folders(folder, classes)
+    return pictures_of_classes(folder, classes)
 
 
 def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) -> PictureFiles:
@@ -110,11 +111,11 @@ def read_val(root: Path, classes: tuple[str, ...], ground_truth: Path | None) ->
             picture has no class.
     """
     folder = root / "val"
-    present = _folders(folder)
+    present = subfolders(folder)
     if present:
         _check_classes(folder, classes, present)
-        return _read_class_folders(folder, classes)
-    names = _files(folder, _SUFFIXES)
+        return pictures_of_classes(folder, classes)
+    names = _files(folder, SUFFIXES)
     if not names:
         raise DataError(f"{folder} has neither class folders nor pictures")
     labels = _read_ground_truth(root, names, ground_truth)
@@ -139,14 +140,17 @@ def _check_classes(folder: Path, expected: Sequence[str], found: Sequence[str]) 
     )
 
 
-def _read_class_folders(folder: Path, classes: tuple[str, ...]) -> PictureFiles:
+def pictures_of_classes(
+    folder: Path, classes: tuple[str, ...], every_class: bool = True
+) -> PictureFiles:
+    """Read class folders; a DataError if one is empty, unless a class may be absent."""
     names: list[str] = []
     targets: list[int] = []
     for number, name in enumerate(classes):
-        inside = _files(folder / name, _SUFFIXES)
-        if not inside:
+        inside = _files(folder / name, SUFFIXES) if (folder / name).is_dir() else []
+        if not inside and every_class:
             raise DataError(
-                f"class folder {folder / name} holds no picture ({', '.join(_SUFFIXES)}); fill it, "
+                f"class folder {folder / name} holds no picture ({', '.join(SUFFIXES)}); fill it, "
                 "or remove the class from train and val"
             )
         names += inside
@@ -158,7 +162,8 @@ def _as_bytes(names: list[str]) -> npt.NDArray[np.bytes_]:
     return np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
 
 
-def _folders(folder: Path) -> tuple[str, ...]:
+def subfolders(folder: Path) -> tuple[str, ...]:
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
         return tuple(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(".")))
 

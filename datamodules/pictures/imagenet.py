@@ -15,6 +15,7 @@ from datamodules.core.base import DataModule, Published, Split
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand, write_whole
 from datamodules.core.order import EvaluationOrder, TrainingOrder, choose_per_class
+from datamodules.core.own import ClassMap
 from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
 from datamodules.pictures.files import PictureFiles, find_root, read_train, read_val
@@ -25,7 +26,7 @@ __all__ = ["ImageNet"]
 _PER_LINE = 8  # classes on a line of the report
 
 
-class ImageNet(DataModule):
+class ImageNet(ClassMap, DataModule):
     """Pictures and their class; `inputs` are float32 (B, 3, S, S), normalised.
 
     Files are `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG` in data_dir or its folder `imagenet`; or
@@ -61,6 +62,7 @@ class ImageNet(DataModule):
     """
 
     task = "imagenet"
+    classes_of = "the folders"
     num_features = 3  # red, green and blue
     max_seq_len: int
 
@@ -178,6 +180,17 @@ class ImageNet(DataModule):
     def load_splits(self) -> dict[str, Split]:
         """Open the splits."""
         train, val = self._folders["train"], self._folders["val"]
+        test = val
+        if self.held_out_per_class:
+            held_out = self._held_out(train)
+            val = train.part(np.flatnonzero(held_out))
+            train = train.part(np.flatnonzero(~held_out))
+        return self.split_objects(train, val, test)
+
+    def split_objects(
+        self, train: PictureFiles, val: PictureFiles, test: PictureFiles
+    ) -> dict[str, Split]:
+        """Return the splits of three lists of files, training pictures augmented."""
         evaluate = create_transform(self.image_size, interpolation="bicubic", crop_pct=0.875)
         augment: Any = evaluate
         if self._augmentation is not None:
@@ -185,15 +198,10 @@ class ImageNet(DataModule):
                 self.image_size, is_training=True, interpolation="bicubic", **self._augmentation
             )
             augment = keep_no_bits(augment)
-        test = PictureSplit(val, evaluate, self.image_size)
-        if self.held_out_per_class:
-            held_out = self._held_out(train)
-            val = train.part(np.flatnonzero(held_out))
-            train = train.part(np.flatnonzero(~held_out))
         return {
             "train": PictureSplit(train, augment, self.image_size, self.seed),
             "val": PictureSplit(val, evaluate, self.image_size),
-            "test": test,
+            "test": PictureSplit(test, evaluate, self.image_size),
         }
 
     def collate(self) -> PictureCollate:
@@ -203,23 +211,6 @@ class ImageNet(DataModule):
     def collate_of(self, name: str) -> PictureCollate:
         """Return the function that makes an evaluation batch: nothing is mixed."""
         return PictureCollate()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the class map, for checkpoints."""
-        return {"classes": self.classes}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise a DataError if a checkpoint's class map differs from that of the folders."""
-        before, now = list(state_dict["classes"]), self.classes
-        if before == now:
-            return
-        places = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b]
-        first = places[0] if places else min(len(before), len(now))
-        names = [dict(enumerate(classes)).get(first, "missing") for classes in (before, now)]
-        raise DataError(
-            f"the checkpoint was trained with {len(before)} classes, the folders have {len(now)}: "
-            f"class {first} was {names[0]} and is {names[1]}; use the folders of the training"
-        )
 
     @property
     def _folders(self) -> dict[str, PictureFiles]:

@@ -141,7 +141,7 @@ def _bundled(name: str) -> ArchiveFiles:
     if not places:
         raise MissingDataError(
             f"source bundled reads {name} from the package aeon, which is not installed: "
-            f'pip install "lit-probattn[uea]", or use source released'
+            f'pip install "lit-probattn[series]", or use source released'
         )
     folder = Path(places[0]) / "datasets" / "data" / name
     found = find_set(name, [folder], _files(name))

@@ -169,7 +169,7 @@ def read_ts(path: Path) -> TsFile:
     except ImportError as error:
         raise DataError(
             f"reading {path.name} needs the optional package aeon, which cannot be imported "
-            f'({error}): pip install "lit-probattn[uea]"'
+            f'({error}): pip install "lit-probattn[series]"'
         ) from None
     try:
         values, _ = load_from_ts_file(str(path))

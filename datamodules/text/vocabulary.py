@@ -20,6 +20,7 @@ from datamodules.core.progress import progress
 from datamodules.text.source import TextSource
 
 __all__ = ["SubwordVocabulary", "Tokens", "Vocabulary", "VocabularyChoice", "count_words"]
+__all__ += ["END_OF_LINE", "UNKNOWN", "texts_of"]
 
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
 
@@ -246,7 +247,7 @@ def _package() -> Any:
     except ImportError:
         raise DataError(
             "sub-words need the package tokenizers, which is not installed: "
-            "pip install 'lit-probattn[subwords]', or leave out subwords and tokenizer_file"
+            "pip install 'lit-probattn[text]', or leave out subwords and tokenizer_file"
         ) from None
     return tokenizers
 
@@ -293,15 +294,16 @@ class VocabularyChoice:
             return given
         with progress("WikiText: counting words", train.size, train.unit) as advance:
             if self.subwords is not None:
-                return SubwordVocabulary.train(_texts(train, advance), self.subwords)
-            return count_words(_texts(train, advance))
+                return SubwordVocabulary.train(texts_of(train, advance), self.subwords)
+            return count_words(texts_of(train, advance))
 
     def read(self, text: str) -> Tokens:
         """Return the vocabulary of which `text` was stored."""
         return (SubwordVocabulary if self.by_subwords else Vocabulary).from_text(text)
 
 
-def _texts(source: TextSource, advance: Callable[[int], None]) -> Iterator[str]:
+def texts_of(source: TextSource, advance: Callable[[int], None]) -> Iterator[str]:
+    """Yield the pieces of a text; `advance` is told how much of it was read."""
     position = 0
     for block in source.blocks():
         yield block.text

@@ -86,7 +86,8 @@ def _attend(
     scores = biased(grouped_scores(query * scale, key), masks, rows, cols)
     weights = entmax(scores, masks.allowed(rows, cols, scores.device), alpha)
     if dropout is not None:
-        keep = keep_pairs(dropout, *weights.shape[:2], rows, cols, weights.device)
+        batch, heads = weights.shape[:2]
+        keep = keep_pairs(dropout, batch, heads, rows, cols, weights.device)
         weights = weights * keep * dropout.scale
     return weights @ repeat_heads(value, weights.shape[1])
 
@@ -164,6 +165,11 @@ class ASTCore(Core):
             )
         raw = self.pre_alpha.to(compute_dtype(like))  # near 1, low precision has steps of 1/128
         return (1.0 + torch.sigmoid(raw)).clamp(*ALPHA_RANGE)
+
+    @property
+    def block_maps(self) -> int:
+        """Bisection keeps about four tensors of a block's size."""
+        return 4 * self.layout.out
 
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return α; keys as they are."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.functional import Heads
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
@@ -42,6 +43,7 @@ class Call:
         bias_needs_grad: an additive bias needs a gradient.
         attn_mask: pairs are masked.
         recurrent: the call continues from a state instead of cached keys.
+        traced: a compiled graph holds the draws.
     """
 
     device: str
@@ -52,6 +54,7 @@ class Call:
     bias_needs_grad: bool
     attn_mask: bool = False
     recurrent: bool = False
+    traced: bool = False
 
 
 # Says why an implementation cannot serve a call ("cannot …"), or None if it can.
@@ -68,12 +71,15 @@ class AutoRule:
             `blockwise`: nothing has to be recomputed.
         native_from: calls with fewer keys pass over `native`; without and with dropout.
         rows_from: the same of `rows`.
+        trace_up_to: up to this many scores a compiled graph that holds its draws takes the
+            reference, which it can hold whole; above, the graph breaks at the passes over rows.
     """
 
     order: tuple[str, ...]
     store_up_to: int = 0
     native_from: tuple[float, float] = (0, 0)
     rows_from: tuple[float, float] = (0, 0)
+    trace_up_to: int = 0
 
 
 # CPU, float32, forward and backward, head sizes 8 to 64, N from 64 to 4096: of softmax and of MGK
@@ -90,6 +96,7 @@ AUTO_RULES = {
         ("sdpa", "native", "rows", "blockwise", "reference"),
         store_up_to=1 << 22,
         rows_from=(256, 256),
+        trace_up_to=1 << 26,
     ),
     "cuda": AutoRule(("triton", "sdpa", "blockwise", "reference")),
     "meta": AutoRule(("sdpa", "blockwise", "reference")),  # counting: no kernel would run
@@ -168,14 +175,16 @@ def _automatic(
 ) -> str:
     """Return the first name in the rule's order that serves the call; others are not asked."""
     reasons = {}
+    traced = call.traced and call.num_scores <= rule.trace_up_to
+    store_up_to = rule.trace_up_to if traced else rule.store_up_to
     for name in (name for name in rule.order if name in available):
         starts = {"native": rule.native_from, "rows": rule.rows_from}
-        if name in starts and call.num_keys < starts[name][call.dropout]:
+        if name in starts and (traced or call.num_keys < starts[name][call.dropout]):
             continue
         reason = unsupported(name, call)
         if reason is not None:
             reasons[name] = reason
-        elif name != "blockwise" or call.num_scores > rule.store_up_to:
+        elif name != "blockwise" or call.num_scores > store_up_to:
             return name
         elif "reference" in available and unsupported("reference", call) is None:
             return "reference"
@@ -201,9 +210,7 @@ def pair_arguments(given: Heads) -> dict[str, Any]:
 
 def draw_words(key: RandomKey, stream: int, like: Tensor) -> Tensor:
     """Return what a kernel draws a stream of a batch from, (2 + B,) int64, where `like` is."""
-    from lit_probattn.kernels.runtime import draw_tensor
-
-    return draw_tensor(key.philox_key(stream), key.samples(like.shape[0], like.device))
+    return philox_words(key, stream, like.shape[0], like.device)
 
 
 class Refusing(Protocol):

@@ -95,8 +95,8 @@ class _Plan:
     def keep(self, scores: Tensor, block: Block) -> Tensor | None:
         if self.dropout is None:
             return None
-        shape = scores.shape[:2]
-        return keep_pairs(self.dropout, *shape, block.rows, block.cols, scores.device)
+        batch, heads = scores.shape[:2]
+        return keep_pairs(self.dropout, batch, heads, block.rows, block.cols, scores.device)
 
 
 class _Blockwise(torch.autograd.Function):

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from lit_probattn.attention.backends import (
     common_refusal,
 )
 from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
+from lit_probattn.attention.draws import fresh_key, is_traced
 from lit_probattn.attention.functional import (
     Heads,
     autocast_off,
@@ -148,6 +149,7 @@ class Core(nn.Module):
 
     Raises:
         ValueError: `backend` is unknown.
+        TypeError: a part of the variant is missing; the message names it.
     """
 
     variant: ClassVar[str]
@@ -177,6 +179,13 @@ class Core(nn.Module):
         super().__init__()
         if backend not in BACKENDS:
             raise ValueError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
+        lacking = [name for name in ("variant", "backends") if not hasattr(type(self), name)]
+        lacking += [n for n in ("choose", "scores") if getattr(type(self), n) is getattr(Core, n)]
+        if lacking:
+            raise TypeError(
+                f"{type(self).__name__} lacks {', '.join(lacking)}, which a core gives; a layer "
+                f"that defines reference_scores(self, query, key) needs no core"
+            )
         self.layout, self.backend = layout, backend
         # Backends that can serve no call, with the reason.
         self.refused: dict[str, str] = {}
@@ -199,6 +208,9 @@ class Core(nn.Module):
                 given = Heads(call.query, choice.key, call.value, call.masks, call.dropout)
                 out = self.backends[choice.backend](given, choice.arguments)
         return out.to(call.query.dtype)
+
+    if TYPE_CHECKING:
+        __call__ = forward  # nn.Module's says Any
 
     # ------------------------------------------------------------------ the variant's part
     @abstractmethod
@@ -255,7 +267,13 @@ class Core(nn.Module):
             bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
             attn_mask=call.masks.attn_mask is not None,
             recurrent=call.cache is not None and not isinstance(call.cache, KVCache),
+            traced=call.dropout is not None and is_traced(call.dropout.key),
         )
+
+    @property
+    def block_maps(self) -> int:
+        """Score maps that a block holds of one sample, for predictions of memory."""
+        return self.layout.out
 
     def num_scores(self, batch_size: int, num_queries: int, num_keys: int) -> int:
         """Return the number of scores that the reference would store."""
@@ -326,7 +344,7 @@ class Core(nn.Module):
 
 def key_or_fresh(rng: RandomKey | None) -> RandomKey:
     """Return the key, or one from torch's generator where a call names none."""
-    return RandomKey(int(torch.randint(2**62, (1,), device="cpu"))) if rng is None else rng
+    return fresh_key() if rng is None else rng
 
 
 def attend_to_cache(core: Core, call: HeadCall) -> Tensor:

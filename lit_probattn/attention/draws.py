@@ -1,6 +1,7 @@
 """Draws for attention: by the C library of the CPU where its self-test passes, else by torch.
 
-Both give the same bits, so nothing depends on which of them drew.
+Both give the same bits, so nothing depends on which of them drew. Under a compiler a key whose seed
+is a tensor draws by operators of this file, which a graph holds whole; other keys break it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from lit_probattn import randomness
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 
-@torch.compiler.disable
+def fresh_key() -> RandomKey:
+    """Return a key from torch's generator on the CPU."""
+    seed = torch.randint(2**62, (1,), device="cpu")
+    return RandomKey(seed if torch.compiler.is_compiling() else int(seed))
+
+
+def is_traced(key: RandomKey) -> bool:
+    """Whether a graph holds the draws of a key."""
+    return isinstance(key.seed, Tensor) and torch.compiler.is_compiling()
+
+
 def keep_pairs(
     dropout: AttentionDropout,
     batch_size: int,
@@ -23,16 +34,18 @@ def keep_pairs(
     first_head: int = 0,
 ) -> Tensor:
     """Return `AttentionDropout.keep` of a block, (B, H, rows, cols) bool."""
-    if _plain(device):
-        from lit_probattn.kernels.cpu import rows as native
-        from lit_probattn.kernels.cpu.selftest import failure
+    key = dropout.key
+    if not is_traced(key):
+        return _keep_pairs(dropout, batch_size, num_heads, rows, cols, device, first_head)
+    assert isinstance(key.seed, Tensor)
+    block = [rows.start, rows.stop, cols.start, cols.stop, first_head]
+    kept: Tensor = _keep_operator(
+        *(key.seed, key.sample_ids, key.step, key.layer, dropout.p),
+        *(batch_size, num_heads, block, device),
+    )
+    return kept
 
-        if failure() is None:
-            return native.keep(dropout, batch_size, num_heads, rows, cols, first_head)
-    return dropout.keep(batch_size, num_heads, rows, cols, device, first_head)
 
-
-@torch.compiler.disable
 def normal_noise(
     key: RandomKey,
     batch_size: int,
@@ -43,15 +56,197 @@ def normal_noise(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return `randomness.normal_noise` of a block, (B, num_maps, rows, cols)."""
+    if not is_traced(key):
+        return _normal_noise(key, batch_size, num_maps, rows, cols, device, dtype)
+    assert isinstance(key.seed, Tensor)
+    block = [rows.start, rows.stop, cols.start, cols.stop]
+    noise: Tensor = _noise_operator(
+        *(key.seed, key.sample_ids, key.step, key.layer),
+        *(batch_size, num_maps, block, device, dtype),
+    )
+    return noise
+
+
+def philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.device) -> Tensor:
+    """Return what kernels draw a stream from, (2 + B,) int64; see `kernels.runtime.draw_tensor`."""
+    if not is_traced(key):
+        return _philox_words(key, stream, batch_size, device)
+    assert isinstance(key.seed, Tensor)
+    words: Tensor = _words_operator(
+        key.seed, key.sample_ids, key.step, key.layer, stream, batch_size, device
+    )
+    return words
+
+
+# ---- now, outside of a graph -------------------------------------------------------------------
+
+
+@torch.compiler.disable
+def _keep_pairs(
+    dropout: AttentionDropout,
+    batch_size: int,
+    num_heads: int,
+    rows: range,
+    cols: range,
+    device: torch.device,
+    first_head: int,
+) -> Tensor:
+    if _plain(device):
+        from lit_probattn.kernels.cpu import rows as native
+        from lit_probattn.kernels.cpu.selftest import failure
+
+        if failure() is None:
+            return native.keep(dropout, batch_size, num_heads, rows, cols, first_head)
+    if _fake():
+        key, block = dropout.key, [rows.start, rows.stop, cols.start, cols.stop, first_head]
+        kept: Tensor = _keep_operator(
+            *(torch.empty(1, dtype=torch.int64), key.sample_ids, 0, 0, dropout.p),
+            *(batch_size, num_heads, block, device),
+        )
+        return kept
+    return dropout.keep(batch_size, num_heads, rows, cols, device, first_head)
+
+
+@torch.compiler.disable
+def _normal_noise(
+    key: RandomKey,
+    batch_size: int,
+    num_maps: int,
+    rows: range,
+    cols: range,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
     if dtype == torch.float32 and _plain(device):
         from lit_probattn.kernels.cpu import rows as native
         from lit_probattn.kernels.cpu.selftest import draws_noise
 
         if draws_noise():
             return native.normal_noise(key, batch_size, num_maps, rows, cols)
+    if _fake():
+        block = [rows.start, rows.stop, cols.start, cols.stop]
+        noise: Tensor = _noise_operator(
+            *(torch.empty(1, dtype=torch.int64), key.sample_ids, 0, 0),
+            *(batch_size, num_maps, block, device, dtype),
+        )
+        return noise
     return randomness.normal_noise(key, batch_size, num_maps, rows, cols, device, dtype)
+
+
+def _philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.device) -> Tensor:
+    from lit_probattn.kernels.runtime import draw_tensor
+
+    return draw_tensor(key.philox_key(stream), key.samples(batch_size, device))
 
 
 def _plain(device: torch.device) -> bool:
     """Whether new tensors have memory on the CPU; those that only carry shapes have none."""
     return device.type == "cpu" and type(torch.empty(0)) is Tensor
+
+
+def _fake() -> bool:
+    """Whether new tensors carry shapes only, as predictions of memory have them.
+
+    Then a draw is one operator, which holds what the C library's draw holds: its result.
+    """
+    return type(torch.empty(0)) is not Tensor
+
+
+# ---- operators of a graph ----------------------------------------------------------------------
+
+
+@torch.library.custom_op("lit_probattn::keep_pairs", mutates_args=())
+def _keep_operator(
+    seed: Tensor,
+    sample_ids: Tensor | None,
+    step: int,
+    layer: int,
+    p: float,
+    batch_size: int,
+    num_heads: int,
+    block: list[int],
+    device: torch.device,
+) -> Tensor:
+    row, row_stop, col, col_stop, first_head = block
+    dropout = AttentionDropout(p, RandomKey(int(seed), step, sample_ids, layer))
+    rows, cols = range(row, row_stop), range(col, col_stop)
+    return _keep_pairs(dropout, batch_size, num_heads, rows, cols, device, first_head)
+
+
+@_keep_operator.register_fake
+def _(
+    seed: Tensor,
+    sample_ids: Tensor | None,
+    step: int,
+    layer: int,
+    p: float,
+    batch_size: int,
+    num_heads: int,
+    block: list[int],
+    device: torch.device,
+) -> Tensor:
+    row, row_stop, col, col_stop, _ = block
+    shape = (batch_size, num_heads, row_stop - row, col_stop - col)
+    return torch.empty(shape, dtype=torch.bool, device=device)
+
+
+@torch.library.custom_op("lit_probattn::normal_noise", mutates_args=())
+def _noise_operator(
+    seed: Tensor,
+    sample_ids: Tensor | None,
+    step: int,
+    layer: int,
+    batch_size: int,
+    num_maps: int,
+    block: list[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
+    row, row_stop, col, col_stop = block
+    key = RandomKey(int(seed), step, sample_ids, layer)
+    rows, cols = range(row, row_stop), range(col, col_stop)
+    return _normal_noise(key, batch_size, num_maps, rows, cols, device, dtype)
+
+
+@_noise_operator.register_fake
+def _(
+    seed: Tensor,
+    sample_ids: Tensor | None,
+    step: int,
+    layer: int,
+    batch_size: int,
+    num_maps: int,
+    block: list[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
+    row, row_stop, col, col_stop = block
+    shape = (batch_size, num_maps, row_stop - row, col_stop - col)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+@torch.library.custom_op("lit_probattn::philox_words", mutates_args=())
+def _words_operator(
+    seed: Tensor,
+    sample_ids: Tensor | None,
+    step: int,
+    layer: int,
+    stream: int,
+    batch_size: int,
+    device: torch.device,
+) -> Tensor:
+    key = RandomKey(int(seed), step, sample_ids, layer)
+    return _philox_words(key, stream, batch_size, device)
+
+
+@_words_operator.register_fake
+def _(
+    seed: Tensor,
+    sample_ids: Tensor | None,
+    step: int,
+    layer: int,
+    stream: int,
+    batch_size: int,
+    device: torch.device,
+) -> Tensor:
+    return torch.empty(2 + batch_size, dtype=torch.int64, device=device)

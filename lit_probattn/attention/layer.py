@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from lit_probattn.attention.cache import Cache
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
+from lit_probattn.attention.own.derived import DerivedCore, count_score_macs
 from lit_probattn.attention.rotary import Rotary
 from lit_probattn.base.torch_internals import RenamingModule
 from lit_probattn.randomness import AttentionDropout, RandomKey
@@ -37,6 +37,17 @@ class Example:
     masks: tuple[str, ...] = ()
 
 
+class MissingPartError(AttributeError):
+    """A variant lacks what makes it one; the message says what to give."""
+
+
+def _what_is_missing(cls: type) -> str:
+    return (
+        f"{cls.__name__} has neither reference_scores nor a core: define reference_scores(self, "
+        f"query, key), which returns the scores (batch, heads, queries, keys), or set self.core"
+    )
+
+
 class Attention(RenamingModule):
     """Multi-head attention with a head size of its own; base of every variant.
 
@@ -44,8 +55,9 @@ class Attention(RenamingModule):
     cache, rng)` maps (B, N, C) to (B, N, C). `key=None` means self-attention, `value=None` means
     value = key. Masks follow `lit_probattn.attention.masks`.
 
-    A variant names its own arguments, passes the common ones on, gives its heads in `head_layout`,
-    and sets `self.core` after the projections exist.
+    A variant names its own arguments and passes the common ones on. It either gives
+    `reference_scores`, from which everything else follows; or gives its heads in `head_layout`,
+    sets `self.core` after the projections exist, and gives its `cost`.
 
     Args:
         embed_dim: C, input and output width.
@@ -69,6 +81,8 @@ class Attention(RenamingModule):
     """
 
     core: Core
+    # Whether each of the `reference_scores` depends on its query and its key alone.
+    pairwise: ClassVar[bool] = True
     # What the fused kernels are compared with, and each of their forms once, to be compiled.
     kernel_examples: ClassVar[tuple[Example, ...]] = ()
     kernel_forms: ClassVar[tuple[Example, ...]] = ()
@@ -124,6 +138,9 @@ class Attention(RenamingModule):
             self.key_embed_dim, heads.value * self.value_head_dim, bias=bias
         )
         self.out_proj = nn.Linear(heads.out * self.value_head_dim, embed_dim, bias=bias)
+        if self._gives_scores():
+            name = type(self).__name__
+            self.core = DerivedCore(heads, backend, self.reference_scores, name, self.pairwise)
 
     # ------------------------------------------------------------------ the variant's part
     def head_layout(self) -> HeadLayout:
@@ -131,9 +148,49 @@ class Attention(RenamingModule):
         h, h_kv = self.num_heads, self.num_kv_heads
         return HeadLayout(h, h_kv, h_kv, h, self.head_dim, self.value_head_dim)
 
-    @abstractmethod
+    def reference_scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the scores before mask and softmax, (B, H, N, L), of a variant without a core.
+
+        Args:
+            query: (B, H, N, E), in at least float32.
+            key: (B, H, L, E), likewise; keys that heads share are repeated.
+        """
+        raise NotImplementedError(_what_is_missing(type(self)))
+
+    @classmethod
+    def _gives_scores(cls) -> bool:
+        return cls.reference_scores is not Attention.reference_scores
+
     def cost(self, seq_len: int) -> Cost:
-        """Return the analytic cost of self-attention over `seq_len` tokens."""
+        """Return the analytic cost of self-attention over `seq_len` tokens.
+
+        From `reference_scores` it is derived: products of the scores are counted, the paper's rule
+        is applied to them, and everything else is softmax attention's.
+
+        Raises:
+            NotImplementedError: there is neither, or the heads are not plain.
+        """
+        if not hasattr(self, "core"):
+            raise NotImplementedError(_what_is_missing(type(self)))
+        if not self._gives_scores():
+            raise NotImplementedError(
+                f"{type(self).__name__} has a core of its own: give cost(seq_len) too, which "
+                f"returns lit_probattn.attention.layer.Cost"
+            )
+        n, h, e = seq_len, self.num_heads, self.head_dim
+        found, plain = count_score_macs(self, n), self.softmax_cost(n)
+        by_rule = 2 * found - n * n * h if found else 0  # (2k − 1) for every sum of k products
+        return replace(
+            plain,
+            paper_flops=plain.paper_flops - n * n * h * (2 * e - 1) + by_rule,
+            macs=plain.macs - n * n * h * e + found,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what a variant lacks where its core is asked for."""
+        if name == "core" and "core" not in vars(self).get("_modules", {}):
+            raise MissingPartError(_what_is_missing(type(self)))
+        return super().__getattr__(name)
 
     def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs | None:
         """Return the products of a backend per pair; None where they have no closed form."""
@@ -241,6 +298,9 @@ class Attention(RenamingModule):
             call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
         return result
+
+    if TYPE_CHECKING:
+        __call__ = forward  # nn.Module's says Any
 
     def call(
         self,

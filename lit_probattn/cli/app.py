@@ -23,6 +23,7 @@ import lightning.pytorch as pl
 import yaml
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lit_probattn import __version__
@@ -36,6 +37,7 @@ from lit_probattn.cli.files import (
     run_name,
     with_named_files,
 )
+from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
 from lit_probattn.configs import SIZES_OF_DATA, only_allowed_code
 from lit_probattn.records.provenance import replace_text, versions
@@ -87,6 +89,7 @@ class RunCLI(BareCLI):
         words = with_named_files(take_flags(self.arguments))
         self.files = read_config_files(config_files(words))
         self.given = words[:1]
+        words = with_folder(words, self.files.values())
         super().__init__(
             model_class=pl.LightningModule,
             datamodule_class=pl.LightningDataModule,
@@ -143,6 +146,7 @@ class RunCLI(BareCLI):
         """Construct model and data by `Instantiator`."""
         for key, base in (("model", pl.LightningModule), ("data", pl.LightningDataModule)):
             self.parser.add_instantiator(Instantiator(cli=self, key=key), base, subclasses=True)
+        self.parser.add_instantiator(PendingLogger, Logger, subclasses=True)
 
     # ---- trainer and run folder ----------------------------------------------------------------
 
@@ -160,7 +164,8 @@ class RunCLI(BareCLI):
         """Trainer with our checkpoint files and progress; loggers follow with the run folder."""
         config = self.part(self.config_init, "trainer")
         self._own_loggers = config.get("logger") in (None, True)
-        if self._own_loggers:
+        self._named_loggers = pending(config.get("logger"))
+        if self._own_loggers or self._named_loggers:
             kwargs["logger"] = False
         plugins = config.get("plugins") or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
@@ -213,12 +218,14 @@ class RunCLI(BareCLI):
         self._add_callback(RunRecord(plan.folder))
         if hasattr(self, "checkpoints"):
             self.checkpoints.folder = plan.folder / "checkpoints"
+        csv = RunCSVLogger(plan.folder, plan.steps_done)
         if self._own_loggers:
-            csv = RunCSVLogger(plan.folder, plan.steps_done)
             self.trainer.loggers = [csv, RunTensorBoardLogger(plan.folder, plan.steps_done)]
+        elif self._named_loggers:
+            self.trainer.loggers = [csv, *self._make_loggers(plan)]
         if self.trainer.is_global_zero:
             remove_left_overs(plan.folder)
-            if self._own_loggers:
+            if self.trainer.loggers:
                 csv.load()
             write_record(
                 plan.folder,
@@ -240,6 +247,9 @@ class RunCLI(BareCLI):
             raise
         finally:
             signals.restore()
+
+    def _make_loggers(self, plan: RunPlan) -> list[Logger]:
+        return [logger.make(plan.folder) for logger in self._named_loggers]
 
     def _report_finished(self, plan: RunPlan) -> None:
         if self.trainer.is_global_zero:
@@ -310,6 +320,7 @@ class RunCLI(BareCLI):
         shared = share_plan(self.trainer, config, plan)
         if self.trainer.is_global_zero:
             print("\n".join([*shared.notes, f"checkpoint: {shared.checkpoint}"]), flush=True)
+        self.trainer.loggers = [*self.trainer.loggers, *self._make_loggers(shared)]
         return shared, scope
 
     def _sources(self) -> dict[str, str]:

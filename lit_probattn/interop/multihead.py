@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor, nn
 
@@ -87,9 +89,9 @@ class MultiheadForm(nn.Module):
         pairs, more = (None, None) if is_causal else _allowed_pairs(attn_mask, shape, look)
         if more is not None:
             bias = more if bias is None else bias + more
-        masks = {"key_mask": key_mask, "attn_mask": pairs, "is_causal": is_causal, "bias": bias}
-        if bias is not None:
-            masks["bias"] = bias.to(query.dtype)
+        bias = None if bias is None else bias.to(query.dtype)
+        masks: dict[str, Any] = {"key_mask": key_mask, "attn_mask": pairs, "is_causal": is_causal}
+        masks["bias"] = bias
         # The maps are those of the output, noise included.
         draw = key_or_fresh(None) if need_weights else None
         others = () if itself else (key, value)
@@ -101,6 +103,9 @@ class MultiheadForm(nn.Module):
         if not batched:
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.transpose(0, 1), weights
+
+    if TYPE_CHECKING:
+        __call__ = forward  # nn.Module's says Any
 
 
 def as_multihead_attention(layer: Attention, *, batch_first: bool = False) -> MultiheadForm:

@@ -32,9 +32,11 @@ from lit_probattn.tasks.finite import (
 from lit_probattn.tasks.renaming import ordered_parameters, rename_checkpoint
 from lit_probattn.tasks.schedules import (
     OPEN_ENDED,
+    Lengths,
     ScheduleName,
     ScheduleValues,
     check_schedule,
+    lengths_of_run,
     schedule_values,
 )
 
@@ -159,7 +161,8 @@ class Task(pl.LightningModule):
         eps: AdamW's epsilon.
         weight_decay: decoupled weight decay, on all parameters.
         schedule: course of the learning rate; see `lit_probattn.tasks.schedules`.
-        warmup_steps: optimiser steps until the peak.
+        warmup_steps: optimiser steps until the peak; scaled where the run is not longer, see
+            `lit_probattn.tasks.schedules.lengths_of_run`.
         schedule_steps: length of the schedule. None means `trainer.max_steps`.
         cycle_momentum: whether `one_cycle` moves beta1 from 0.95 to 0.85 and back.
         compile: whether the model runs through `torch.compile`.
@@ -253,8 +256,20 @@ class Task(pl.LightningModule):
             return
         check_trainer(self.trainer)
         max_steps = self.trainer.max_steps
-        length = self._schedule_length()
-        check_schedule(self.schedule, total_steps=length, warmup_steps=self.warmup_steps)
+        length, warmup = self._lengths()
+        check_schedule(self.schedule, total_steps=length, warmup_steps=warmup)
+        if warmup != self.warmup_steps and self.trainer.is_global_zero:
+            print(
+                f"warm-up scaled: warmup_steps {self.warmup_steps} would outlast the run of "
+                f"max_steps {max_steps}, so it has {warmup} and its schedule ends with the run",
+                flush=True,
+            )
+        elif 0 < max_steps <= warmup and self.trainer.is_global_zero:
+            print(
+                f"max_steps {max_steps} ends within the warm-up of {warmup} steps: for a run "
+                f"of its own set --model.init_args.schedule_steps null",
+                flush=True,
+            )
         if self.schedule not in OPEN_ENDED and max_steps > length:
             raise ValueError(
                 f"trainer.max_steps {max_steps} goes beyond schedule_steps {length}: set "
@@ -275,8 +290,9 @@ class Task(pl.LightningModule):
         betas = (self.betas[0], self.betas[1])
         return kind(trained, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
-    def _schedule_length(self) -> int:
-        return self.trainer.max_steps if self.schedule_steps is None else self.schedule_steps
+    def _lengths(self) -> Lengths:
+        """Return the steps of the schedule and of its warm-up in this run."""
+        return lengths_of_run(self.trainer.max_steps, self.schedule_steps, self.warmup_steps)
 
     # ---- randomness --------------------------------------------------------------------------
 
@@ -353,12 +369,13 @@ class Task(pl.LightningModule):
 
     def scheduled(self) -> ScheduleValues:
         """Return the learning rate and beta1 of the coming optimiser step."""
+        length, warmup = self._lengths()
         return schedule_values(
             self.schedule,
             self.trainer.global_step,
             peak_lr=self.lr,
-            total_steps=self._schedule_length(),
-            warmup_steps=self.warmup_steps,
+            total_steps=length,
+            warmup_steps=warmup,
             cycle_momentum=self.cycle_momentum,
         )
 

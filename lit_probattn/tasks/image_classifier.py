@@ -164,10 +164,11 @@ class ImageClassifier(LabelTask):
         cosine is stretched to end at `final_lr`.
         """
         values, step = super().scheduled(), self.trainer.global_step
-        if step < self.warmup_steps:
+        warmup = self._lengths().warmup
+        if step < warmup:
             if self.start_lr is None:
                 return values
-            share = step / self.warmup_steps
+            share = step / warmup
             return values._replace(lr=self.start_lr + (self.lr - self.start_lr) * share)
         return values._replace(lr=self.final_lr + (1 - self.final_lr / self.lr) * values.lr)
 

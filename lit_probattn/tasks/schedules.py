@@ -25,6 +25,29 @@ class ScheduleValues(NamedTuple):
     beta1: float | None
 
 
+class Lengths(NamedTuple):
+    """Steps of a schedule, and those of its warm-up."""
+
+    total: int
+    warmup: int
+
+
+def lengths_of_run(max_steps: int, schedule_steps: int | None, warmup_steps: int) -> Lengths:
+    """Return the lengths that a run uses: a warm-up as long as the run is scaled to it.
+
+    A tenth of the run is warm-up then. With `schedule_steps` nothing is scaled: the run is a part
+    of that schedule, and one that goes on later must equal the whole.
+
+    Args:
+        max_steps: length of the run.
+        schedule_steps: length of the schedule. None means `max_steps`.
+    """
+    total = max_steps if schedule_steps is None else schedule_steps
+    if schedule_steps is None and warmup_steps >= max_steps > 0:
+        return Lengths(max_steps, max_steps // 10)
+    return Lengths(total, warmup_steps)
+
+
 def check_schedule(name: ScheduleName, *, total_steps: int, warmup_steps: int) -> None:
     """Refuse lengths for which the schedule has no meaning.
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention, recorded_choices
-from lit_probattn.base.torch_internals import FakeTensorMode, peak_bytes, storage_key, with_child
+from lit_probattn.base.memory import predicted_bytes
+from lit_probattn.base.torch_internals import with_child
 
 _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -25,10 +26,6 @@ _TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "n
 _BACKENDS = ("blockwise", "sdpa")
 
 _GIB = 1 << 30
-StepFunction = Callable[[], object]
-
-# Modules and tensors that exist before a step and after it.
-Resident = Sequence[torch.nn.Module | torch.Tensor]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -259,34 +256,6 @@ def _size(num_bytes: int) -> str:
     if num_bytes < _GIB // 8:
         return f"{num_bytes / (1 << 20):.1f} MiB"
     return f"{num_bytes / _GIB:.2f} GiB"
-
-
-def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple[int, int]:
-    """Predict (peak above resident, resident) in bytes with fake tensors; nothing is allocated.
-
-    Args:
-        build: makes the model and its inputs on the CPU and returns a function that runs one step,
-            and what is resident: modules and tensors.
-
-    Equal to the byte to `measured_cpu_bytes`. CUDA rounds blocks to 512 bytes and adds workspaces.
-    """
-    with FakeTensorMode():
-        step, resident = build()
-        peak = peak_bytes(resident, step)
-        held = resident_bytes(resident)
-    return peak - held, held
-
-
-def resident_bytes(resident: Resident) -> int:
-    """Return the bytes of parameters, buffers and tensors, shared storage counted once."""
-    storages: dict[int, int] = {}
-    for item in resident:
-        tensors = (
-            [item] if isinstance(item, torch.Tensor) else [*item.parameters(), *item.buffers()]
-        )
-        for tensor in tensors:
-            storages[storage_key(tensor)] = tensor.untyped_storage().nbytes()
-    return sum(storages.values())
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -12,7 +12,7 @@ from lit_probattn.records.provenance import command_line, device_name, git_revis
 from lit_probattn.records.tables import panels, save_png
 from profiling.kernels.config import KernelsConfig
 
-_MOST_PANELS = 6
+_MOST_PANELS = 12
 
 
 def time_picture(

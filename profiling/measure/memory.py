@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import torch
 
-from lit_probattn.training.memory import Resident, StepFunction, resident_bytes
+from lit_probattn.base.memory import Resident, StepFunction, resident_bytes
 
 
 def cpu_peak_bytes(function: Callable[[], object]) -> int:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import json
-import re
 from pathlib import Path
 
 import pandas as pd
-from markdown_it import MarkdownIt
 
 from lit_probattn.records.markdown import code_span, escaped
+from lit_probattn.records.pages import markdown_body, page, title_of, with_pictures
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
@@ -31,16 +28,6 @@ from profiling.report.tables import (
 )
 from profiling.sweep.config import SweepConfig
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;
-       padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-table { border-collapse: collapse; margin: .6rem 0; font-size: .85rem; display: block;
-        overflow-x: auto; }
-td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: left; }
-th { background: #f4f4f4; } tr:nth-child(even) td { background: #fafafa; }
-img { max-width: 100%; border: 1px solid #eee; } code { background: #f4f4f4; padding: 0 .2rem; }
-"""
 _PROVENANCE = ["sweep", "device_name", "versions", "git_revision", "command"]
 _READABLE = {
     *("model", "num_layers", "mlp_dim", "head_dim", "embed_dim", "seq_len", "batch_size"),
@@ -260,14 +247,6 @@ def compact(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, object]]:
 def write_page(folder: Path) -> Path:
     """Turn report.md and its figures into report.html in the same folder."""
     text = (folder / "report.md").read_text(encoding="utf-8")
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    for name in re.findall(r'<img src="([^"]*)"', body):
-        data = base64.b64encode((folder / name).read_bytes()).decode()
-        body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
-    title = html.escape(text.splitlines()[0].lstrip("# "))
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body>\n{body}</body></html>\n"
-    )
-    replace_text(folder / "report.html", page)
+    body = with_pictures(markdown_body(text), folder)
+    replace_text(folder / "report.html", page(title_of(text), body))
     return folder / "report.html"

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention import Attention
-from lit_probattn.configs import attention_factory
-from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
-from lit_probattn.training.memory import (
+from lit_probattn.base.memory import (
     Resident,
     StepFunction,
     predicted_bytes,
     resident_bytes,
 )
+from lit_probattn.configs import attention_factory
+from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
 from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.cost.exact import ModelShape
 from profiling.cost.models import AttentionOnly, LanguageModel, PairModel, SequenceModel

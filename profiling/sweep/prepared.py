@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 
 from lit_probattn.base.config_files import file_named, find
+from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.cli.shards import Progress
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import git_revision, replace_text, versions
 from lit_probattn.records.rows import RowStore
-from lit_probattn.training.memory import predicted_bytes
 from profiling.sweep.config import load_sweep
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import make_step, measure_cost

@@ -44,21 +44,14 @@ measure: [cost]
 OUTSIDE_TEST = """\
 from functools import partial
 
+from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD
 from my_cosine import CosineAttention
-from tests.attention import test_contract as contract
-
-contract.LAYERS["cosine"] = partial(CosineAttention, contract.C, 4, head_dim=contract.E)
-NAMES = [n for n in dir(contract) if n.startswith("test_")]
-CHECKS = [getattr(contract, n) for n in NAMES]
-CHECKS = [c for c in CHECKS if any("name" in m.args[0] for m in getattr(c, "pytestmark", []))]
-CHECKS = [c for c in CHECKS if c.__name__ not in ("test_cache_bytes_per_token",)]
 
 
 def test_the_contract():
     assert len(CHECKS) > 12
-    for check in CHECKS:
-        steps = {"step": 3} if "step" in check.__code__.co_varnames[:2] else {}
-        check("cosine", **steps)
+    for check in CHECKS.values():
+        check.run(partial(CosineAttention, EMBED, 4, head_dim=HEAD))
 """
 INSIDE_TEST = '''\
 """Cosine attention: by the definition, and what does not depend on lengths."""

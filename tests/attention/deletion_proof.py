@@ -45,11 +45,13 @@ class Removal:
 
 
 def own_files(name: str) -> tuple[str, ...]:
-    """Return the three files of a variant."""
+    """Return the three files of a variant, and those of its functional form."""
     return (
         f"lit_probattn/attention/{name}.py",
         f"configs/attention/{name}.yaml",
         f"tests/attention/test_{name}.py",
+        f"lit_probattn/functional/{name}.py",
+        f"tests/functional/test_{name}.py",
     )
 
 
@@ -57,6 +59,7 @@ def own_lines(name: str) -> dict[str, str]:
     """Return the lines that every variant of one file has."""
     return {
         "lit_probattn/attention/__init__.py": rf"from lit_probattn\.attention\.{name} import",
+        "lit_probattn/functional/__init__.py": rf"from lit_probattn\.functional\.{name} import",
         "docs/variants.md": rf"^\| `{name}` \|",
         "docs/moved_files.md": rf"`lit_probattn/attention/{name}\.py`",
     }

@@ -1,16 +1,15 @@
 """What every layer promises: shapes, masks, causality, padding, decoding, copies, refusals.
 
-The layers are those of `variants.py`: a new variant is held to this without a line here.
+The layers are those of `variants.py`: a new variant is held to this without a line here. What a
+variant of one's own promises too is checked by `lit_probattn.attention.own.contract`.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import (
     KVCache,
@@ -21,8 +20,9 @@ from lit_probattn.attention import (
 )
 from lit_probattn.attention.backends import AUTO_RULES, native_refusal
 from lit_probattn.attention.functional import repeat_heads
+from lit_probattn.attention.own.contract import CHECKS
 from lit_probattn.randomness import RandomKey
-from tests.attention.variants import EMBED, HEAD, examples, layers, serving, shipped_variants
+from tests.attention.variants import EMBED, HEAD, examples, layers, shipped_variants
 
 B, N, C, E, H = 2, 13, EMBED, HEAD, 3
 LAYERS = layers()
@@ -51,121 +51,9 @@ def test_every_public_variant_has_a_shipped_file_or_is_a_released_one():
 
 
 @EVERY
-def test_future_tokens_change_nothing_when_causal(name):
-    layer, x = LAYERS[name]().double(), double(B, N, C)
-    y = torch.cat([x[:, :7], double(B, N - 7, C)], 1)
-    for backend in serving(layer, x, is_causal=True):
-        layer.backend = backend
-        a, b = (layer(z, is_causal=True, rng=KEY) for z in (x, y))
-        torch.testing.assert_close(a[:, :7], b[:, :7], **CLOSE)
-        assert (a[:, 7:] - b[:, 7:]).abs().amax(-1).min() > 0, backend
-
-
-@EVERY
-def test_padding_and_other_samples_change_nothing(name):
-    layer, x = LAYERS[name]().double(), double(B, N, C)
-    mask = torch.ones(B, N, dtype=torch.bool)
-    mask[1, 9:] = False
-    alone = RandomKey(5, step=3, sample_ids=torch.tensor([4]))
-    for backend in serving(layer, x, key_mask=mask):
-        layer.backend = backend
-        short = layer(x[1:, :9], rng=alone)
-        torch.testing.assert_close(layer(x, key_mask=mask, rng=KEY)[1:, :9], short, **CLOSE)
-
-
-@EVERY
-def test_hidden_pairs_change_nothing_or_are_refused(name):
-    layer, x = LAYERS[name]().double(), double(B, N, C)
-    layer.eval()
-    pairs = torch.rand(N, N) < 0.6
-    pairs[3] = False
-    y = x.clone()
-    y[:, 5] = double(B, C)
-    served = serving(layer, x, attn_mask=pairs)
-    for backend in served:
-        layer.backend = backend
-        a, b = (layer(x, z, attn_mask=pairs) for z in (x, y))
-        unseen = ~pairs[:, 5]
-        torch.testing.assert_close(a[:, unseen], b[:, unseen], **CLOSE)
-        assert (a[:, ~unseen] - b[:, ~unseen]).abs().amax(-1).max() > 0
-    if not served:
-        layer.backend = "auto"
-        with pytest.raises(NotImplementedError, match="cannot apply attn_mask"):
-            layer(x, attn_mask=pairs)
-
-
-@EVERY
-def test_masks_of_three_dimensions_are_heads(name):
-    layer, x = LAYERS[name]().double().eval(), double(B, N, C)
-    pairs = torch.rand(layer.num_heads, N, N) < 0.6
-    for backend in serving(layer, x, attn_mask=pairs):
-        layer.backend = backend
-        found = layer.core(layer.call(x, attn_mask=pairs))
-        for head, own in enumerate(pairs):
-            alone = layer.core(layer.call(x, attn_mask=own))  # for all heads alike
-            torch.testing.assert_close(found[:, head], alone[:, head], **CLOSE)
-
-
-@EVERY
-def test_a_bias_is_added_to_the_scores_or_refused(name):
-    layer, x = LAYERS[name]().double().eval(), double(B, N, C)
-    hidden = torch.zeros(N, N, dtype=torch.float64)
-    hidden[:, 4] = -torch.inf
-    pairs = torch.ones(N, N, dtype=torch.bool)
-    pairs[:, 4] = False
-    if not layer.core.has_scores:
-        with pytest.raises(ValueError, match="add a bias to"):
-            layer(x, bias=hidden)
-        return
-    for backend in serving(layer, x, bias=hidden):
-        layer.backend = backend
-        torch.testing.assert_close(layer(x, bias=hidden), layer(x, attn_mask=pairs), **CLOSE)
-
-
-@EVERY
-@pytest.mark.parametrize("step", [1, 3])
-def test_decoding_with_the_cache_equals_the_full_pass(name, step):
-    layer, x = LAYERS[name]().double().eval(), double(B, N, C)
-    mask = torch.ones(B, N, dtype=torch.bool)
-    mask[1, :2] = False  # left padding, as generation from prompts of unequal length has it
-    full = layer(x, key_mask=mask, is_causal=True)
-    cache, parts = layer.new_cache(), []
-    with torch.no_grad():
-        for start in range(0, N, step):
-            new = slice(start, start + step)
-            parts.append(layer(x[:, new], key_mask=mask[:, new], is_causal=True, cache=cache))
-    torch.testing.assert_close(torch.cat(parts, 1), full, **CLOSE)
-    assert cache.length == N
-    assert 0 < cache.num_bytes <= cache.allocated_bytes
-
-
-@EVERY
-def test_empty_rows_give_zeros_and_zero_gradients(name):
-    layer = LAYERS[name](bias=False).double()
-    mask = torch.ones(B, N, dtype=torch.bool)
-    mask[1] = False
-    for backend in serving(layer, double(B, N, C), key_mask=mask):
-        layer.backend = backend
-        layer.zero_grad()
-        x = double(B, N, C).requires_grad_()
-        out = layer(x, key_mask=mask, rng=KEY)
-        assert not out[1].any(), backend
-        out.square().sum().backward()
-        assert not x.grad[1].any(), backend
-        assert x.grad[0].any(), backend
-        assert x.grad.isfinite().all(), backend
-        grads = [p.grad for p in layer.parameters() if p.grad is not None]
-        assert all(bool(grad.isfinite().all()) for grad in grads), backend
-
-
-@EVERY
-def test_state_dict_restores_the_layer(name):
-    layer, x = LAYERS[name]().double(), double(B, N, C)
-    torch.manual_seed(7)
-    other = LAYERS[name]().double()
-    assert not torch.equal(other(x, rng=KEY), layer(x, rng=KEY))
-    other.load_state_dict(copy.deepcopy(layer.state_dict()))
-    assert torch.equal(other(x, rng=KEY), layer(x, rng=KEY))
+@pytest.mark.parametrize("check", CHECKS)
+def test_every_layer_keeps_its_promises(name, check):
+    CHECKS[check].run(LAYERS[name])
 
 
 @EVERY
@@ -176,23 +64,6 @@ def test_weights_without_the_name_of_the_core_load(name):
     other = LAYERS[name]().double()
     other.load_state_dict(old)
     assert torch.equal(other(x, rng=KEY), layer(x, rng=KEY))
-
-
-@EVERY
-def test_cross_attention_with_other_widths_and_lengths(name):
-    """Every query by itself, over the keys of its own sample that are real."""
-    layer = LAYERS[name](key_embed_dim=17, value_head_dim=3).double().eval()
-    memory, x = double(B, 19, 17), double(B, 7, C)
-    mask = torch.ones(B, 19, dtype=torch.bool)
-    mask[0, 11:] = False
-    for backend in serving(layer, x, key=memory, key_mask=mask):
-        layer.backend = backend
-        out = layer(x, memory, key_mask=mask)
-        assert out.shape == (B, 7, C)
-        for i in (0, 3, 6):
-            alone = layer(x[:1, i : i + 1], memory[:1, :11])
-            torch.testing.assert_close(out[:1, i : i + 1], alone, **CLOSE)
-        assert (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -229,34 +100,9 @@ def test_weights_are_the_maps_of_the_forward_pass(name):
 
 
 @EVERY
-def test_recomputation_draws_the_same(name):
-    layer, x = LAYERS[name]().double(), double(B, N, C).requires_grad_()
-
-    def call(z):
-        return layer(z, is_causal=True, rng=KEY)
-
-    expected = torch.autograd.grad(call(x).square().sum(), x)[0]
-    again = checkpoint(call, x, use_reentrant=False)
-    found = torch.autograd.grad(again.square().sum(), x)[0]
-    torch.testing.assert_close(found, expected, **CLOSE)
-
-
-@EVERY
-def test_layers_can_be_built_and_counted_without_memory(name):
-    with torch.device("meta"):
-        layer = LAYERS[name]()
-        out = layer(torch.empty(B, N, C), rng=RandomKey(0))
-        without_key = layer(torch.empty(B, N, C))
-    assert out.shape == without_key.shape == (B, N, C)
-    assert layer.cost(N).num_parameters == sum(p.numel() for p in layer.parameters())
-
-
-@EVERY
-def test_head_size_is_given_by_name(name):
+def test_older_keywords_and_sizes_that_do_not_divide(name):
     cls = type(LAYERS[name]())
-    with pytest.raises(TypeError):
-        cls(8, 4, 2)
-    assert cls(8, 2).head_dim == 4
+    assert cls(head_dim=5, num_heads=2, embed_dim=8).head_dim == 5  # as older code calls it
     with pytest.raises(ValueError, match="num_heads must divide embed_dim"):
         cls(8, 3)
 

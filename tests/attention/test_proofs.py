@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 import torch
 
-from tests.attention import test_contract as contract
+from lit_probattn.attention.own.contract import CHECKS, EMBED, HEAD
 from tests.attention.addition_proof import LINE, add
 from tests.attention.deletion_proof import REMOVALS, mentions, remove, without_block
 from tests.support.cosine import CosineAttention
 from tests.support.paths import ROOT
 
 FEW = ("lit_probattn/attention", "configs/attention", "configs/reproduce")
-FEW += ("tests/attention", "docs")
+FEW += ("tests/attention", "docs", "lit_probattn/functional", "tests/functional")
 # In the copies that the proofs make, a variant is gone or has come.
 THERE = [name for name, what in REMOVALS.items() if (ROOT / what.files[0]).is_file()]
 COSINE = ROOT / "lit_probattn/attention/cosine.py"
@@ -33,7 +33,7 @@ def copy(tmp_path):
 @pytest.mark.parametrize("name", THERE)
 def test_what_is_listed_is_there_and_nothing_else_names_the_variant(name, copy):
     told = remove(copy, REMOVALS[name])
-    assert len([line for line in told if line.startswith("file ")]) == 3
+    assert len([line for line in told if line.startswith("file ")]) == 5
     assert mentions(copy, REMOVALS[name]) == []
     with pytest.raises((ValueError, FileNotFoundError)):
         remove(copy, REMOVALS[name])
@@ -63,15 +63,7 @@ def test_a_variant_is_three_files_and_one_line(copy):
     assert len(added) == 3
 
 
-def test_a_variant_of_another_package_keeps_the_contract(monkeypatch):
-    make = partial(CosineAttention, contract.C, 4, head_dim=contract.E)
-    monkeypatch.setitem(contract.LAYERS, "cosine", make)
-    torch.manual_seed(0)
-    contract.test_future_tokens_change_nothing_when_causal("cosine")
-    contract.test_padding_and_other_samples_change_nothing("cosine")
-    contract.test_hidden_pairs_change_nothing_or_are_refused("cosine")
-    contract.test_a_bias_is_added_to_the_scores_or_refused("cosine")
-    contract.test_decoding_with_the_cache_equals_the_full_pass("cosine", 3)
-    contract.test_empty_rows_give_zeros_and_zero_gradients("cosine")
-    contract.test_state_dict_restores_the_layer("cosine")
-    contract.test_layers_can_be_built_and_counted_without_memory("cosine")
+def test_a_variant_of_another_package_keeps_the_contract():
+    for check in CHECKS.values():
+        torch.manual_seed(0)
+        check.run(partial(CosineAttention, EMBED, 4, head_dim=HEAD))

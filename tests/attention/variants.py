@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 import yaml
-from torch import Tensor
 
 from lit_probattn.attention import Attention, variants
+from lit_probattn.attention.own.contract import EMBED as EMBED
+from lit_probattn.attention.own.contract import HEAD as HEAD
+from lit_probattn.attention.own.contract import serving as serving
 from lit_probattn.configs import class_of
-from tests.support.helpers import cpu_backends
 from tests.support.paths import CONFIGS
-
-EMBED, HEAD = 11, 5
 
 
 def shipped_variants() -> dict[str, tuple[type[Attention], dict[str, Any]]]:
@@ -46,9 +45,3 @@ def examples() -> dict[str, Callable[..., Attention]]:
         for example in cls.kernel_examples
         if not name.startswith("Released")
     }
-
-
-def serving(layer: Attention, x: Tensor, **call: Any) -> list[str]:
-    """Return the implementations on a CPU that serve a call of self-attention."""
-    described = layer.core.describe(layer.call(x, **call))
-    return [name for name in cpu_backends(layer) if layer.core.refusal(name, described) is None]

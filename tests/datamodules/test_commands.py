@@ -85,8 +85,8 @@ def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) ->
 def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
     names = (
-        "image, imagenet, listops, masked_text, pathfinder, retrieval, synthetic, text, uea, "
-        "wikitext103"
+        "image, imagenet, listops, masked_text, own_pictures, own_series, own_text, own_texts, "
+        "pathfinder, retrieval, synthetic, text, uea, wikitext103"
     )
     assert names in capsys.readouterr().out
     assert main([]) == 2
@@ -130,3 +130,49 @@ def test_interrupting_keeps_nothing(tmp_path: Path) -> None:
     assert "interrupted; no cache was made" in error
     assert "Traceback" not in error
     assert [path.suffix for path in (tmp_path / ".cache").iterdir()] == [".lock"]
+
+
+def write_reviews(path: Path) -> Path:
+    rows = (f"this is the review {i} of many,{'good' if i % 3 else 'bad'}" for i in range(60))
+    path.write_text("\n".join(["review,label", *rows]))
+    return path
+
+
+def test_check_shows_what_is_in_own_texts(tmp_path: Path, capsys) -> None:
+    path = write_reviews(tmp_path / "mine.csv")
+    assert main(["check", str(path), "--tokens", "words", "--min_count=3"]) == 0
+    shown = capsys.readouterr().out
+    sizes = [
+        int(n) for n in re.findall(r"^(?:train|val|test): (\d+) texts, lengths min 8", shown, re.M)
+    ]
+    assert len(sizes) == 3
+    assert sum(sizes) == 60
+    assert len(re.findall(r"^  classes: bad \d+, good \d+$", shown, re.M)) == 3
+    assert (
+        len(
+            re.findall("^sample [0-9]+, (good|bad): this is the review <unk> of many$", shown, re.M)
+        )
+        == 3
+    )
+    assert re.search(r"^<unk> in train: (\d+) of \d+ tokens \(12.50 %\)$", shown, re.M)
+    last = shown.splitlines()[-1]
+    assert last.endswith(f"--data.init_args.path {path} --data.init_args.tokens words "
+                         "--data.init_args.min_count=3")  # fmt: skip
+
+
+def test_check_shows_what_is_in_own_text(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("".join(f"line {i} of the text\n" for i in range(500)))
+    assert main(["check", str(path), "--segment_len", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "<unk> in val: 0 of " in shown
+    assert len(re.findall("^sample at token [0-9]+: ", shown, re.M)) == 3
+    assert "--task own_text " in shown
+
+
+def test_a_kind_can_be_given(tmp_path: Path, capsys) -> None:
+    path = write_reviews(tmp_path / "mine.csv")
+    assert main(["check", str(path), "--kind", "textts"]) == 1
+    assert "did you mean texts?" in capsys.readouterr().err
+    assert main(["check", str(tmp_path / "mine.cvs")]) == 1
+    assert "no such file or folder" in capsys.readouterr().err

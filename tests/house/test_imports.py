@@ -20,8 +20,8 @@ PACKAGES = ("lit_probattn", "datamodules", "profiling")
 FLOORS = (
     ("lit_probattn/reproduce", "lit_probattn/quickstart.py"),
     ("lit_probattn/compare",),
-    ("profiling",),
     ("lit_probattn/commands",),
+    ("profiling",),
     ("lit_probattn/analysis", "lit_probattn/doctor"),
     ("lit_probattn/cli", "lit_probattn/__main__.py"),
     ("lit_probattn/convert",),
@@ -30,6 +30,7 @@ FLOORS = (
     ("lit_probattn/configs.py",),
     ("lit_probattn/models",),
     ("lit_probattn/interop",),
+    ("lit_probattn/functional",),
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
     ("lit_probattn/records", "lit_probattn/base", "lit_probattn/randomness.py"),

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention
+from lit_probattn.kernels import selftest
 from lit_probattn.kernels.fish import plan as fish_call
+from lit_probattn.kernels.fish import selftest as fish_selftest
 from lit_probattn.kernels.fish.operators import fish_attention
-from lit_probattn.kernels.fish.selftest import self_test
+from lit_probattn.kernels.fish.selftest import _KEYS, _ROWS, compare, self_test
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
+from lit_probattn.kernels.selftest import causal
 from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise, philox4x32
 from profiling.kernels.cases import CASES
 from profiling.kernels.parity import parity_rows
@@ -300,3 +303,65 @@ def test_whole_tiles_without_checks_change_no_bit(is_causal, padded, units, monk
     for parts, one_loop, exact in zip(found, together, run(torch.float64, plain), strict=True):
         assert torch.equal(parts, one_loop)
         torch.testing.assert_close(parts.double(), exact, atol=1e-4, rtol=1e-4)
+
+
+inside_kernels = pytest.mark.skipif(
+    DEVICE.type == "cuda", reason="looks into kernels, which only the interpreter allows"
+)
+
+
+def watch_tiles(monkeypatch, fault=None):
+    """Collect (whole, edge) of every causal tile of each pass; spoil those of the loop `fault`.
+
+    whole: whether all its rows see all of it. edge: whether its loop compares positions.
+    """
+    from lit_probattn.kernels.fish import backward, forward
+
+    reached, running = {}, []
+
+    def launched(kernel, num_programs, args, options):
+        made = [name for name in ("KEYS", "VALUES") if options.get(name)]
+        running[:] = ["_".join([kernel.__name__.removesuffix("_kernel"), *made])]
+        real_launch(kernel, num_programs, args, options)
+
+    def inputs(call, tiles, b, rows, cols, first, edge, late, form):
+        if form.causal:
+            first_row, last_col = rows.handle.data.min(), cols.handle.data.max()
+            whole = last_col <= first_row + (_KEYS - _ROWS) and last_col < _KEYS
+            reached.setdefault((*running, bool(form.parts)), set()).add((bool(whole), bool(edge)))
+            if (*running, bool(edge)) == fault:
+                tiles = [tile * 1.5 for tile in tiles]
+        return real_inputs(call, tiles, b, rows, cols, first, edge, late, form)
+
+    real_launch, real_inputs = fish_call.launch, forward.local_inputs
+    monkeypatch.setattr(fish_call, "launch", launched)
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "local_inputs", inputs)
+    return reached
+
+
+@inside_kernels
+@pytest.mark.parametrize("head_dim", mostly_slow([32, 64, 128], [64]))
+def test_the_self_test_reaches_whole_and_edge_tiles_of_every_pass(head_dim, monkeypatch):
+    """Each in the loop made for it, where a pass has two: in 16 bits, with the tiles of a GPU."""
+    reached = watch_tiles(monkeypatch)
+    monkeypatch.setattr(fish_selftest, "_BATCH", 1)
+    sizes = _ROWS, _KEYS  # of its causal call; the other one draws, and has one loop everywhere
+    compare(causal(*sizes, DEVICE), False, False, DEVICE, torch.float16, (head_dim,) * 2, sizes)
+    two_loops = {(True, False), (False, True)}
+    one_loop = {(True, True), (False, True)}
+    assert reached == {
+        ("fish_forward", True): two_loops,
+        ("fish_query_gradient", False): one_loop,
+        ("fish_key_gradient_KEYS", True): two_loops,
+        ("fish_key_gradient_VALUES", False): one_loop,
+    }
+
+
+@pytest.mark.slow
+@inside_kernels
+@pytest.mark.parametrize("edge", [False, True])
+@pytest.mark.parametrize("kernel", ["fish_forward", "fish_key_gradient_KEYS"])
+def test_the_self_test_sees_a_fault_in_either_loop(kernel, edge, monkeypatch):
+    watch_tiles(monkeypatch, (kernel, edge))
+    assert "relative error" in selftest.run("fish/fish", DEVICE, torch.float16, (64, 64))

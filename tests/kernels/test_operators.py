@@ -7,12 +7,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.base.memory import predicted_bytes
 from lit_probattn.base.torch_internals import TorchDispatchMode
 from lit_probattn.kernels.dense.operators import mixture_attention
 from lit_probattn.kernels.dense.points import point_attention
 from lit_probattn.kernels.runtime import draw_tensor, interpreted
 from lit_probattn.randomness import RandomKey
-from lit_probattn.training.memory import predicted_bytes
 from profiling.cost.exact import backend_macs
 from profiling.measure.counters import torch_flops
 from tests.support.slow import mostly_slow

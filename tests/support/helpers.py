@@ -72,8 +72,9 @@ def largest_difference(
 
 def cpu_backends(layer: Attention) -> list[str]:
     """Return the implementations that run on this CPU in float64; kernels have their own tests."""
-    absent = {"triton"} if _no_library() is None else {"triton", "native"}
-    return [name for name in layer.core.backends if name not in absent]
+    from lit_probattn.attention.own.contract import cpu_backends as found
+
+    return found(layer)
 
 
 def _no_library() -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from lit_probattn.tasks.schedules import check_schedule, schedule_values
+from lit_probattn.tasks.schedules import check_schedule, lengths_of_run, schedule_values
 
 
 @pytest.mark.parametrize(("total", "warmup"), [(50, 10), (53, 7), (31, 30), (20, 2)])
@@ -78,3 +78,19 @@ def test_lengths_without_meaning_are_refused():
     with pytest.raises(ValueError, match="at least 0, received -1"):
         check_schedule("constant", total_steps=10, warmup_steps=-1)
     check_schedule("constant", total_steps=-1, warmup_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "schedule_steps", "warmup", "expected"),
+    [
+        (8, None, 50, (8, 0)),
+        (60, None, 60, (60, 6)),
+        (60, None, 59, (60, 59)),
+        (1000, 20000, 8000, (20000, 8000)),  # a part of a longer schedule
+        (9000, 20000, 8000, (20000, 8000)),  # longer than the warm-up: as configured
+        (8, 50, 50, (50, 50)),  # no run of the schedule has a meaning: to be refused
+        (-1, None, 5, (-1, 5)),
+    ],
+)
+def test_a_warm_up_as_long_as_the_run_is_scaled_to_it(max_steps, schedule_steps, warmup, expected):
+    assert lengths_of_run(max_steps, schedule_steps, warmup) == expected

@@ -173,6 +173,12 @@ class FiSHCore(Core):
             return f"cannot add noise to the scores (noise={self.noise_kind})"
         return common_refusal(self, backend, call)
 
+    @property
+    def block_maps(self) -> int:
+        """One where one map serves all local heads; dropout tells them apart."""
+        local = self.draws_noise and self.noise_kind != "global"
+        return 1 if self.mixing.mixer == "shared" and not local else self.layout.out
+
     # ------------------------------------------------------------------ decoding
     def reads_parts(self, call: HeadCall) -> bool:
         """Only calls without noise read the cache in parts."""

@@ -149,10 +149,7 @@ class MGKCore(Core):
                     )
             shift = torch.randn(owners, num_components, size) * shift_init_std
             self.key_shift = nn.Parameter(shift)
-        if self.shares_product and layout.head_dim >= 16:
-            self.auto_rules = SHIFTED_RULES
-        if e_step == "hard":
-            self.refused = {"sdpa": "cannot take the maximum over components (e_step=hard)"}
+        self.set_rules()
         collapses = shifted_keys and score == "dot" and self.variance.is_equal
         if collapses and prior_share != "head_position":
             warnings.warn(
@@ -160,6 +157,13 @@ class MGKCore(Core):
                 "positions are ordinary softmax attention: the shift cancels in every row",
                 stacklevel=3,
             )
+
+    def set_rules(self) -> None:
+        """Set what the choice of a backend depends on."""
+        if self.shares_product and self.layout.head_dim >= 16:
+            self.auto_rules = SHIFTED_RULES
+        if self.e_step == "hard":
+            self.refused = {"sdpa": "cannot take the maximum over components (e_step=hard)"}
 
     # ------------------------------------------------------------------ one call
     def choose(self, call: HeadCall, backend: str) -> Choice:

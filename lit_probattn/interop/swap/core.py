@@ -1,28 +1,13 @@
-"""One call of our core from inside another library's layer: its masks, its scale, its dropout."""
+"""One call of our core from inside another library's layer: its masks, its scale."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.core import Core, HeadCall, key_or_fresh
+from lit_probattn.attention.core import Core, HeadCall
 from lit_probattn.attention.masks import make_masks
-from lit_probattn.randomness import AttentionDropout
-
-
-def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Turn a mask of `scaled_dot_product_attention` into allowed pairs and a bias.
-
-    A boolean mask is True where a pair may attend. Floats are added; -inf and the least value of
-    the dtype hide a pair. Values are not looked at one by one, so that nothing waits for a device
-    and a compiled graph is whole.
-    """
-    if mask is None or mask.dtype == torch.bool:
-        return mask, None
-    hidden = mask <= torch.finfo(mask.dtype).min
-    return ~hidden, mask.masked_fill(hidden, 0.0)
+from lit_probattn.functional.call import split_mask
 
 
 def mean_of_groups(tensor: Tensor, groups: list[list[int]] | None) -> Tensor:
@@ -77,14 +62,3 @@ def head_call(
         *(*query.shape[:3], value.shape[2]), attn_mask=allowed, bias=bias, is_causal=is_causal
     )
     return HeadCall(query, key, value, masks, scale=scale)
-
-
-def attend(core: Core, call: HeadCall, dropout: float = 0.0) -> Tensor:
-    """Return (B, H, N, E_v); every weight is dropped with probability `dropout`.
-
-    The draw is from torch's generator, as the host's own is, so that checkpointing repeats it.
-    """
-    if dropout:
-        call = replace(call, dropout=AttentionDropout(dropout, key_or_fresh(None)))
-    result: Tensor = core(call)
-    return result

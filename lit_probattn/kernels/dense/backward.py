@@ -203,10 +203,12 @@ def _grad_key_tile(
     query, grad, normaliser, delta, row_terms = load_queries(
         call, grad_out, NORMALISER, DELTA, b, h, row, form, BLOCK_Q
     )
+    if KEYS and not VALUES:  # keep decisions are done with before there are scores
+        grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
     dots = ()
     for r in tl.static_range(len(keys)):
         dots = dots + (tl.dot(keys[r], tl.trans(query), input_precision="ieee"),)
-    if KEYS:
+    if KEYS and VALUES:
         grad_weight = weight_gradient(value, grad, delta[None, :], kept, pairs)
     # Keys past the last one give gradients that are not stored.
     extra = pair_extra(pairs, b, h, rows, cols, EDGE, form.causal)

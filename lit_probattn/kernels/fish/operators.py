@@ -105,7 +105,8 @@ def _backward(
     grad_query = _new_parts(x.query, plan)
     shared = (head_rows(grad_out), lse)
     args: tuple[Any, ...] = (*shared, delta, grad_query, exact)
-    call.run(kernels.fish_query_gradient_kernel, plan, tiles, args)
+    hoist = call.heads.draws != "noise_dropout"  # both draws leave no registers
+    call.run(kernels.fish_query_gradient_kernel, plan, tiles, args, hoist)
 
     grad_value = torch.empty_like(x.value, memory_format=torch.contiguous_format)
     for name in call.key_passes():

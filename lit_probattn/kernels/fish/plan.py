@@ -31,6 +31,7 @@ _BUDGET = {
     90: {"forward": 256, "query": 305, "key": 262, "value": 245, "bias": 240},
 }
 _DROPOUT = 40  # registers that drawing keep decisions takes
+_DROPOUT_BESIDE_NOISE = 16, 2.8  # the same beside noise: and for every entry of a tile
 # Bytes of shared memory that the tiles of a program may take.
 _SHARED = {80: 156 << 10, 90: 216 << 10}
 # Most local heads of one program, and most columns of their accumulators together.
@@ -113,6 +114,13 @@ class Heads:
         columns = found.block_k * self.num_global + found.block_q * (self.num_global + 1)
         return columns * self.head_dim * self.itemsize
 
+    def registers_of_dropout(self, found: Launch) -> float:
+        """Estimate the registers per thread that keep decisions take."""
+        if not self.dropout or not self.noise:
+            return _DROPOUT * self.dropout
+        fixed, per_entry = _DROPOUT_BESIDE_NOISE
+        return fixed + per_entry * found.block_q * found.block_k / (32 * found.num_warps)
+
     def registers(self, kernel: str, group: int, found: Launch) -> float:
         """Estimate the registers per thread of a program; fitted to compiled kernels."""
         threads = 32 * found.num_warps
@@ -133,7 +141,7 @@ class Heads:
         wide = (maps if "key" in kernel else 0) + (group if "value" in kernel else 0)
         sums = wide * self.head_dim * found.block_k / threads
         if kernel == "grad_value":  # tiles of 64 queries keep more addresses
-            more = 8 * (found.block_q >= 64)
+            more = 8 * (found.block_q >= 64) + 4 * (group - 1) * (self.noise > 0 and self.dropout)
             return sums + (maps + noise + local + 2) * tile + 8 * (maps + group) + more
         return sums + tiles + 12 * (maps + 2 * group) + self.slots(group)
 
@@ -159,12 +167,15 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
     Larger groups compute the global maps fewer times. Tuned tables change the tile, not the group.
     """
     capability = 90 if target_capability(device) >= 90 else 80
-    options = [Launch(q, k, warps, 2) for q, k, warps in _TILES[kernel]]
+    of_queries = kernel in ("forward", "grad_query")
+    # With both draws three stages take fewer registers than two.
+    stages = 3 if of_queries and heads.draws == "noise_dropout" and capability >= 90 else 2
+    options = [Launch(q, k, warps, stages) for q, k, warps in _TILES[kernel]]
     groups = head_groups(heads)
     compiled = device.type == "cuda" or is_recording()
     if heads.itemsize == 4 and compiled:  # IEEE products run on ordinary units, out of registers
         options, groups = [Launch(32, 32, 8, 1)], [1]
-    group, default, fitting = groups[-1], options[-1], []
+    group, default, fitting = groups[-1], _last(heads, groups[-1], options, capability), []
     for group in groups:
         fitting = [o for o in options if _fits(kernel, heads, group, o, capability)]
         if fitting:
@@ -178,6 +189,15 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
     return Plan(group, -(-heads.num_heads // group), found, *switches)
 
 
+def _last(heads: Heads, group: int, options: list[Launch], capability: int) -> Launch:
+    """Return the launch where none fits: on Hopper eight warps, if there is room, spill less."""
+    found = min(options, key=lambda option: (-option.num_warps, option.block_q * option.block_k))
+    stays, moves = max(found.block_q, found.block_k), min(found.block_q, found.block_k)
+    rows = (stays + found.num_stages * moves) * (heads.num_global + group)
+    has_room = rows * heads.head_dim * heads.itemsize <= _SHARED[capability]
+    return found if capability >= 90 and has_room else options[-1]
+
+
 def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int) -> bool:
     kind = kernel.split("_")[1] if "grad" in kernel else "forward"
     budget: float = _BUDGET[capability][kind]
@@ -188,10 +208,11 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
         return False
     if kernel == "forward":  # wider key tiles keep more addresses
         budget -= 0.4 * group * found.block_k if capability < 90 else found.block_k // 64 * 8
-        if heads.head_dim >= 128 and found.block_q >= 128 and (heads.noise or heads.units):
+        crowded = (heads.units or heads.noise) and capability < 90
+        if heads.head_dim >= 128 and found.block_q >= 128 and crowded:
             return False
     units = 64 if kernel == "grad_query" else 16
-    budget -= units * (heads.units > 0) + _DROPOUT * heads.dropout
+    budget -= units * (heads.units > 0) + heads.registers_of_dropout(found)
     return heads.registers(kernel, group, found) <= budget
 
 

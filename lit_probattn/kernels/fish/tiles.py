@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lit_probattn.kernels.runtime import interpreted
 from lit_probattn.kernels.tiles import (
     LN2,
     LOG2E,
@@ -36,6 +37,7 @@ _ROOT_HALF_BITS = tl.constexpr(0x3F3504F3)
 _ROOT_HALF_WORD = tl.constexpr(0xB504F333)
 _RADIANS_PER_WORD = tl.constexpr(1.4629180792671596e-09)  # 2π / 2³²
 _INV_WORD = tl.constexpr(2.3283064365386963e-10)  # 2⁻³²
+INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
@@ -440,15 +442,55 @@ def normal_pair(word_0, word_1):
 
 
 @triton.jit
-def philox_words(DRAW, sample, rows, cols, third):
-    """Return four uint32 words of counter (rows, cols, third, sample); int32 tiles, a scalar."""
+def philox_counters(DRAW, sample, rows, cols, third):
+    """Return counter (rows, cols, third, sample) as four tiles, and two key words; uint32.
+
+    `rows` and `cols` are int32 tiles, `third` a scalar.
+    """
     k0, k1, last = draw_words(DRAW, sample)
     zero = (rows + cols) * 0
     c0 = (rows + zero).to(tl.uint32)
     c1 = (cols + zero).to(tl.uint32)
     c2 = (zero + third).to(tl.uint32)
     c3 = zero.to(tl.uint32) + last
-    return philox4x32(c0, c1, c2, c3, k0, k1)
+    return c0, c1, c2, c3, k0, k1
+
+
+@triton.jit
+def _four_normals(c0, c1, c2, c3, k0, k1):
+    """Return the four standard normals of a counter."""
+    x0, x1, x2, x3 = philox4x32(c0, c1, c2, c3, k0, k1)
+    n0, n1 = normal_pair(x0, x1)
+    n2, n3 = normal_pair(x2, x3)
+    return n0, n1, n2, n3
+
+
+@triton.jit
+def _two_normals(c0, c1, c2, c3, k0, k1, first):
+    """Return the first two normals of a counter, or the last two if `first` has the bit 2."""
+    x0, x1, x2, x3 = philox4x32(c0, c1, c2, c3, k0, k1)
+    low = (first & 2) == 0
+    return normal_pair(tl.where(low, x0, x2), tl.where(low, x1, x3))
+
+
+@triton.jit
+def _normals(DRAW, sample, rows, cols, first, ALIGNED: tl.constexpr):
+    """Return the normals of one counter per pair: from map `first` on four, else two.
+
+    Compiled, all of a pair comes before the next pair: tile operations, one after the other, would
+    keep the words of all pairs of a thread in registers. The interpreter has tile operations only.
+    """
+    c0, c1, c2, c3, k0, k1 = philox_counters(DRAW, sample, rows, cols, first // 4)
+    if ALIGNED:
+        if INTERPRETED:
+            return _four_normals(c0, c1, c2, c3, k0, k1)
+        else:
+            return tl.map_elementwise(_four_normals, c0, c1, c2, c3, k0, k1)
+    else:
+        if INTERPRETED:
+            return _two_normals(c0, c1, c2, c3, k0, k1, first)
+        else:
+            return tl.map_elementwise(_two_normals, c0, c1, c2, c3, k0, k1, first)
 
 
 @triton.jit
@@ -459,23 +501,14 @@ def noise_tiles(DRAW, sample, rows, cols, first, COUNT: tl.constexpr, ALIGNED: t
     """
     tiles = ()
     if ALIGNED:
-        for group in tl.static_range((COUNT + 3) // 4):
-            x0, x1, x2, x3 = philox_words(DRAW, sample, rows, cols, first // 4 + group)
-            n0, n1 = normal_pair(x0, x1)
-            tiles = tiles + (n0,)
-            if group * 4 + 1 < COUNT:
-                tiles = tiles + (n1,)
-            if group * 4 + 2 < COUNT:
-                n2, n3 = normal_pair(x2, x3)
-                tiles = tiles + (n2,)
-                if group * 4 + 3 < COUNT:
-                    tiles = tiles + (n3,)
+        for start in tl.static_range(0, COUNT, 4):
+            found = _normals(DRAW, sample, rows, cols, first + start, True)
+            for i in tl.static_range(4 if COUNT - start > 4 else COUNT - start):
+                tiles = tiles + (found[i],)
     else:
-        x0, x1, x2, x3 = philox_words(DRAW, sample, rows, cols, first // 4)
-        low = (first & 2) == 0
-        n0, n1 = normal_pair(tl.where(low, x0, x2), tl.where(low, x1, x3))
+        found = _normals(DRAW, sample, rows, cols, first, False)
         if COUNT == 2:
-            tiles = (n0, n1)
+            tiles = (found[0], found[1])
         else:
-            tiles = (tl.where((first & 1) == 0, n0, n1),)
+            tiles = (tl.where((first & 1) == 0, found[0], found[1]),)
     return tiles

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -70,14 +69,11 @@ def test_the_worst_cases_do_not_spill_at_the_papers_head_size(tmp_path):
 
 
 DENSE = ("--cases", "softmax,mgk soft,mgk hard,smgk", "--head-dims", "32,64,128")
-# Bytes per thread of default launches that do spill, by case, head size and tile: docs/kernels.md.
-SPILLS = {("mgk soft with dropout", 128, "16x128"): 8}
 
 
 def unexpected(rows, more=0):
-    """Rows that spill more than is known of them, or compute rows twice."""
-    known = [SPILLS.get(x, 0) for x in zip(rows.case, rows.head_dim, rows.tiles, strict=True)]
-    return rows[(rows.spill_bytes > np.array(known) + more) | rows.doubled]
+    """Rows that spill more, or compute rows twice."""
+    return rows[(rows.spill_bytes > more) | rows.doubled]
 
 
 @pytest.mark.slow

@@ -71,3 +71,17 @@ def test_no_default_of_the_linear_family_spills(tmp_path):
     assert set(rows.case) == {"linear", "linear, mixed keys", "linear fish, 2 of 8"}
     assert set(rows.capability) == {80, 90}
     assert unexpected(rows).empty, unexpected(rows).to_string()
+
+
+@needs_36
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_default_of_fish_with_noise_spills_on_hopper(tmp_path):
+    """With 2 of 8 maps, noise and dropout, or neither; GFiSH does, for the sums of its weights."""
+    rows, _ = compile_table(
+        tmp_path, "--cases", "fish", "--head-dims", "64", "--capabilities", "90"
+    )
+    ours = rows[rows.case.str.startswith("fish")]
+    assert len(ours.case.unique()) == 6
+    found = ours[(ours.spill_bytes > 0) | ours.doubled]
+    assert found.empty, found.to_string()

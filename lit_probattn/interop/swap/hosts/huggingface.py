@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.core import Core
-from lit_probattn.interop.swap.core import attend, head_call, mean_of_groups
+from lit_probattn.functional.call import attend
+from lit_probattn.interop.swap.core import head_call, mean_of_groups
 from lit_probattn.interop.swap.hosts.base import (
     PROBE,
     CannotSwap,

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.backends import WINDOW_RULES
 from lit_probattn.attention.core import Core
-from lit_probattn.interop.swap.core import attend, head_call, mean_of_groups, scaled
+from lit_probattn.functional.call import attend
+from lit_probattn.interop.swap.core import head_call, mean_of_groups, scaled
 from lit_probattn.interop.swap.hosts.base import (
     CannotSwap,
     Host,

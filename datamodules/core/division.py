@@ -1,0 +1,67 @@
+"""Dividing what has no splits of its own: by a hash of the content.
+
+A sample's split depends on its content alone: it stays where it is when rows are put in another
+order or added, and equal samples are never in two splits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from datamodules.core.errors import DataError
+
+__all__ = ["check_shares", "divide"]
+
+
+def check_shares(**shares: float) -> None:
+    """Raise a DataError unless all shares are above 0 and leave something for training."""
+    for name, share in shares.items():
+        if not 0 < share < 1:
+            raise DataError(f"{name} must be between 0 and 1, received {share}")
+    if sum(shares.values()) >= 1:
+        told = " and ".join(f"{name}={share}" for name, share in shares.items())
+        raise DataError(f"{told} leave nothing for training; lower them")
+
+
+def divide(what: str, keys: Sequence[bytes], shares: Mapping[str, float], seed: int) -> list[str]:
+    """Return the split of each key: one of `shares`, or `train`.
+
+    A split that the hash would leave empty gets the smallest hash of the largest split.
+
+    Args:
+        what: What messages call it.
+        keys: Content of each sample, or a digest of it.
+        shares: Expected share of each split beside `train`.
+
+    Raises:
+        DataError: There are fewer different keys than splits.
+    """
+    numbers = [_number(key, seed) for key in keys]
+    places = dict.fromkeys(numbers, "train")
+    if len(places) <= len(shares):
+        names = ", ".join(["train", *shares])
+        raise DataError(
+            f"{what}: {len(places)} different samples cannot be divided into {names}; give more, "
+            f"or a file for each split"
+        )
+    low = 0.0
+    for name, share in shares.items():
+        chosen = [number for number in places if low <= number < low + share]
+        places.update(dict.fromkeys(chosen, name))
+        low += share
+    for name in ("train", *shares):
+        sizes = Counter(places.values())
+        if not sizes[name]:
+            largest = max(("train", *shares), key=lambda split: sizes[split])
+            places[min(n for n, split in places.items() if split == largest)] = name
+    return [places[number] for number in numbers]
+
+
+def _number(key: bytes, seed: int) -> float:
+    """Return a number in [0, 1) that a key and the seed decide."""
+    digest = hashlib.blake2b(key, digest_size=8, salt=np.int64(seed).tobytes()).digest()
+    return int.from_bytes(digest, "big") / 2**64

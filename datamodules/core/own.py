@@ -1,0 +1,378 @@
+"""Data sets of the user's own: their files, classes, splits, and what a check shows of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from datamodules.core.base import CachedDataModule
+from datamodules.core.cache import CacheWriter
+from datamodules.core.division import check_shares, divide
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import expand
+
+__all__ = ["ClassMap", "OwnFiles", "OwnSamples", "Rows", "class_lines", "length_line"]
+
+_log = logging.getLogger("datamodules")
+# How the file of a split may be called, `mine_TRAIN.ts` included.
+_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+_MOST_CLASSES = 12  # that a check lists
+SHOWN_SAMPLES = 3
+
+
+class ClassMap:
+    """Which label each class number is; it goes into checkpoints, and another one is refused."""
+
+    classes_of = "the data"
+
+    @property
+    def classes(self) -> list[str]:
+        """Label of each class number."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the class map, for checkpoints."""
+        return {"classes": self.classes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise a DataError if a checkpoint's class map differs from that of the data."""
+        before, now = list(state_dict["classes"]), self.classes
+        if before == now:
+            return
+        places = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b]
+        first = places[0] if places else min(len(before), len(now))
+        names = [dict(enumerate(classes)).get(first, "missing") for classes in (before, now)]
+        raise DataError(
+            f"the checkpoint was trained with {len(before)} classes, {self.classes_of} have "
+            f"{len(now)}: class {first} was {names[0]} and is {names[1]}; use {self.classes_of} of "
+            f"the training"
+        )
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The files of the user's own data, and how splits without a file are divided off.
+
+    Args:
+        files: File of `train`, and of `val` and `test` where they are given.
+        shares: Share of each split that is divided off the training file.
+        seed: Seed of the hash that divides.
+    """
+
+    files: dict[str, Path]
+    shares: dict[str, float]
+    seed: int
+
+    @classmethod
+    def find(
+        cls,
+        path: str,
+        val_path: str | None,
+        test_path: str | None,
+        suffixes: Sequence[str],
+        shares: dict[str, float],
+        seed: int,
+    ) -> OwnFiles:
+        """Find the files at a path: a file, or a folder with a file for each split.
+
+        Raises:
+            DataError: The path is not set or of another kind, or a share is not possible.
+            MissingDataError: There is nothing there.
+        """
+        check_shares(**{f"{name}_fraction": share for name, share in shares.items()})
+        place = required_path(path)
+        files = {"train": place}
+        if place.is_dir():
+            files = _files_of_splits(place, suffixes)
+        for name, given in (("val", val_path), ("test", test_path)):
+            if given is not None:
+                files[name] = expand(given)
+        for file in files.values():
+            if not file.is_file():
+                raise MissingDataError(f"{file}: no such file")
+            if file.suffix.lower() not in suffixes:
+                raise DataError(
+                    f"{file}: expected a file that ends in {', '.join(suffixes)}, received "
+                    f"{file.suffix or 'no ending'}"
+                )
+        return cls(files, {k: v for k, v in shares.items() if k not in files}, seed)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the splits; plain JSON values."""
+        files = {name: str(path.resolve()) for name, path in self.files.items()}
+        return {
+            "files": files,
+            "shares": self.shares,
+            "split_seed": self.seed if self.shares else 0,
+        }
+
+
+def required_path(path: str) -> Path:
+    """Return the path of own data; a DataError if it is not set, or nothing is there."""
+    if not path:
+        raise DataError("path is not set; add --data.init_args.path FILE_OR_FOLDER")
+    place = expand(path)
+    if not place.exists():
+        raise MissingDataError(f"{place}: no such file or folder")
+    return place
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a file's or folder's name stands for, or None."""
+    last = name.lower().replace("-", "_").rpartition("_")[2]
+    return next((split for split, names in _NAMES.items() if last in names), None)
+
+
+def _files_of_splits(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each split in a folder; of a single file, that file."""
+    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes and p.is_file())
+    if len(found) == 1:
+        return {"train": found[0]}
+    files: dict[str, Path] = {}
+    for path in found:
+        name = split_of(path.stem)
+        if name in files:
+            raise DataError(f"{folder}: {files[name].name} and {path.name} are both {name}")
+        if name is not None:
+            files[name] = path
+    if "train" not in files:
+        names = ", ".join(path.name for path in found[:5]) or "none"
+        raise MissingDataError(
+            f"{folder}: expected one file that ends in {', '.join(suffixes)}, or train, val and "
+            f"test with such an ending; found {names}"
+        )
+    return files
+
+
+class Rows(NamedTuple):
+    """Labelled samples of a file.
+
+    Args:
+        values: The samples.
+        labels: Label of each.
+        places: What messages call each.
+        notes: What was guessed, one line each.
+    """
+
+    values: list[Any]
+    labels: list[str]
+    places: list[str]
+    notes: list[str]
+
+
+class OwnSamples(ClassMap, CachedDataModule):
+    """Labelled samples in files of the user's own; base of texts and series.
+
+    Classes are numbered in the order of their labels, numbers by value. Samples without a file for
+    their split are divided by a hash of their content: see `datamodules.core.division`.
+
+    Args:
+        path: A file; or a folder with one, or with one for each split (train, val, test in any of
+            their usual spellings).
+        val_path: File of the validation split. None divides it off the training file.
+        test_path: The same of the test split.
+        val_fraction: Share that is divided off for validation.
+        test_fraction: Share that is divided off for the test.
+        split_seed: Seed of the hash that divides.
+        allow_overlap: Whether equal samples may be in two files; they are refused otherwise.
+        **kwargs: Arguments of DataModule.
+    """
+
+    what = "samples"
+    suffixes: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        path: str = "",
+        val_path: str | None = None,
+        test_path: str | None = None,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        split_seed: int = 0,
+        allow_overlap: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("data_dir") is None:  # which decides where caches go by default
+            place = required_path(path)
+            kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
+        super().__init__(**kwargs)
+        shares = {"test": test_fraction, "val": val_fraction}
+        given = (path, val_path, test_path)
+        self.files = OwnFiles.find(*given, self.suffixes, shares, split_seed)
+        self.allow_overlap = allow_overlap
+
+    # ---- the kind's part -----------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, path: Path) -> Rows:
+        """Read a file; a DataError names the place of what is wrong."""
+
+    @abstractmethod
+    def key(self, value: Any) -> bytes:
+        """Return the content of a sample, by which it is divided and compared."""
+
+    @abstractmethod
+    def store(
+        self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
+    ) -> dict[str, Any]:
+        """Add the samples of each split to a cache; return facts about them, plain JSON values."""
+
+    # ---- cache ---------------------------------------------------------------------------------
+
+    def must_name(self) -> dict[str, Any]:
+        """The files have no default."""
+        return {"path": self.files.files["train"]}
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        return {**self.files.settings(), "allow_overlap": self.allow_overlap}
+
+    def sources(self) -> list[Path]:
+        """The files."""
+        return list(self.files.files.values())
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read the files, number the classes, divide."""
+        rows = {name: self.read(path) for name, path in self.files.files.items()}
+        for note in rows["train"].notes:
+            _log.warning("%s", note)
+        classes = _ordered({label for part in rows.values() for label in part.labels})
+        if len(classes) < 2:
+            path = self.files.files["train"]
+            raise DataError(f"{path}: only one class, {classes[0]!r}; at least two are needed")
+        splits, moved = self._divided(rows)
+        _require_learnable(splits)
+        if not self.allow_overlap:
+            self._refuse_overlap(splits)
+        numbers = {label: number for number, label in enumerate(classes)}
+        parts = {name: part.values for name, part in splits.items()}
+        targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
+        facts = {"classes": classes, "notes": [*rows["train"].notes, *moved]}
+        facts |= self.store(writer, parts, targets)
+        writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
+
+    def _divided(self, rows: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
+        """Divide off the splits that have no file; a class keeps something to train on."""
+        splits, shares = dict(rows), self.files.shares
+        if not shares:
+            return splits, []
+        train = rows["train"]
+        keys = [self.key(value) for value in train.values]
+        what = str(self.files.files["train"])
+        chosen = divide(what, keys, shares, self.files.seed)
+        kept = {label for label, name in zip(train.labels, chosen, strict=True) if name == "train"}
+        moved = [i for i, label in enumerate(train.labels) if label not in kept]
+        stay = {keys[i] for i in moved}  # equal ones too
+        chosen = ["train" if k in stay else name for k, name in zip(keys, chosen, strict=True)]
+        for split in ("train", *shares):
+            at = [i for i, name in enumerate(chosen) if name == split]
+            if not at:
+                raise DataError(
+                    f"{what}: the classes are too small for a {split} split; give more {self.what} "
+                    f"of each, or a file for each split"
+                )
+            columns = (train.values, train.labels, train.places)
+            splits[split] = Rows(*([column[i] for i in at] for column in columns), notes=[])  # type: ignore[misc]
+        names = ", ".join(sorted({train.labels[i] for i in moved}))
+        return splits, [f"too small to be divided, kept for training: {names}"] if moved else []
+
+    def _refuse_overlap(self, splits: dict[str, Rows]) -> None:
+        seen: dict[bytes, tuple[str, str]] = {}
+        count: Counter[tuple[str, str]] = Counter()
+        first: dict[tuple[str, str], tuple[str, str]] = {}
+        for name, part in splits.items():
+            for value, place in zip(part.values, part.places, strict=True):
+                digest = hashlib.blake2b(self.key(value), digest_size=16).digest()
+                other, where = seen.setdefault(digest, (name, place))
+                if other != name:
+                    count[other, name] += 1
+                    first.setdefault((other, name), (where, place))
+        for pair, number in count.items():
+            where, place = first[pair]
+            raise DataError(
+                f"{place} is equal to {where}: {number} {self.what} of {pair[1]} are in {pair[0]} "
+                f"too, so a score would be too good; remove them, or set allow_overlap to true"
+            )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the cache says of its content."""
+        facts: dict[str, Any] = json.loads(np.asarray(self.cache.array("facts")).tobytes())
+        return facts
+
+    # ---- sizes ---------------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> list[str]:
+        """Label of each class number."""
+        return list(self.facts["classes"])
+
+    @property
+    def num_classes(self) -> int:
+        """Labels that occur."""
+        return len(self.classes)
+
+    # ---- report --------------------------------------------------------------------------------
+
+    def shown(self, name: str, index: int) -> str:
+        """Return a sample as a check shows it, in one line."""
+        raise NotImplementedError
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says of the splits, and three samples."""
+        for name, split in self.splits.items():
+            yield f"{name}: {len(split)} {self.what}, {length_line(split.lengths, split)}"
+            yield from class_lines(self.classes, split.targets)
+        train = self.splits["train"]
+        for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int):
+            label = self.classes[train.targets[index]]
+            yield f"sample {index}, {label}: {self.shown('train', index)}"
+
+
+def _ordered(labels: set[str]) -> list[str]:
+    """Sort labels: numbers by value, words by letters."""
+    try:
+        return sorted(labels, key=lambda label: (float(label), label))
+    except ValueError:
+        return sorted(labels)
+
+
+def _require_learnable(splits: dict[str, Rows]) -> None:
+    known = set(splits["train"].labels)
+    for part in splits.values():
+        for label, place in zip(part.labels, part.places, strict=True):
+            if label not in known:
+                raise DataError(
+                    f"{place}: class {label!r} is not in the training split, so it cannot be "
+                    f"learned; add samples of it there, or remove it here"
+                )
+
+
+def length_line(lengths: np.ndarray[Any, Any], split: Any = None) -> str:
+    """Return a line of lengths: least, median, 95th percentile, largest; and how many are cut."""
+    low, median, high, most = np.percentile(lengths, (0, 50, 95, 100)).astype(int)
+    cut = getattr(split, "num_cut", 0)
+    text = f"lengths min {low}, median {median}, p95 {high}, max {most}"
+    return f"{text}, cut off {cut}" if cut else text
+
+
+def class_lines(classes: Sequence[str], targets: np.ndarray[Any, Any]) -> Iterator[str]:
+    """Yield classes and their counts, in one line; the largest of many."""
+    counts = np.bincount(targets, minlength=len(classes))
+    shown = np.sort(np.argsort(-counts, kind="stable")[:_MOST_CLASSES])
+    rest = len(classes) - len(shown)
+    text = ", ".join(f"{classes[i]} {counts[i]}" for i in shown)
+    yield f"  classes: {text}" + (f", and {rest} smaller ones" if rest else "")

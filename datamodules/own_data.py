@@ -1,0 +1,70 @@
+"""Kinds of data of the user's own, and which of them a file or folder is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from datamodules.core.errors import DataError, MissingDataError, nearest
+from datamodules.core.files import expand
+from datamodules.core.tables import TABLES, read_table
+
+__all__ = ["KINDS", "kind_of"]
+
+# Kind on the command line -> name in the registry.
+KINDS = {"texts": "own_texts", "text": "own_text", "series": "own_series"}
+KINDS["pictures"] = "own_pictures"
+_PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
+_SERIES = (".ts", ".npz")
+
+
+def kind_of(path: str, given: str | None = None) -> str:
+    """Return the kind of the data at a path.
+
+    Raises:
+        MissingDataError: There is nothing.
+        DataError: `given` is no kind, or the kind cannot be told.
+    """
+    if given is not None and given not in KINDS:
+        raise DataError(
+            f"--kind {given}: expected one of {', '.join(KINDS)}{nearest(given, KINDS)}"
+        )
+    place = expand(path)
+    if not place.exists():
+        raise MissingDataError(f"{path}: no such file or folder, and no data set has this name")
+    if given is not None:
+        return given
+    found = [place] if place.is_file() else sorted(p for p in place.rglob("*.*") if p.is_file())
+    for file in found:
+        suffix = file.suffix.lower()
+        if suffix in _SERIES:
+            return "series"
+        if suffix in _PICTURES:
+            return "pictures"
+        if suffix in TABLES:
+            return _kind_of_table(file)
+    from datamodules.text.running import SUFFIXES
+
+    if any(file.suffix.lower() in SUFFIXES for file in found):
+        return "text"
+    raise DataError(f"{path}: cannot tell what these data are; add --kind {', '.join(KINDS)}")
+
+
+def _kind_of_table(path: Path) -> str:
+    """Tell running text, texts with labels and series apart by the columns."""
+    table = read_table(path)
+    if list(table.columns) == ["text"]:
+        return "text"
+    for values in table.columns.values():
+        blanks = sum(isinstance(value, str) and " " in value.strip() for value in values)
+        if 2 * blanks > len(values):
+            return "texts"
+    numbers = [name for name, values in table.columns.items() if _is_number(values[0])]
+    return "series" if 2 * len(numbers) >= len(table.columns) else "texts"
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,174 @@
+"""Pictures in class folders of the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.core.division import check_shares, divide
+from datamodules.core.errors import DataError
+from datamodules.core.own import SHOWN_SAMPLES, class_lines, required_path, split_of
+from datamodules.pictures.files import SUFFIXES, PictureFiles, pictures_of_classes, subfolders
+from datamodules.pictures.imagenet import ImageNet
+from datamodules.pictures.samples import open_picture
+
+__all__ = ["PictureFolder"]
+
+
+class PictureFolder(ImageNet):
+    """Pictures and their class in folders: `train/CLASS/*.jpg` and so on, or `CLASS/*.jpg`.
+
+    Folders of splits may have any of their usual names (train, val, valid, test, …). What has no
+    folder is divided off the training pictures by a hash of each file's content, so that equal
+    files are in one split. Pictures of any size and colours are read as RGB.
+
+    Args:
+        path: The folder.
+        val_fraction: Share that is divided off for validation, without a folder for it.
+        test_fraction: Share that is divided off for the test, likewise.
+        split_seed: Seed of the hash that divides.
+        image_size: S, pixels of a side; the model's too.
+        augmentation: `none`, or `recipe`, ImageNet's.
+        mixup: Parameter of mixup; 0 for none.
+        cutmix: Parameter of cutmix; 0 for none.
+        **kwargs: Arguments of ImageNet.
+    """
+
+    task = "own_pictures"
+    classes_of = "the folders"
+
+    def __init__(
+        self,
+        path: str = "",
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        split_seed: int = 0,
+        image_size: int = 64,
+        augmentation: Any = "none",
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        self.root = required_path(path)
+        if not self.root.is_dir():
+            raise DataError(f"{self.root}: expected a folder with a folder for each class")
+        check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
+        if kwargs.get("data_dir") is None:
+            kwargs["data_dir"] = str(self.root)
+        super().__init__(image_size, augmentation, mixup=mixup, cutmix=cutmix, **kwargs)
+        self.select_on_test, self.published = False, {}
+        self.shares = {"test": test_fraction, "val": val_fraction}
+        self.split_seed = split_seed
+
+    @property
+    def _folders(self) -> dict[str, PictureFiles]:
+        """Files of the three splits, listed and divided once."""
+        if not self._files:
+            names = subfolders(self.root)
+            splits = {split_of(name): name for name in names if split_of(name) is not None}
+            if "train" in splits:
+                found = self._given({str(k): v for k, v in splits.items()})
+            else:
+                found = {"train": pictures_of_classes(self.root, _classes(self.root))}
+            self._files = self._divided(found)
+        return self._files
+
+    def _given(self, splits: dict[str, str]) -> dict[str, PictureFiles]:
+        classes = _classes(self.root / splits["train"])
+        for name in splits.values():
+            extra = sorted(set(subfolders(self.root / name)) - set(classes))
+            if extra:
+                raise DataError(
+                    f"{self.root / name}: class {extra[0]} is not in {splits['train']}, so it "
+                    f"cannot be learned; add pictures of it there, or remove it here"
+                )
+        return {
+            split: pictures_of_classes(self.root / name, classes, split == "train")
+            for split, name in splits.items()
+        }
+
+    def _divided(self, found: dict[str, PictureFiles]) -> dict[str, PictureFiles]:
+        """Divide off the splits without a folder; refuse equal pictures in two folders."""
+        digests = {
+            name: [_digest(files.path(i)) for i in range(len(files))]
+            for name, files in found.items()
+        }
+        _refuse_overlap(found, digests)
+        shares = {name: share for name, share in self.shares.items() if name not in found}
+        if not shares:
+            return found
+        train, result = found["train"], dict(found)
+        chosen = np.array(divide(str(self.root), digests["train"], shares, self.split_seed))
+        for name in ("train", *shares):
+            result[name] = train.part(np.flatnonzero(chosen == name))
+        lacking = set(range(len(train.classes))) - set(result["train"].targets.tolist())
+        if lacking:
+            name = train.classes[min(lacking)]
+            raise DataError(
+                f"{self.root / name}: all pictures of this class fall out of training; add more, "
+                f"or make folders train, val and test"
+            )
+        return result
+
+    def prepare_data(self) -> None:
+        """List and divide the pictures before anything starts."""
+        self._folders  # noqa: B018
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says of the splits, sizes of pictures, and three samples."""
+        for name, split in self.splits.items():
+            sizes = sorted(_pixels(self._folders[name]))
+            low, median, high, most = (sizes[int(q * (len(sizes) - 1))] for q in (0, 0.5, 0.95, 1))
+            yield (
+                f"{name}: {len(split)} pictures, shorter side min {low}, median {median}, p95 "
+                f"{high}, max {most} pixels"
+            )
+            yield from class_lines(self.classes, split.targets)
+        train = self._folders["train"]
+        for index in np.linspace(0, len(train) - 1, min(SHOWN_SAMPLES, len(train))).astype(int):
+            picture = open_picture(train.path(int(index)))
+            yield (
+                f"sample {index}, {train.classes[train.targets[index]]}: "
+                f"{train.path(int(index))}, {picture.width} x {picture.height}"
+            )
+
+    def load_splits(self) -> dict[str, Any]:
+        """Open the splits; the test pictures are their own."""
+        return self.split_objects(*(self._folders[name] for name in ("train", "val", "test")))
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    names = subfolders(folder)
+    if len(names) < 2:
+        told = f"only {names[0]}" if names else "none"
+        raise DataError(
+            f"{folder}: expected a folder for each of at least two classes with pictures "
+            f"({', '.join(SUFFIXES)}) in it; found {told}"
+        )
+    return names
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+
+
+def _pixels(files: PictureFiles) -> Iterator[int]:
+    """Yield the shorter side of each picture; a PictureError names one that cannot be read."""
+    for index in range(len(files)):
+        yield min(open_picture(files.path(index)).size)
+
+
+def _refuse_overlap(found: dict[str, PictureFiles], digests: dict[str, list[bytes]]) -> None:
+    seen: dict[bytes, tuple[str, Path]] = {}
+    for name, files in found.items():
+        for index, digest in enumerate(digests[name]):
+            other, path = seen.setdefault(digest, (name, files.path(index)))
+            if other != name:
+                raise DataError(
+                    f"{files.path(index)} is equal to {path}: a picture in two splits makes a "
+                    f"score too good; remove one of them"
+                )

@@ -1,0 +1,286 @@
+"""Time series with labels in files of the user's own."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.base import Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.own import OwnSamples, Rows
+from datamodules.core.sequences import write_sequences
+from datamodules.core.tables import TABLES, Table, labels_of, read_table
+from datamodules.series.samples import Normalization, Normalizer, SeriesSplit
+from datamodules.series.ts_file import read_ts
+
+__all__ = ["OwnSeries"]
+
+_LABELS: tuple[str, ...] = ("label", "labels", "class", "target", "category", "activity", "y")
+_IDS: tuple[str, ...] = ("id", "series", "series_id", "case", "case_id", "sample", "sample_id")
+_TIMES: tuple[str, ...] = ("time", "t", "step", "timestamp", "index", "date")
+_NORMALIZATIONS = ("standardize", "minmax", "per_sample_std", "per_sample_minmax", "none")
+_MISSING = ("", "?", "nan", "na", "null", "none")
+
+Series = npt.NDArray[np.float32]
+
+
+class OwnSeries(OwnSamples):
+    """Series and their class, from `.ts`, CSV, TSV, JSON lines, Parquet or NumPy files.
+
+    A table is long, a row for each step, if it has a column of ids; steps are put in the order of
+    the time column. Otherwise it is wide: a row is a series of one feature, and every column but
+    the label is a step; missing values at its end are not part of it. A `.npz` has `x`, (series,
+    steps) or (series, steps, features), and `y`, the labels. Missing values (NaN, empty) are
+    interpolated within each series. `.ts` files need the optional package aeon.
+
+    Args:
+        label_column: Column of the labels. None takes the first usual name, and says which.
+        id_column: Column that says which series a row of a long table belongs to. None takes the
+            first usual name, if there is one.
+        time_column: Column by which the steps of a long table are ordered. None takes the first
+            usual name; without one, rows are in order.
+        normalization: As in `datamodules.UEA`.
+        max_length: Series are cut off after so many steps. None means the longest of training.
+        **kwargs: Arguments of OwnSamples.
+    """
+
+    task = "own_series"
+    what = "series"
+    suffixes = (".ts", ".npz", *TABLES)
+
+    def __init__(
+        self,
+        path: str = "",
+        label_column: str | None = None,
+        id_column: str | None = None,
+        time_column: str | None = None,
+        normalization: Normalization = "standardize",
+        max_length: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(path, **kwargs)
+        require_at_least(1, max_length=max_length)
+        require_one_of(_NORMALIZATIONS, normalization=normalization)
+        self.label_column, self.id_column, self.time_column = label_column, id_column, time_column
+        self.normalization: Normalization = normalization
+        self._max_length = max_length
+
+    @property
+    def num_features(self) -> int:
+        """Features of a step."""
+        return int(self.facts["num_features"])
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest training series, or `max_length`."""
+        return self._max_length or int(self.facts["longest"])
+
+    def _columns(self) -> dict[str, str | None]:
+        return {
+            "label_column": self.label_column,
+            "id_column": self.id_column,
+            "time_column": self.time_column,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        return {**super().settings(), **self._columns()}
+
+    def must_name(self) -> dict[str, Any]:
+        """The files, and columns that are given."""
+        given = {name: value for name, value in self._columns().items() if value is not None}
+        return {**super().must_name(), **given}
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def read(self, path: Path) -> Rows:
+        """Read a file by the end of its name."""
+        if path.suffix.lower() == ".ts":
+            found = read_ts(path)
+            return Rows(found.series, found.labels, [f"{path}, line {n}" for n in found.lines], [])
+        if path.suffix.lower() == ".npz":
+            return _read_arrays(path)
+        return self._read_table(read_table(path))
+
+    def _read_table(self, table: Table) -> Rows:
+        label = table.column(self.label_column, "label_column", _LABELS)
+        labels = labels_of(table, label)
+        rest = [name for name in table.columns if name != label]
+        known = {name.strip().lower() for name in rest}
+        name = None
+        if self.id_column is not None or known & set(_IDS):
+            name = table.column(self.id_column, "id_column", _IDS)
+        note = f"{table.path.name}: labels from {label!r}"
+        if name is None:
+            series = _wide(table, rest)
+            places = [table.place(row) for row in range(len(labels))]
+            return Rows(series, labels, places, [f"{note}, a series in every row"])
+        time = None
+        if self.time_column is not None or known & set(_TIMES):
+            time = table.column(self.time_column, "time_column", _TIMES)
+        features = [column for column in rest if column not in (name, time)]
+        order = "as they stand" if time is None else f"by {time!r}"
+        note += f", series by {name!r}, steps {order}, values {', '.join(features)}"
+        return _long(table, name, time, features, labels, note)
+
+    def key(self, value: Series) -> bytes:
+        """Return the numbers."""
+        return repr(value.shape).encode() + value.tobytes()
+
+    def store(
+        self, writer: CacheWriter, parts: dict[str, list[Any]], targets: dict[str, list[int]]
+    ) -> dict[str, Any]:
+        """Add the series; a DataError if they differ in their features."""
+        sizes = {series.shape[1] for part in parts.values() for series in part}
+        if len(sizes) > 1:
+            told = " and ".join(map(str, sorted(sizes)))
+            path = self.files.files["train"]
+            raise DataError(f"{path}: series of {told} features; all need the same number")
+        for name, part in parts.items():
+            write_sequences(writer, name, part, map(len, part), targets[name], "values")
+        return {"num_features": sizes.pop(), "longest": max(map(len, parts["train"]))}
+
+    # ---- splits --------------------------------------------------------------------------------
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits; statistics of the normalisation are those of training."""
+        self.notes = [*self.facts["notes"], f"features of a step: {self.num_features}"]
+        part = partial(SeriesSplit.from_cache, cache)
+        splits: dict[str, Any] = {
+            name: part(name, self.max_seq_len) for name in ("train", "val", "test")
+        }
+        train = splits["train"]
+        normalizer = Normalizer.fit(
+            self.normalization, lambda: map(train.series, range(len(train)))
+        )
+        for split in splits.values():
+            split.normalizer = normalizer
+        return splits
+
+    def shown(self, name: str, index: int) -> str:
+        """Return the first numbers of a series, as they are in the file."""
+        split: Any = self.splits[name]
+        series = split.series(index)
+        told = ", ".join(f"{value:.4g}" for value in series[:8, 0])
+        return f"{len(series)} steps, first feature {told}, …"
+
+
+def _number(text: object) -> float:
+    """Return a number; NaN for what stands for a missing one. A ValueError for anything else."""
+    if text is None or (isinstance(text, str) and text.strip().lower() in _MISSING):
+        return float("nan")
+    if isinstance(text, bool) or not isinstance(text, int | float | str):
+        raise ValueError
+    value = float(text)
+    if abs(value) > np.finfo(np.float32).max:
+        raise ValueError
+    return value
+
+
+def _matrix(table: Table, names: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return columns of numbers, (rows, columns); a DataError names the first that is none."""
+    if not names:
+        raise DataError(f"{table.path}: no column of values beside {', '.join(table.columns)}")
+    found = np.empty((len(table.places), len(names)))
+    for place, name in enumerate(names):
+        for row, value in enumerate(table.columns[name]):
+            try:
+                found[row, place] = _number(value)
+            except ValueError:
+                raise DataError(
+                    f"{table.place(row)}: {name} is {str(value)[:40]!r}, expected a number; "
+                    f"remove the column, or correct the row"
+                ) from None
+    return found
+
+
+def _checked(series: npt.NDArray[np.float64], place: str) -> Series:
+    empty = np.isnan(series).all(axis=0)
+    if not len(series) or empty.any():
+        raise DataError(f"{place}: feature {int(empty.argmax()) + 1} has no value at all")
+    return np.ascontiguousarray(series, dtype=np.float32)
+
+
+def _wide(table: Table, names: Sequence[str]) -> list[Series]:
+    rows = _matrix(table, names)
+    found = []
+    for row, values in enumerate(rows):
+        known = np.flatnonzero(~np.isnan(values))
+        length = int(known[-1]) + 1 if len(known) else 0
+        found.append(_checked(values[:length, None], table.place(row)))
+    return found
+
+
+def _long(
+    table: Table, name: str, time: str | None, features: list[str], labels: list[str], note: str
+) -> Rows:
+    """Gather the rows of each series."""
+    values = _matrix(table, features)
+    rows: dict[Any, list[int]] = {}
+    for row, number in enumerate(table.columns[name]):
+        rows.setdefault(number, []).append(row)
+    times = None if time is None else _times(table, time)
+    found = Rows([], [], [], [note])
+    for number, own in rows.items():
+        for row in own:
+            if labels[row] != labels[own[0]]:
+                raise DataError(
+                    f"{table.place(row)}: series {number} is {labels[row]!r} here and "
+                    f"{labels[own[0]]!r} before; a series has one label"
+                )
+        ordered = own if times is None else sorted(own, key=lambda row: times[row])
+        if times is not None:
+            for one, other in pairwise(ordered):
+                if times[one] == times[other]:
+                    raise DataError(
+                        f"{table.place(other)}: series {number} has time {times[other]!r} twice"
+                    )
+        found.values.append(_checked(values[ordered], f"{table.path}, series {number}"))
+        found.labels.append(labels[own[0]])
+        found.places.append(f"{table.path}, series {number}")
+    return found
+
+
+def _times(table: Table, name: str) -> list[Any]:
+    """Return times as numbers where all are, and as they are otherwise (dates sort as text)."""
+    values = table.columns[name]
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError):
+        return [str(value) for value in values]
+
+
+def _read_arrays(path: Path) -> Rows:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise DataError(
+            f"{path}: not a .npz file of numbers, or damaged; write it by numpy.savez(x=…, y=…)"
+        ) from None
+    if not {"x", "y"} <= set(arrays):
+        names = ", ".join(arrays) or "none"
+        raise DataError(f"{path}: expected arrays x and y, it has {names}")
+    x, y = arrays["x"], arrays["y"]
+    if x.ndim == 2:
+        x = x[:, :, None]
+    if x.ndim != 3 or y.shape != x.shape[:1] or not len(x):
+        raise DataError(
+            f"{path}: expected x (series, steps) or (series, steps, features) and y (series,), "
+            f"received {arrays['x'].shape} and {y.shape}"
+        )
+    if x.dtype.kind not in "fiu":
+        raise DataError(f"{path}: x is {x.dtype}, expected numbers")
+    places = range(len(x))
+    labels = labels_of(Table(path, {"y": y.tolist()}, places, "series"), "y")
+    told = [f"{path}, series {place}" for place in places]
+    series = [_checked(case, place) for case, place in zip(x, told, strict=True)]
+    return Rows(series, labels, told, [])

@@ -1,0 +1,264 @@
+"""Running text of the user's own, for language models: a file, or a folder of files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.core.division import check_shares, divide
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import expand
+from datamodules.core.own import SHOWN_SAMPLES, required_path, split_of
+from datamodules.text.source import Block, ParquetText, PlainText, TextSource
+from datamodules.text.stream import TextStream
+from datamodules.text.units import TokenChoice, Unit
+
+__all__ = ["DividedText", "OwnText"]
+
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".tokens", ".parquet")
+# From so many files on, a file is a document and stays whole.
+_LEAST_DOCUMENTS = 20
+# Without documents: pieces of whole lines, about so many of them, within these sizes in characters.
+_PIECES, _LEAST_PIECE, _LARGEST_PIECE = 100, 100, 20000
+_SHOWN = 70
+
+
+@dataclass(frozen=True)
+class DividedText(TextSource):
+    """One split of a text that is divided by a hash; positions count bytes of all files.
+
+    Args:
+        parts: The files.
+        split: The split.
+        chosen: Split of each piece, by its digest.
+        piece_len: Least characters of a piece; None if each file is one piece.
+    """
+
+    parts: tuple[TextSource, ...]
+    split: str
+    chosen: dict[bytes, str]
+    piece_len: int | None
+
+    @property
+    def name(self) -> str:
+        """The first file, and how many more."""
+        more = len(self.parts) - 1
+        return f"{self.split} part of {self.parts[0].name}" + (f" and {more} more" if more else "")
+
+    @property
+    def size(self) -> int:
+        """Size of all files."""
+        return sum(part.size for part in self.parts)
+
+    def identity(self) -> list[Any]:
+        """The files, and the division."""
+        digest = hashlib.sha256(repr(sorted(self.chosen.items())).encode()).hexdigest()
+        return [*super().identity(), self.split, self.piece_len, digest]
+
+    def blocks(self, start: int = 0) -> Iterator[Block]:
+        """Yield the pieces of the split."""
+        first = 0
+        for part in self.parts:
+            size = part.size
+            if first + size > start:
+                yield from self._blocks_of(part, first, max(0, start - first))
+            first += size
+
+    def _blocks_of(self, part: TextSource, first: int, start: int) -> Iterator[Block]:
+        if self.piece_len is None:
+            if self.chosen[_digest_of(part)] == self.split:
+                for block in part.blocks(start):
+                    yield Block(block.text, first + block.position)
+            return
+        for block in part.blocks(start):
+            own = [
+                p
+                for p in pieces(block.text, self.piece_len)
+                if self.chosen[_digest(p)] == self.split
+            ]
+            if own:
+                yield Block("".join(own), first + block.position)
+
+
+def pieces(text: str, length: int) -> Iterator[str]:
+    """Yield whole lines together, each time at least `length` characters."""
+    lines: list[str] = []
+    size = 0
+    for line in io.StringIO(text, newline="\n"):
+        lines.append(line)
+        size += len(line)
+        if size >= length:
+            yield "".join(lines)
+            lines, size = [], 0
+    if lines:
+        yield "".join(lines)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _digest_of(source: TextSource) -> bytes:
+    state = hashlib.blake2b(digest_size=16)
+    for block in source.blocks():
+        state.update(block.text.encode())
+    return state.digest()
+
+
+class OwnText(TextStream):
+    """Text of the user's own as one stream of tokens per split; every line ends with `<eos>`.
+
+    Where tokens are bytes or characters, the newline is the `<eos>`. Words that the vocabulary has
+    not become `<unk>`.
+
+    Args:
+        path: A text file, Parquet with a column `text`, or a folder of such files, searched to any
+            depth. Files called train, val and test are the splits. Otherwise text is divided by a
+            hash: whole files where there are 20 or more, pieces of some lines otherwise.
+        tokens: What a token is: bytes, characters, words (as blanks separate them), or subwords
+            (byte-level pair encoding; needs the package `tokenizers`).
+        vocab_limit: Most tokens of the vocabulary, the most frequent ones; the number of sub-words.
+        min_count: Words that are rarer in the training text become `<unk>`.
+        val_fraction: Share of the pieces that is divided off for validation.
+        test_fraction: Share that is divided off for the test.
+        split_seed: Seed of the hash that divides.
+        **kwargs: Arguments of TextStream.
+    """
+
+    task = "own_text"
+    units: TokenChoice
+
+    def __init__(
+        self,
+        path: str = "",
+        tokens: Unit = "bytes",
+        vocab_limit: int = 8000,
+        min_count: int = 2,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+        split_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("data_dir") is None:
+            place = required_path(path)
+            kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
+        super().__init__(TokenChoice(tokens, vocab_limit, min_count), **kwargs)
+        check_shares(val_fraction=val_fraction, test_fraction=test_fraction)
+        self.path, self.split_seed = expand(path), split_seed
+        self.shares = {"test": test_fraction, "val": val_fraction}
+        self.title = str(path)
+        self._found: dict[str, TextSource] = {}
+        self._files()  # names what is wrong with the path at once
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        files = {"path": str(self.path.resolve()), "shares": self.shares}
+        return {**files, "split_seed": self.split_seed, **super().settings()}
+
+    def must_name(self) -> dict[str, Any]:
+        """The path has no default."""
+        return {"path": self.path, **self.units.settings()}
+
+    def sources(self) -> list[Path]:
+        """The files."""
+        return self._files()
+
+    def _files(self) -> list[Path]:
+        if not self.path.exists():
+            raise MissingDataError(f"{self.path}: no such file or folder")
+        if self.path.is_file():
+            return [self.path]
+        found = sorted(p for p in self.path.rglob("*") if p.suffix.lower() in SUFFIXES)
+        files = [p for p in found if p.is_file() and not p.name.startswith(".")]
+        if not files:
+            raise MissingDataError(
+                f"{self.path}: no text in this folder; expected files that end in "
+                f"{', '.join(SUFFIXES)}"
+            )
+        return files
+
+    def find(self) -> dict[str, TextSource]:
+        """Return the splits: files of their own, or parts of all files."""
+        if not self._found:
+            sources = [_source(path) for path in self._files()]
+            given = self._given(sources)
+            self._found = given or self._divided(sources)
+        return self._found
+
+    def _given(self, sources: Sequence[TextSource]) -> dict[str, TextSource]:
+        """Return the files of the splits by their names; nothing unless all three are there."""
+        found: dict[str, TextSource] = {}
+        for source in sources:
+            stem = source.paths[0].stem.replace(".", "_")
+            name = split_of(stem)
+            if name is not None and name not in found:
+                found[name] = source
+        if len(found) < 3 or len(found) < len(sources):
+            if 0 < len(found) < 3 and "train" in found:
+                lacking = ", ".join(name for name in ("val", "test") if name not in found)
+                names = ", ".join(source.paths[0].name for source in sources[:5])
+                raise DataError(
+                    f"{self.path} has {names}, but no file for {lacking}; add it, or rename the "
+                    f"files so that they are divided"
+                )
+            return {}
+        digests: dict[bytes, TextSource] = {}
+        for source in found.values():
+            same = digests.setdefault(_digest_of(source), source)
+            if same is not source:
+                raise DataError(
+                    f"{source.name} is equal to {same.name}; a split needs its own text"
+                )
+        return {name: found[name] for name in ("train", "val", "test")}
+
+    def _divided(self, sources: Sequence[TextSource]) -> dict[str, TextSource]:
+        length: int | None = None
+        if len(sources) >= _LEAST_DOCUMENTS:
+            keys = [_digest_of(source) for source in sources]
+        else:
+            size = sum(len(block.text) for source in sources for block in source.blocks())
+            if not size:
+                raise DataError(f"{self.path} is empty: expected text")
+            length = min(max(size // _PIECES, _LEAST_PIECE), _LARGEST_PIECE)
+            texts = (block.text for source in sources for block in source.blocks())
+            keys = [_digest(piece) for text in texts for piece in pieces(text, length)]
+        chosen = dict(
+            zip(keys, divide(str(self.path), keys, self.shares, self.split_seed), strict=True)
+        )
+        paths = tuple(path for source in sources for path in source.paths)
+        return {
+            name: DividedText(paths, tuple(sources), name, chosen, length)
+            for name in ("train", "val", "test")
+        }
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says of the splits, and three samples."""
+        counts = self.counts
+        yield f"tokens: {self.units.unit}, vocabulary {len(self.vocabulary)}"
+        for name in ("train", "val", "test"):
+            found, unknown = counts.found[name], counts.unknown[name]
+            lines = self._line_lengths(name)
+            low, median, high, most = np.percentile(lines, (0, 50, 95, 100)).astype(int)
+            yield (
+                f"{name}: {found} tokens, {len(self.split(name))} samples; tokens of a line min "
+                f"{low}, median {median}, p95 {high}, max {most}"
+            )
+            yield f"<unk> in {name}: {unknown} of {found} tokens ({100 * unknown / found:.2f} %)"
+        tokens = self.cache.array("train_tokens")
+        for first in np.linspace(0, max(0, len(tokens) - 4 * _SHOWN), SHOWN_SAMPLES).astype(int):
+            text = " ".join(self.decode(tokens[first : first + 4 * _SHOWN].tolist()).split())
+            yield f"sample at token {first}: {text[:_SHOWN]} …"
+
+    def _line_lengths(self, name: str) -> np.ndarray[Any, Any]:
+        ends = np.flatnonzero(self.cache.array(f"{name}_tokens") == self.vocabulary.end_of_line)
+        return np.diff(np.concatenate([[-1], ends])) - 1
+
+
+def _source(path: Path) -> TextSource:
+    return ParquetText((path,)) if path.suffix.lower() == ".parquet" else PlainText((path,))

@@ -1,0 +1,289 @@
+"""Running text for language models: one stream of tokens per split."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from datamodules.core.base import CachedDataModule, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.core.loaders import EvaluationLoader
+from datamodules.core.order import EvaluationOrder
+from datamodules.core.progress import progress
+from datamodules.core.report import compare_size
+from datamodules.text.segments import ColumnSplit, PromptSplit, StreamCollate, WindowSplit
+from datamodules.text.source import TextSource
+from datamodules.text.tokenise import TokenisationJob
+from datamodules.text.vocabulary import Tokens
+
+__all__ = ["TextCounts", "TextStream", "Units"]
+
+_WHAT = {
+    "words": "words of the vocabulary",
+    "train": "tokens of the training text",
+    "val": "tokens of the validation text",
+    "test": "tokens of the test text",
+}
+_SPLITS = ("train", "val", "test")
+_log = logging.getLogger("datamodules")
+
+
+@dataclass(frozen=True)
+class TextCounts:
+    """Counts of `words` of the vocabulary, and of tokens of each split, `<eos>` included.
+
+    Args:
+        unknown: Tokens of each split that became `<unk>`, their word being unknown.
+        published: Published counts, as far as there are any.
+    """
+
+    found: Mapping[str, int]
+    unknown: Mapping[str, int]
+    published: Mapping[str, int]
+
+    def problems(self) -> Iterator[str]:
+        """Yield counts that differ from the published ones, and words that became `<unk>`."""
+        for name, expected in self.published.items():
+            if self.found[name] != expected:
+                yield f"{self.found[name]} {_WHAT[name]}, published are {expected}"
+        for name, number in self.unknown.items():
+            if number:
+                yield (
+                    f"{number} of {self.found[name]} {_WHAT[name]} are not in the vocabulary of "
+                    f"{self.found['words']} words and became <unk>"
+                )
+
+
+class Units(Protocol):
+    """What tokens are, and how their vocabulary is made."""
+
+    @property
+    def by_subwords(self) -> bool:
+        """Whether tokens are sub-words."""
+
+    def settings(self) -> dict[str, Any]:
+        """What identifies the choice; plain JSON values."""
+
+    def make(self, train: TextSource) -> Tokens:
+        """Return the vocabulary for a training text."""
+
+    def read(self, text: str) -> Tokens:
+        """Return the vocabulary of which `text` was stored."""
+
+
+class TextStream(CachedDataModule):
+    """Text as one stream of tokens per split; base of the data sets of running text.
+
+    Batches have `target` (B, N), the token after each of `inputs` (B, N), -100 where a prediction
+    is not scored, and `form`, which says how evaluation is done: `segments`, `sliding` or
+    `stride<n>`. Tokenising needs memory for the vocabulary and a piece of the text only, and goes
+    on where it was interrupted.
+
+    Args:
+        units: What tokens are.
+        segment_len: Tokens of a segment or window; the model's max_seq_len.
+        batching: `columns` cuts the training stream into batch_size columns that are read side by
+            side, in the same order in every epoch; `segments` shuffles its segments of segment_len
+            tokens (a shorter last one is left out).
+        vocab_size: Rows of the model's embedding table, at least the size of the vocabulary. None
+            means its size, for which the text is tokenised as soon as a model asks.
+        val_stride: Tokens from one validation window to the next. None means segment_len, which
+            gives independent segments; 1 is the sliding window of the papers.
+        test_stride: The same for the test split.
+        prompts: Texts that `predict` continues. None takes num_prompts pieces of predict_split.
+        num_prompts: Number of pieces.
+        prompt_len: Tokens of a piece.
+        **kwargs: Arguments of DataModule; pad_to and pad_multiple have no effect.
+    """
+
+    title = "text"
+    max_seq_len: int
+
+    def __init__(
+        self,
+        units: Units,
+        segment_len: int = 256,
+        batching: Literal["columns", "segments"] = "columns",
+        vocab_size: int | None = None,
+        val_stride: int | None = None,
+        test_stride: int | None = None,
+        prompts: list[str] | None = None,
+        num_prompts: int = 8,
+        prompt_len: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_at_least(1, segment_len=segment_len, vocab_size=vocab_size)
+        require_at_least(1, val_stride=val_stride, test_stride=test_stride)
+        require_at_least(1, num_prompts=num_prompts, prompt_len=prompt_len)
+        self.segment_len, self.batching = segment_len, batching
+        self.units = units
+        self.max_seq_len, self.shuffles = segment_len, batching == "segments"
+        self._vocab_size = vocab_size
+        self._strides = {"val": val_stride or segment_len, "test": test_stride or segment_len}
+        self._prompts, self._num_prompts, self._prompt_len = prompts, num_prompts, prompt_len
+        self._vocabulary: Tokens | None = None
+
+    # ---- the kind's part -----------------------------------------------------------------------
+
+    def find(self) -> dict[str, TextSource]:
+        """Return the text of the splits train, val and test; a DataError if it is not there."""
+        raise NotImplementedError
+
+    @property
+    def published_counts(self) -> dict[str, int]:
+        """Published counts of words and tokens, as far as there are any."""
+        return {}
+
+    # ---- sizes -------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table."""
+        return len(self.vocabulary) if self._vocab_size is None else self._vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        """Every word of the table is a possible prediction."""
+        return self.vocab_size
+
+    @property
+    def vocabulary(self) -> Tokens:
+        """Words and ids; the text is tokenised if it has not been."""
+        if self._vocabulary is None:
+            text = self.cache.array("vocabulary").tobytes().decode()
+            self._vocabulary = self.units.read(text)
+        return self._vocabulary
+
+    def decode(self, ids: Any) -> str:
+        """Turn token ids into text."""
+        return self.vocabulary.decode(ids)
+
+    def form(self, name: str) -> str:
+        """How a split is scored: `segments`, `sliding` or `stride<n>`."""
+        stride = self._strides.get(name, self.segment_len)
+        if stride == self.segment_len:
+            return "segments"
+        return "sliding" if stride == 1 else f"stride{stride}"
+
+    # ---- the cache ---------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        return self.units.settings()
+
+    def sources(self) -> list[Path]:
+        """The files of the text."""
+        found = self.find().values()
+        return list(dict.fromkeys(path for source in found for path in source.paths))
+
+    def build(self, writer: CacheWriter) -> None:
+        """Tokenise the text."""
+        found = self.find()
+        spec = self.cache_spec
+        job = TokenisationJob(self.cache_dir / f".{spec.name}.partial", found, spec.settings)
+        if job.is_resumed:
+            _log.warning("resuming an interrupted tokenisation in %s", job.folder)
+        text = job.vocabulary_text(lambda: self.units.make(found["train"]).text)
+        vocabulary = self.units.read(text)
+        writer.add("vocabulary", np.frombuffer(text.encode(), dtype=np.uint8))
+        for name, source in found.items():
+            title = f"{self.title}: tokenising {name}"
+            with progress(title, source.size, source.unit) as advance:
+                job.tokenise(name, vocabulary, advance)
+            with writer.stream(f"{name}_tokens", np.int32) as append:
+                for piece in job.tokens(name):
+                    append(piece)
+        writer.add("num_unknown", np.array([job.num_unknown(name) for name in _SPLITS]))
+        job.remove()
+
+    # ---- splits ------------------------------------------------------------------------------
+
+    def load_splits(self) -> dict[str, Split]:
+        """Open the splits, and warn of counts that are not the published ones."""
+        splits = super().load_splits()
+        if self.trainer is None or self.trainer.is_global_zero:
+            for problem in self.counts.problems():
+                _log.warning("%s: %s", self.title, problem)
+        return splits
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the three splits; a DataError if vocab_size is too small or a split too short."""
+        words = len(self.vocabulary)
+        if words > self.vocab_size:
+            raise DataError(
+                f"the vocabulary has {words} words, but vocab_size={self.vocab_size}; set "
+                f"vocab_size to at least {words}"
+            )
+        train = cache.array("train_tokens")
+        splits: dict[str, Any] = {}
+        if self.batching == "columns":
+            splits["train"] = ColumnSplit(train, self.batch_size, self.segment_len)
+        else:
+            splits["train"] = WindowSplit(train, self.segment_len, self.segment_len, True)
+        for name, stride in self._strides.items():
+            tokens = cache.array(f"{name}_tokens")
+            splits[name] = WindowSplit(tokens, self.segment_len, stride)
+        return splits
+
+    @property
+    def counts(self) -> TextCounts:
+        """Words and tokens, beside the published numbers."""
+        cache = self.cache
+        sizes = {name: len(cache.array(f"{name}_tokens")) for name in _SPLITS}
+        unknown = dict(zip(_SPLITS, cache.array("num_unknown").tolist(), strict=True))
+        words = {"words": len(self.vocabulary), **sizes}
+        return TextCounts(words, unknown, self.published_counts)
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says of the splits."""
+        counts = self.counts
+        yield f"vocabulary: {counts.found['words']} words, sha256 {self.vocabulary.digest}"
+        for name in _SPLITS:
+            form = self.batching if name == "train" else self.form(name)
+            yield (
+                f"{name}: {counts.found[name]} tokens with <eos>, {counts.unknown[name]} unknown, "
+                f"{len(self.split(name))} samples ({form}, segment_len {self.segment_len})"
+            )
+
+    def compare_sizes(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line for each published number, and whether ours is equal."""
+        counts = self.counts
+        for name, expected in counts.published.items():
+            found = counts.found[name]
+            yield compare_size(_WHAT[name], expected, found, found == expected)
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a training batch."""
+        return StreamCollate("segments")
+
+    def collate_of(self, name: str) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch of one split."""
+        return StreamCollate(self.form(name))
+
+    def predict_dataloader(self) -> EvaluationLoader:
+        """Return this rank's part of the prompts."""
+        split: Any = PromptSplit(self._prompt_tokens())
+        rank, world_size = self._layout()
+        rows = self.eval_batch_size or len(split)
+        order = EvaluationOrder(len(split), rows, rank, world_size)
+        return EvaluationLoader(self._loader(split, order, StreamCollate("prompt", True)), order)
+
+    def _prompt_tokens(self) -> list[np.ndarray[Any, Any]]:
+        if self._prompts is not None:
+            found = [self.vocabulary.encode(text)[0].astype(np.int64) for text in self._prompts]
+            if not found or not all(map(len, found)):
+                raise DataError("prompts must hold at least one text, and none may be empty")
+            return found
+        tokens = self.cache.array(f"{self.predict_split}_tokens")
+        starts = np.linspace(0, max(0, len(tokens) - self._prompt_len), self._num_prompts)
+        pieces = (tokens[int(first) :][: self._prompt_len] for first in starts)
+        return [np.asarray(piece, dtype=np.int64) for piece in pieces]

@@ -1,0 +1,40 @@
+"""A table of texts of your own: what is in it, and a classifier trained on it.
+
+The table is made here; yours goes in its place. On the command line the same is
+
+    lit-probattn data check reviews.csv --tokens words
+    lit-probattn fit --task own_texts --attention smgk --data.init_args.path reviews.csv
+"""
+
+import csv
+import random
+from functools import partial
+
+import lightning.pytorch as pl
+
+from datamodules import LabelledTexts
+from datamodules.core.report import outline
+from lit_probattn.attention import MGKAttention
+from lit_probattn.tasks import SequenceClassifier
+
+random.seed(0)
+words = {"good": ["great", "lovely", "fine"], "bad": ["awful", "dull", "poor"]}
+with open("reviews.csv", "w", newline="") as file:
+    table = csv.writer(file)
+    table.writerow(["review", "sentiment"])
+    for number in range(300):
+        label = random.choice(list(words))
+        table.writerow([f"film {number} was {random.choice(words[label])} to see", label])
+
+data = LabelledTexts("reviews.csv", tokens="words", max_length=32, batch_size=16)
+data.prepare_data()
+data.setup()
+print(*outline(data), sep="\n")
+
+attention = partial(MGKAttention, num_heads=2, shifted_keys=True)
+sizes = {name: getattr(data, name) for name in ("vocab_size", "num_classes", "max_seq_len")}
+model = SequenceClassifier(attention, embed_dim=32, head_dim=16, num_layers=1, lr=1e-2, **sizes)
+options = {"use_distributed_sampler": False, "logger": False, "enable_checkpointing": False}
+trainer = pl.Trainer(max_steps=40, check_val_every_n_epoch=None, **options)
+trainer.fit(model, data)
+print(f"accuracy on the test split: {trainer.test(model, data)[0]['test/accuracy']:.2f}")

@@ -1,0 +1,449 @@
+"""What every attention layer promises, as checks of a layer that is made anew for each.
+
+`tests/attention/test_contract.py` holds every variant of the package to them, and `lit-probattn
+check my.Class` one of the user's own. A check raises a `ContractError` that says where the promise
+is broken; `CHECKS` has a remedy for each.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_probattn.attention.backends import Backend, native_refusal
+from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.attention.layer import Attention
+from lit_probattn.randomness import RandomKey
+
+__all__ = ["CHECKS", "EMBED", "HEAD", "Check", "ContractError", "Make", "serving"]
+
+# Distinct primes, so that no size stands for another: batch, tokens, width, size of a head.
+B, N, EMBED, HEAD = 2, 13, 11, 5
+TOLERANCE = 1e-11
+
+# Makes a layer of width EMBED; arguments are added to those it has.
+Make = Callable[..., Attention]
+
+
+class ContractError(AssertionError):
+    """A layer breaks a promise; the message says how."""
+
+
+class Check(NamedTuple):
+    """One promise.
+
+    Args:
+        run: raises a ContractError unless the layers that are made keep it.
+        remedy: what to look at where it is broken.
+    """
+
+    run: Callable[[Make], None]
+    remedy: str
+
+
+def key() -> RandomKey:
+    """Return the key of what the two samples draw."""
+    return RandomKey(5, step=3, sample_ids=torch.tensor([19, 4]))
+
+
+def double(*shape: int) -> Tensor:
+    """Return normal float64 numbers."""
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def expect(condition: bool | Tensor, message: str) -> None:
+    """Raise a ContractError with a message unless a condition holds."""
+    if not condition:
+        raise ContractError(message)
+
+
+def close(found: Tensor, expected: Tensor, what: str, atol: float = TOLERANCE) -> None:
+    """Raise a ContractError unless two tensors are equal up to `atol`; NaN equals nothing."""
+    expect(found.shape == expected.shape, f"{what}: {tuple(found.shape)}, not {expected.shape}")
+    error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
+    expect(error <= atol, f"{what}: off by {error:.1e}, allowed {atol:.0e}")
+
+
+def cpu_backends(layer: Attention) -> list[Backend]:
+    """Return the implementations that run on this CPU in float64."""
+    absent = {"triton"} if native_refusal("cpu") is None else {"triton", "native"}
+    return [cast(Backend, name) for name in layer.core.backends if name not in absent]
+
+
+def serving(layer: Attention, x: Tensor, **call: Any) -> list[Backend]:
+    """Return the implementations on a CPU that serve a call of self-attention."""
+    described = layer.core.describe(layer.call(x, **call))
+    return [name for name in cpu_backends(layer) if layer.core.refusal(name, described) is None]
+
+
+# ---- masks -------------------------------------------------------------------------------------
+
+
+def future_tokens_change_nothing(make: Make) -> None:
+    """When causal, a token sees those before it alone, and each sees itself."""
+    layer, x = make().double(), double(B, N, EMBED)
+    y = torch.cat([x[:, :7], double(B, N - 7, EMBED)], 1)
+    for backend in serving(layer, x, is_causal=True):
+        layer.backend = backend
+        a, b = (layer(z, is_causal=True, rng=key()) for z in (x, y))
+        close(a[:, :7], b[:, :7], f"{backend}: outputs before other future tokens")
+        moved = (a[:, 7:] - b[:, 7:]).abs().amax(-1).min() > 0
+        expect(moved, f"{backend}: other tokens change no output of their own")
+
+
+def padding_and_other_samples_change_nothing(make: Make) -> None:
+    """A padded sample in a batch gives what it gives alone."""
+    layer, x = make().double(), double(B, N, EMBED)
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[1, 9:] = False
+    alone = RandomKey(5, step=3, sample_ids=torch.tensor([4]))
+    for backend in serving(layer, x, key_mask=mask):
+        layer.backend = backend
+        short = layer(x[1:, :9], rng=alone)
+        whole = layer(x, key_mask=mask, rng=key())[1:, :9]
+        close(whole, short, f"{backend}: a padded sample and the same alone")
+
+
+def hidden_pairs_change_nothing(make: Make) -> None:
+    """A key behind attn_mask does not matter; or no implementation takes such a mask."""
+    layer, x = make().double().eval(), double(B, N, EMBED)
+    pairs = torch.rand(N, N) < 0.6
+    pairs[3] = False
+    pairs[5, 5] = True
+    y = x.clone()
+    y[:, 5] = double(B, EMBED)
+    served = serving(layer, x, attn_mask=pairs)
+    for backend in served:
+        layer.backend = backend
+        a, b = (layer(x, z, attn_mask=pairs) for z in (x, y))
+        unseen = ~pairs[:, 5]
+        close(a[:, unseen], b[:, unseen], f"{backend}: outputs that must not see the key")
+        moved = (a[:, ~unseen] - b[:, ~unseen]).abs().max() > 0
+        expect(moved, f"{backend}: a key that may be seen changes nothing")
+    if not served:
+        layer.backend = "auto"
+        try:
+            layer(x, attn_mask=pairs)
+        except NotImplementedError as error:
+            expect("cannot apply attn_mask" in str(error), f"refused with {error}")
+        else:
+            raise ContractError("attn_mask is taken, although no implementation applies it")
+
+
+def masks_of_three_dimensions_are_heads(make: Make) -> None:
+    """attn_mask (H, N, L) gives every head a mask of its own."""
+    layer, x = make().double().eval(), double(B, N, EMBED)
+    pairs = torch.rand(layer.num_heads, N, N) < 0.6
+    for backend in serving(layer, x, attn_mask=pairs):
+        layer.backend = backend
+        found = layer.core(layer.call(x, attn_mask=pairs))
+        for head, own in enumerate(pairs):
+            alone = layer.core(layer.call(x, attn_mask=own))  # for all heads alike
+            close(found[:, head], alone[:, head], f"{backend}: head {head} under a mask of its own")
+
+
+def a_bias_is_added_to_the_scores(make: Make) -> None:
+    """A bias of −∞ hides a key; a layer without scores refuses a bias."""
+    layer, x = make().double().eval(), double(B, N, EMBED)
+    hidden = torch.zeros(N, N, dtype=torch.float64)
+    hidden[:, 4] = -torch.inf
+    pairs = torch.ones(N, N, dtype=torch.bool)
+    pairs[:, 4] = False
+    if not layer.core.has_scores:
+        try:
+            layer(x, bias=hidden)
+        except ValueError as error:
+            expect("add a bias to" in str(error), f"refused with {error}")
+            return
+        raise ContractError("a bias is taken, although there are no scores to add it to")
+    for backend in serving(layer, x, bias=hidden):
+        layer.backend = backend
+        close(layer(x, bias=hidden), layer(x, attn_mask=pairs), f"{backend}: a bias of −∞")
+
+
+def empty_rows_give_zeros(make: Make) -> None:
+    """A sample that may attend to nothing gives zeros and gradients of zero, not NaN."""
+    layer = make(bias=False).double()
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[1] = False
+    for backend in serving(layer, double(B, N, EMBED), key_mask=mask):
+        layer.backend = backend
+        layer.zero_grad()
+        x = double(B, N, EMBED).requires_grad_()
+        out = layer(x, key_mask=mask, rng=key())
+        expect(not out[1].any(), f"{backend}: rows without keys are not zero")
+        out.square().sum().backward()
+        gradient = torch.zeros(()) if x.grad is None else x.grad
+        expect(gradient.isfinite().all(), f"{backend}: rows without keys give gradients of NaN")
+        expect(not gradient[1].any(), f"{backend}: rows without keys give gradients")
+        expect(gradient[0].any(), f"{backend}: rows with keys give no gradients")
+        grads = [p.grad for p in layer.parameters() if p.grad is not None]
+        finite = all(bool(grad.isfinite().all()) for grad in grads)
+        expect(finite, f"{backend}: rows without keys give parameters gradients of NaN")
+
+
+# ---- one meaning -------------------------------------------------------------------------------
+
+
+def gradients_are_those_of_finite_differences(make: Make) -> None:
+    """Gradients of inputs and parameters are those of small steps, in float64."""
+    layer, x = make().double().eval(), double(1, 5, EMBED)
+    named = dict(layer.named_parameters())
+    step = 1e-6
+    for backend in serving(layer, x, is_causal=True):
+        layer.backend = backend
+        cotangent = double(1, 5, EMBED)
+        leaf = x.clone().requires_grad_()
+        wanted = {"the input": leaf, **{n: p for n, p in named.items() if p.requires_grad}}
+
+        def value(leaf: Tensor = leaf, cotangent: Tensor = cotangent) -> Tensor:
+            return (layer(leaf, is_causal=True, rng=key()) * cotangent).sum()
+
+        found = torch.autograd.grad(value(), list(wanted.values()), allow_unused=True)
+        for (name, tensor), gradient in zip(wanted.items(), found, strict=True):
+            direction = torch.randn_like(tensor)
+            with torch.no_grad():
+                tensor.add_(step * direction)
+                high = value()
+                tensor.sub_(2 * step * direction)
+                low = value()
+                tensor.add_(step * direction)
+            expected = ((high - low) / (2 * step)).detach()
+            slope = torch.zeros_like(expected) if gradient is None else (gradient * direction).sum()
+            size = max(1.0, float(expected.abs()))
+            close(slope / size, expected / size, f"{backend}: gradient of {name}", 1e-5)
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Let a block hold so few scores that a short sequence has several."""
+    before = dict(BLOCK_SCORES)
+    BLOCK_SCORES.update(cpu=400)
+    try:
+        yield
+    finally:
+        BLOCK_SCORES.update(before)
+
+
+@small_blocks()
+def backends_agree(make: Make) -> None:
+    """Every implementation gives the output and the gradients of the reference."""
+    layer, x = make().double(), double(B, N, EMBED)
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[1, 9:] = False
+    names = serving(layer, x, key_mask=mask, is_causal=True)
+    results = {}
+    for backend in names:
+        layer.backend = backend
+        layer.zero_grad()
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, key_mask=mask, is_causal=True, rng=key())
+        out.square().sum().backward()
+        expect(leaf.grad is not None, f"{backend}: the input has no gradient")
+        assert leaf.grad is not None
+        results[backend] = out.detach(), leaf.grad
+    first = "reference" if "reference" in results else names[0]
+    for backend, (out, gradient) in results.items():
+        close(out, results[first][0], f"{backend} and {first}: output", 1e-9)
+        close(gradient, results[first][1], f"{backend} and {first}: gradient of the input", 1e-8)
+
+
+def blocks_of_queries_agree(make: Make) -> None:
+    """Queries by themselves give what they give together, over keys of other widths and number."""
+    layer = make(key_embed_dim=17, value_head_dim=3).double().eval()
+    memory, x = double(B, 19, 17), double(B, 7, EMBED)
+    mask = torch.ones(B, 19, dtype=torch.bool)
+    mask[0, 11:] = False
+    for backend in serving(layer, x, key=memory, key_mask=mask):
+        layer.backend = backend
+        out = layer(x, memory, key_mask=mask)
+        expect(out.shape == (B, 7, EMBED), f"{backend}: shape {tuple(out.shape)}")
+        for i in (0, 3, 6):
+            alone = layer(x[:1, i : i + 1], memory[:1, :11])
+            close(out[:1, i : i + 1], alone, f"{backend}: query {i} by itself")
+        differ = (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
+        expect(differ, f"{backend}: two queries have one output")
+
+
+def decoding_equals_the_full_pass(make: Make) -> None:
+    """Tokens one by one, and three by three, through the cache give what all give at once."""
+    layer, x = make().double().eval(), double(B, N, EMBED)
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[1, :2] = False  # left padding, as generation from prompts of unequal length has it
+    full = layer(x, key_mask=mask, is_causal=True)
+    for step in (1, 3):
+        cache, parts = layer.new_cache(), []
+        with torch.no_grad():
+            for start in range(0, N, step):
+                new = slice(start, start + step)
+                parts.append(layer(x[:, new], key_mask=mask[:, new], is_causal=True, cache=cache))
+        close(torch.cat(parts, 1), full, f"{step} tokens at a time")
+        expect(cache.length == N, f"the cache has {cache.length} tokens, not {N}")
+        expect(0 < cache.num_bytes <= cache.allocated_bytes, "the cache counts its bytes wrongly")
+
+
+# ---- precision, randomness, weights -----------------------------------------------------------
+
+
+def precisions_agree(make: Make) -> None:
+    """float32, bfloat16 and float16 give what float64 gives, as far as they reach."""
+    layer, x = make().eval(), torch.randn(B, N, EMBED)
+    expected = copy.deepcopy(layer).double()(x.double(), is_causal=True, rng=key())
+    limits = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+    for dtype, limit in limits.items():
+        low = copy.deepcopy(layer).to(dtype)
+        out = low(x.to(dtype), is_causal=True, rng=key())
+        name = str(dtype).removeprefix("torch.")
+        expect(out.dtype == dtype, f"{name}: the output is {out.dtype}")
+        close(out, expected, name, limit * max(1.0, float(expected.detach().abs().max())))
+
+
+def dropout_is_drawn_by_its_key(make: Make) -> None:
+    """Attention dropout is the same for the same key, differs for another, and is off in eval."""
+    layer, x = make(dropout=0.5).double(), double(B, N, EMBED)
+    with_dropout: list[Backend] = [name for name in cpu_backends(layer) if name != "sdpa"]
+    seen: dict[str, Tensor] = {}
+    for backend in with_dropout:
+        layer.backend = backend
+        try:
+            first, again = (layer.train()(x, rng=key()) for _ in range(2))
+        except NotImplementedError:
+            continue
+        expect(torch.equal(first, again), f"{backend}: one key gives two outputs")
+        other = layer(x, rng=RandomKey(6, step=3, sample_ids=torch.tensor([19, 4])))
+        expect(not torch.equal(first, other), f"{backend}: two keys give one output")
+        seen[backend] = first
+    expect(bool(seen), "no implementation has dropout")
+    reference = next(iter(seen.values()))
+    for name, out in seen.items():
+        close(out, reference, f"{name}: what is dropped", 1e-9)
+
+
+def recomputation_draws_the_same(make: Make) -> None:
+    """Activation checkpointing gives the same gradients."""
+    layer, x = make().double(), double(B, N, EMBED).requires_grad_()
+
+    def call(z: Tensor) -> Tensor:
+        out: Tensor = layer(z, is_causal=True, rng=key())
+        return out
+
+    expected = torch.autograd.grad(call(x).square().sum(), x)[0]
+    again = checkpoint(call, x, use_reentrant=False)
+    close(torch.autograd.grad(again.square().sum(), x)[0], expected, "gradients")
+
+
+def state_dict_restores_the_layer(make: Make) -> None:
+    """Another layer with the weights gives the same, bit for bit."""
+    layer, x = make().double(), double(B, N, EMBED)
+    torch.manual_seed(7)
+    other = make().double()
+    expect(
+        not torch.equal(other(x, rng=key()), layer(x, rng=key())), "two new layers have one output"
+    )
+    other.load_state_dict(copy.deepcopy(layer.state_dict()))
+    same = torch.equal(other(x, rng=key()), layer(x, rng=key()))
+    expect(same, "outputs differ after loading weights")
+
+
+def layers_are_built_and_counted_without_memory(make: Make) -> None:
+    """On the device `meta` the layer runs, and `cost` has its number of parameters."""
+    with torch.device("meta"):
+        layer = make()
+        outs = [layer(torch.empty(B, N, EMBED), rng=rng) for rng in (RandomKey(0), None)]
+    for out in outs:
+        expect(out.shape == (B, N, EMBED), f"shape {tuple(out.shape)}")
+    count = sum(p.numel() for p in layer.parameters())
+    stated = layer.cost(N).num_parameters
+    expect(stated == count, f"cost says {stated} parameters, the layer has {count}")
+
+
+def cost_is_what_is_counted(make: Make) -> None:
+    """`cost` states the multiply-adds of the implementation that it says it states.
+
+    Not of linear forms, whose random features are drawn by products that no paper counts.
+    """
+    layer = make().eval()
+    backend = layer.core.stated_backend
+    if backend not in cpu_backends(layer) or not layer.core.has_scores:
+        return
+    layer.backend = backend
+    for length in (7, N):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            layer(torch.randn(1, length, EMBED))
+        found, stated = int(counter.get_total_flops()) // 2, layer.cost(length).macs
+        told = f"{length} tokens: cost says {stated} multiply-adds, {found} are run"
+        expect(found == stated, told)
+
+
+def head_size_is_given_by_name(make: Make) -> None:
+    """The constructor takes (embed_dim, num_heads), and head_dim and all else by name."""
+    cls = type(make())
+    try:
+        cls(8, 4, 2)  # type: ignore[call-arg]
+    except TypeError:
+        pass
+    else:
+        raise ContractError("a third argument is taken without a name")
+    expect(cls(8, 2).head_dim == 4, "head_dim is not embed_dim / num_heads by default")
+
+
+CHECKS: dict[str, Check] = {
+    "causality": Check(
+        future_tokens_change_nothing, "a score may depend on its own query and key alone"
+    ),
+    "padding": Check(
+        padding_and_other_samples_change_nothing,
+        "sums over keys or over the batch must leave out padding and other samples",
+    ),
+    "masks of pairs": Check(
+        hidden_pairs_change_nothing, "leave masks to the layer; normalise nothing over the keys"
+    ),
+    "masks of heads": Check(
+        masks_of_three_dimensions_are_heads, "a head may not look at the scores of another"
+    ),
+    "bias": Check(a_bias_is_added_to_the_scores, "return scores, before any softmax"),
+    "rows without keys": Check(
+        empty_rows_give_zeros, "no division by a sum over keys and no logarithm of it in the scores"
+    ),
+    "gradients": Check(
+        gradients_are_those_of_finite_differences,
+        "no .data, .detach() or in-place change in what is learned; no kinks where inputs lie",
+    ),
+    "backends": Check(
+        backends_agree, "scores of a pair may not depend on other pairs, or set pairwise = False"
+    ),
+    "cross-attention": Check(
+        blocks_of_queries_agree,
+        "pass **common on to Attention; take the number of queries and keys from the tensors",
+    ),
+    "cache": Check(
+        decoding_equals_the_full_pass, "the scores of a new query need the keys alone, not queries"
+    ),
+    "precision": Check(
+        precisions_agree, "cast what is learned to query.dtype; sum exponentials in log space"
+    ),
+    "dropout": Check(
+        dropout_is_drawn_by_its_key, "leave dropout to the layer; draw by rng, not by torch's state"
+    ),
+    "recomputation": Check(recomputation_draws_the_same, "draw by rng, keep no state in forward"),
+    "state_dict": Check(
+        state_dict_restores_the_layer,
+        "keep what is learned in nn.Parameter and what is not in register_buffer",
+    ),
+    "parameters": Check(
+        layers_are_built_and_counted_without_memory,
+        "make tensors with torch's functions, without .item(); cost must count all parameters",
+    ),
+    "cost": Check(cost_is_what_is_counted, "correct cost, or leave it out: it is then counted"),
+    "arguments": Check(
+        head_size_is_given_by_name,
+        "__init__(self, embed_dim, num_heads, *, …, **common) with defaults for what is your own",
+    ),
+}

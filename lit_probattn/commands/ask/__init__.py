@@ -1,0 +1,1 @@
+"""`lit-probattn ask`: what every variant costs at your sizes, before anything is trained."""

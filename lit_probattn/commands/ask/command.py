@@ -1,0 +1,230 @@
+"""What every variant costs at your sizes: one ranked table, before anything is trained.
+
+    lit-probattn ask --embed_dim 512 --seq_len 4096 --num_heads 8 --batch 8
+    lit-probattn ask --model timm:vit_small_patch16_224 --swap mgk --heads 0.5
+
+One attention layer in float32, with the same attention dropout for all variants. Parameters and
+multiply-adds are those of the equation; memory is predicted on fake tensors, nothing is allocated.
+`--num_heads` are those of softmax attention; every variant has the share of them that its
+configuration has (MGK half), and the same head size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lit_probattn.base.config_files import ConfigError, nearest
+from lit_probattn.commands.ask.layers import Answer, Question, answers, names, write_sweep
+from lit_probattn.commands.ask.measured import DEVICES, check_device, rows_of, with_times
+
+_MOST_JOBS = 8
+SORTS: dict[str, Callable[[Answer], float | None]] = {
+    "memory": lambda each: each.training_bytes,
+    "inference": lambda each: each.inference_bytes,
+    "operations": lambda each: each.macs,
+    "parameters": lambda each: each.parameters,
+    "time": lambda each: each.training_s,
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = argparse.ArgumentParser(
+        prog="lit-probattn ask",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--embed_dim", type=int, help="width of the layer")
+    add("--seq_len", type=int, help="tokens of a sequence (with --model 512 if not given)")
+    add("--num_heads", type=int, default=8, help="heads of softmax attention (default 8)")
+    add("--batch", type=int, default=8, help="sequences of a step (default 8)")
+    add("--causal", action="store_true", help="causal attention")
+    add("--dropout", type=float, default=0.1, help="attention dropout, of all (default 0.1)")
+    add("--device", default="cpu", help=f"{', '.join(DEVICES)} (default cpu)")
+    add("--equal_heads", action="store_true", help="every variant has --num_heads heads")
+    add("--sort", default="memory", help=f"{', '.join(SORTS)} (default memory, in training)")
+    add("--use", nargs="+", metavar="NAME", help="show how to use these (default: the first)")
+    add("--measured", metavar="FOLDER", help="results of a sweep with times at these sizes")
+    add("--write_sweep", metavar="FILE", help="write the sweep that measures these times")
+    add("--json", action="store_true", help="print everything as JSON")
+    add("--model", metavar="NAME", help="timm:NAME or hf:TYPE: what a swap changes, by layer")
+    add("--swap", default="mgk", help="with --model: mgk, smgk or softmax (default mgk)")
+    add("--heads", type=float, default=0.5, help="with --model: share that stays (default 0.5)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns the exit status: 2 for what a user got wrong, with one line."""
+    options = make_parser().parse_args(arguments)
+    try:
+        lines = _model_lines(options) if options.model is not None else _lines(options)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+def _lines(options: argparse.Namespace) -> list[str]:
+    for name in ("embed_dim", "seq_len"):
+        if getattr(options, name) is None:
+            raise ConfigError(f"--{name} is missing: give --embed_dim and --seq_len, or --model")
+    if options.sort not in SORTS:
+        raise ConfigError(f"--sort: unknown order {options.sort!r}{nearest(options.sort, SORTS)}")
+    check_device(options.device)
+    question = Question(
+        options.embed_dim,
+        options.seq_len,
+        options.num_heads,
+        options.batch,
+        options.causal,
+        options.dropout,
+        options.device,
+        options.equal_heads,
+    )
+    chosen = names()
+    for name in options.use or ():
+        if name not in chosen:
+            raise ConfigError(f"--use: unknown attention {name!r}{nearest(name, chosen)}")
+    rows = rows_of(Path(options.measured)) if options.measured else []
+    found = answers(chosen, question, min(_MOST_JOBS, _cores()))
+    found = ranked(with_times(found, rows, question), options.sort)
+    if options.write_sweep:
+        write_sweep(Path(options.write_sweep), question, found)
+    if options.json:
+        content = {**vars(question), "attention": [each.to_dict() for each in found]}
+        return [json.dumps(content, indent=1)]
+    return [*_head(question, options.sort), "", *table(found), "", *_foot(found, options)]
+
+
+def _cores() -> int:
+    """Return how many processes may run at once; 1 where they cannot be forked from this one."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def ranked(found: Sequence[Answer], by: str) -> list[Answer]:
+    """Return the answers, the cheapest first; those without the number last."""
+
+    def key(each: Answer) -> tuple[float, str]:
+        value = SORTS[by](each)
+        return (math.inf if value is None else value), each.name
+
+    return sorted(found, key=key)
+
+
+def _head(question: Question, by: str) -> list[str]:
+    causal = "causal" if question.is_causal else "not causal"
+    return [
+        f"One attention layer of width {question.embed_dim}: {question.batch_size} sequences of "
+        f"{question.seq_len} tokens, {causal}, heads of {question.head_dim}, float32, attention "
+        f"dropout {question.dropout:g} for every variant; device {question.device}; by {by}.",
+        "Multiply-adds: matrix products of one forward pass by the equation; causal masks never "
+        "halve. Memory: weights, inputs and the peak of one step, predicted; rows in C and kernels "
+        "count as blocks.",
+    ]
+
+
+def table(found: Sequence[Answer]) -> list[str]:
+    """Return the table as lines, in the order of the answers; problems are at its end."""
+    timed = any(each.training_s or each.inference_s for each in found)
+    titles = ["", "variant", "heads", "parameters", "multiply-adds", "training", "inference"]
+    titles += ["step", "forward"] if timed else []
+    rows = [[*titles, "backends", "good for"]]
+    good = [each for each in found if each.problem is None]
+    for number, each in enumerate(good, 1):
+        row = [str(number), each.name, str(each.num_heads), f"{each.parameters:,}"]
+        row += [_count(each.macs), _bytes(each.training_bytes), _bytes(each.inference_bytes)]
+        row += [_time(each.training_s), _time(each.inference_s)] if timed else []
+        row += [", ".join(dict.fromkeys(each.backends or ())), each.good_for]
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = (1, len(titles), len(titles) + 1)
+    lines = [
+        "  ".join(
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines += [f"no numbers: {e.name}: {e.problem}" for e in found if e.problem is not None]
+    return lines
+
+
+def _foot(found: Sequence[Answer], options: argparse.Namespace) -> list[str]:
+    lines = []
+    if not any(each.training_s or each.inference_s for each in found):
+        told = f"no times in {options.measured} are of" if options.measured else "none given for"
+        lines += [
+            f"Time: {told} these sizes on {options.device}. To measure it there: add --write_sweep "
+            "ask.yaml, then",
+            "  lit-probattn sweep --config ask.yaml --out runs/profiling/ask",
+            "and ask again with --measured runs/profiling/ask.",
+            "",
+        ]
+    good = {each.name: each for each in found if each.problem is None}
+    for name in options.use or list(good)[:1]:
+        if name in good:
+            use = good[name].uses
+            lines += [f"{name} in Python, and in a file for `lit-probattn fit --attention FILE`:"]
+            lines += [f"  {line}" for line in (*use["python"], *use["yaml"])]
+    return lines
+
+
+def _model_lines(options: argparse.Namespace) -> list[str]:
+    from lit_probattn.commands.ask.models import changes
+
+    seq_len = 512 if options.seq_len is None else options.seq_len
+    found, told = changes(options.model, options.swap, options.heads, seq_len)
+    if options.json:
+        content = {"model": options.model, "swap": options.swap, "heads": options.heads}
+        return [json.dumps({**content, "layers": [each.to_dict() for each in found]}, indent=1)]
+    rows = [["layer", "class", "action", "heads", "parameters", "multiply-adds", "cache/token"]]
+    for each in found:
+        cells = [_arrow(each.heads), _arrow(each.parameters)]
+        macs = f"{_count(each.macs[0])} -> {_count(each.macs[1])}"
+        swapped = each.action == "swapped"
+        row = [*cells, macs, _arrow(each.cache_bytes)] if swapped else ["", "", "", ""]
+        rows.append([each.name, each.kind, each.action, *row])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    sums = [
+        [sum(pair[i] for pair in pairs) for i in (0, 1)]
+        for pairs in ([each.parameters for each in found], [each.macs for each in found])
+    ]
+    return [
+        f"{options.model} ({told}), swapped for {options.swap} with heads={options.heads:g}:",
+        "",
+        *lines,
+        "",
+        f"All attention layers: parameters {sums[0][0]:,} -> {sums[0][1]:,}, multiply-adds "
+        f"{_count(sums[1][0])} -> {_count(sums[1][1])}.",
+        f'  model, report = lit_probattn.swap(model, "{options.swap}", heads={options.heads:g})',
+    ]
+
+
+def _arrow(pair: tuple[int, int]) -> str:
+    before, after = pair
+    return f"{after:,}" if before == after else f"{before:,} -> {after:,}"
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number / 1e9:,.2f} G"
+
+
+def _bytes(number: int | None) -> str:
+    return "" if number is None else f"{number / 2**20:,.0f} MiB"
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:,.1f} ms"

@@ -1,0 +1,361 @@
+"""What one attention layer of every variant costs: parameters, operations, predicted memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_probattn.attention import Attention
+from lit_probattn.attention.backends import Call
+from lit_probattn.attention.blockwise import BLOCK_SCORES
+from lit_probattn.base.config_files import ConfigError, file_named, find, list_attention
+from lit_probattn.base.memory import Resident, StepFunction, predicted_bytes
+from lit_probattn.configs import attention_entry, class_of
+from lit_probattn.randomness import RandomKey
+from profiling.cost.exact import NoFormulaError, attention_cost
+
+BASELINE = "softmax"
+RELEASED = "as_released/"  # presets that repeat published code
+# Passes over rows and kernels keep O(N) memory, as blocks do; blocks count more of it.
+_STANDS_FOR = {"native": "blockwise", "rows": "blockwise", "triton": "blockwise"}
+_GOOD_FOR = "# Good for:"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked for.
+
+    Args:
+        embed_dim: C.
+        seq_len: N.
+        num_heads: heads of softmax attention, E = C / H of all variants.
+        batch_size: B.
+        is_causal: causal attention.
+        dropout: of attention weights, equal for all variants.
+        device: `cpu`, `cuda`, or a word of a GPU's name.
+        equal_heads: every variant has H heads, instead of the share of its configuration.
+
+    Raises:
+        ConfigError: sizes do not fit.
+    """
+
+    embed_dim: int
+    seq_len: int
+    num_heads: int = 8
+    batch_size: int = 8
+    is_causal: bool = False
+    dropout: float = 0.1
+    device: str = "cpu"
+    equal_heads: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dim", "seq_len", "num_heads", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} must be at least 1, received {getattr(self, name)}")
+        if self.embed_dim % self.num_heads:
+            fitting = [h for h in range(1, self.embed_dim + 1) if self.embed_dim % h == 0]
+            near = min(fitting, key=lambda h: abs(h - self.num_heads))
+            raise ConfigError(
+                f"--num_heads must divide --embed_dim, received {self.num_heads} and "
+                f"{self.embed_dim}; the nearest that does is {near}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"--dropout must be in [0, 1), received {self.dropout}")
+
+    @property
+    def head_dim(self) -> int:
+        """E."""
+        return self.embed_dim // self.num_heads
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`."""
+        return "cpu" if self.device == "cpu" else "cuda"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a variant costs; None is not known.
+
+    Args:
+        name: of its configuration.
+        class_path: of its layer, with `options` its arguments.
+        good_for: a sentence of its configuration.
+        num_heads: of this layer.
+        parameters: of one layer.
+        macs: multiply-adds of one forward pass, by the equation.
+        training_bytes: weights, inputs and the peak of a step above them.
+        inference_bytes: the same without gradients.
+        backends: what `auto` chooses in training and inference.
+        training_s: measured median of a step; see `measured`.
+        inference_s: the same without gradients.
+        problem: why there are no numbers.
+    """
+
+    name: str
+    class_path: str
+    options: dict[str, Any]
+    good_for: str = ""
+    num_heads: int | None = None
+    parameters: int | None = None
+    macs: int | None = None
+    training_bytes: int | None = None
+    inference_bytes: int | None = None
+    backends: tuple[str, str] | None = None
+    training_s: float | None = None
+    inference_s: float | None = None
+    problem: str | None = None
+    uses: dict[str, list[str]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
+
+
+def names() -> list[str]:
+    """Return the variants that are compared: all but the presets of released code."""
+    return [name for name in list_attention() if not name.startswith(RELEASED)]
+
+
+def good_for(name: str) -> str:
+    """Return what the configuration of a variant says that it is good for, in one line."""
+    lines = find(file_named("attention", name)).read_text(encoding="utf-8").splitlines()
+    told = [line.removeprefix(_GOOD_FOR).strip() for line in lines if line.startswith(_GOOD_FOR)]
+    return " ".join(told)
+
+
+def heads(options: Mapping[str, Any], question: Question, baseline: int) -> dict[str, int]:
+    """Return the heads of a variant: the share of softmax's that its configuration has.
+
+    FiSH has the local heads of softmax, and global ones in its configuration's share.
+
+    Args:
+        options: of the configuration.
+        question: what is asked for.
+        baseline: heads of softmax's configuration.
+
+    Raises:
+        ConfigError: the share is not a whole number of heads.
+    """
+    own = options.get("num_heads", baseline)
+    share = Fraction(1)
+    found = {"num_heads": question.num_heads}
+    if "num_global_heads" in options:
+        share = Fraction(options["num_global_heads"], own)
+        found["num_global_heads"] = max(1, math.floor(question.num_heads * share))
+    elif not question.equal_heads:
+        share = Fraction(own, baseline)
+        count = question.num_heads * share
+        if count.denominator != 1:
+            raise ConfigError(f"{share} of {question.num_heads} heads is not a whole number")
+        found["num_heads"] = int(count)
+    return found
+
+
+def answer(name: str, question: Question) -> Answer:
+    """Return what a variant costs; what is wrong becomes its problem."""
+    entry = attention_entry(file_named("attention", name))
+    base = attention_entry(file_named("attention", BASELINE))["init_args"]["num_heads"]
+    path, options = entry["class_path"], dict(entry["init_args"])
+    known = Answer(name, path, options, good_for(name))
+    try:
+        options |= {**heads(options, question, base), "dropout": question.dropout}
+        if options.get("num_kv_heads", 0) > options["num_heads"]:
+            options["num_kv_heads"] = options["num_heads"]
+        return _costs(known, question)
+    except (ConfigError, ValueError, NotImplementedError) as error:
+        text = " ".join(str(error).split())
+        return Answer(name, path, options, known.good_for, problem=text)
+
+
+def answers(chosen: Sequence[str], question: Question, jobs: int = 1) -> list[Answer]:
+    """Return what every variant costs, in this order, by so many forked processes."""
+    if jobs <= 1 or len(chosen) < 2:
+        return [answer(name, question) for name in chosen]
+    with ProcessPoolExecutor(
+        min(jobs, len(chosen)),
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    ) as pool:
+        return list(pool.map(partial(answer, question=question), chosen))
+
+
+def _costs(known: Answer, question: Question) -> Answer:
+    with torch.device("meta"):
+        layer = build(known, question)
+    chosen, peaks = [], []
+    for train in (True, False):
+        chosen.append(choose(layer, question, train))
+        peaks.append(memory(known, question, layer, chosen[-1], train))
+    return Answer(
+        known.name,
+        known.class_path,
+        known.options,
+        known.good_for,
+        num_heads=layer.num_heads,
+        parameters=layer.count_parameters(),
+        macs=question.batch_size * operations(layer, question.seq_len),
+        training_bytes=peaks[0],
+        inference_bytes=peaks[1],
+        backends=(chosen[0], chosen[1]),
+        uses=uses(known, question),
+    )
+
+
+def build(known: Answer, question: Question) -> Attention:
+    """Return a layer of the variant on the current default device."""
+    cls = class_of(known.class_path)
+    layer: Attention = cls(question.embed_dim, head_dim=question.head_dim, **known.options)
+    return layer
+
+
+def operations(layer: Attention, seq_len: int) -> int:
+    """Return the multiply-adds of one sequence: the layer's closed form, or counted without one."""
+    try:
+        return attention_cost(layer, seq_len).macs
+    except NoFormulaError:
+        from profiling.cost.models import AttentionOnly
+        from profiling.measure.counters import torch_macs
+
+        inputs = torch.empty(1, seq_len, layer.embed_dim, device="meta")
+        return torch_macs(AttentionOnly(layer), inputs).products
+
+
+def choose(layer: Attention, question: Question, train: bool) -> str:
+    """Return what `auto` chooses on the device; kernels are taken to pass their test."""
+    core = layer.core.train(train)
+    sizes = (question.batch_size, question.seq_len, question.seq_len)
+    call = Call(
+        device=question.kind,
+        dtype=torch.float32,
+        num_scores=core.num_scores(*sizes),
+        num_keys=question.seq_len,
+        dropout=train and question.dropout > 0.0,
+        bias_needs_grad=False,
+    )
+    if question.kind == "cpu":
+        return core.pick_for(call)
+    order = [name for name in core.auto_rules["cuda"].order if name in core.backends]
+    return next(name for name in order if name == "triton" or core.refusal(name, call) is None)
+
+
+def memory(known: Answer, question: Question, layer: Attention, backend: str, train: bool) -> int:
+    """Predict the peak of a step of one layer, weights and inputs included, in bytes.
+
+    On fake tensors; where many blocks would make that long, from two lengths of one sequence that
+    fill a few blocks: above, memory grows in proportion to the tokens.
+
+    Args:
+        known: the variant.
+        question: sizes.
+        layer: the layer on the meta device, in the mode that is asked for.
+        backend: what runs.
+        train: whether gradients are computed.
+    """
+    core, backend = layer.core, _STANDS_FOR.get(backend, backend)
+    tokens = question.batch_size * question.seq_len
+    dropped = train and question.dropout > 0.0
+    maps = max(core.layout.out, core.block_maps) if dropped else core.block_maps
+    # Three whole blocks: a block is made while the one before it is still held.
+    short = 64 * math.ceil(math.sqrt(3 * BLOCK_SCORES["cpu"] / maps) / 64)
+    long = short + 64
+    plain = not core.has_scores and not question.is_causal  # one block, whatever the length
+    if backend != "blockwise" or plain or tokens <= long:
+        return _predicted(known, question, backend, train, question.batch_size, question.seq_len)
+    first, second = (
+        _predicted(known, question, backend, train, 1, length) for length in (short, long)
+    )
+    return first + (second - first) * (tokens - short) // (long - short)
+
+
+def _predicted(
+    known: Answer, question: Question, backend: str, train: bool, batch_size: int, seq_len: int
+) -> int:
+    """Predict one size."""
+
+    def make() -> tuple[StepFunction, Resident]:
+        layer = build(known, question).train(train)
+        layer.backend = backend  # type: ignore[assignment]
+        inputs = torch.empty(batch_size, seq_len, question.embed_dim, requires_grad=train)
+
+        def step() -> None:
+            with torch.set_grad_enabled(train):
+                out = layer(inputs, is_causal=question.is_causal, rng=RandomKey(0))
+            if train:
+                out.backward(torch.ones_like(out))
+
+        return step, (layer, inputs)
+
+    return sum(predicted_bytes(make))
+
+
+def uses(known: Answer, question: Question) -> dict[str, list[str]]:
+    """Return the two lines of Python, and of YAML, that use a variant."""
+    words = {"num_heads": known.options["num_heads"], "head_dim": question.head_dim}
+    written = attention_entry(file_named("attention", known.name))["init_args"]
+    words |= {k: v for k, v in known.options.items() if k not in words and v != written.get(k)}
+    arguments = ", ".join(f"{key}={value!r}" for key, value in words.items())
+    options = ", ".join(f"{k}: {_yaml(v)}" for k, v in known.options.items())
+    entry = f"{{class_path: {known.class_path}, init_args: {{{options}}}}}"
+    sizes = f"embed_dim: {question.embed_dim}, head_dim: {question.head_dim}"
+    return {
+        "python": [
+            "import lit_probattn",
+            f'layer = lit_probattn.create("{known.name}", {question.embed_dim}, {arguments})',
+        ],
+        "yaml": [f"model: {{init_args: {{{sizes},", f"  attention: {entry}}}}}"],
+    }
+
+
+def _yaml(value: Any) -> str:
+    """Write a value of an option; JSON is YAML."""
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def sweep_text(question: Question, answers: list[Answer]) -> str:
+    """Return a file for `lit-probattn sweep` that measures the time of these variants."""
+    lines = [
+        "# Time of one attention layer, as `lit-probattn ask --measured` reads it.",
+        "name: ask",
+        f"model: {{kind: attention, head_dim: {question.head_dim}, is_causal: "
+        f"{str(question.is_causal).lower()}}}",
+        f"device: {question.kind}",
+        "variants:",
+    ]
+    for each in answers:
+        if each.problem is None:
+            options = ", ".join(f"{k}: {_yaml(v)}" for k, v in each.options.items())
+            lines += [
+                f"  {each.name}:",
+                f"    attention: {{class_path: {each.class_path}, init_args: {{{options}}}}}",
+            ]
+    grid = {"embed_dim": question.embed_dim, "seq_len": question.seq_len}
+    grid |= {"batch_size": question.batch_size}
+    lines += ["grid:", *(f"  {key}: [{value}]" for key, value in grid.items())]
+    lines += ["  mode: [train, eval]", "  backend: [auto]", "measure: [time]"]
+    return "\n".join([*lines, "timing: {warmup: 2, repeats: 10, max_seconds: 20}"]) + "\n"
+
+
+def write_sweep(path: Path, question: Question, answers: list[Answer]) -> None:
+    """Write that file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    from lit_probattn.records.provenance import replace_text
+
+    try:
+        replace_text(path, sweep_text(question, answers))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,78 @@
+"""Times of a user's sweep, for the variants and the place that are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from lit_probattn.base.config_files import ConfigError, nearest
+from lit_probattn.commands.ask.layers import Answer, Question
+from profiling.measure.rows import ProfileRow, RowsError, read_rows
+
+# Words of GPUs' names; what was measured on any other is found by `cuda`.
+GPUS = ("a100", "a10", "b200", "gh200", "h100", "h200", "l4", "l40s", "rtx", "t4", "v100")
+DEVICES = ("cpu", "cuda", *GPUS)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is none.
+
+    Raises:
+        ConfigError: it names the nearest.
+    """
+    if name not in DEVICES:
+        raise ConfigError(f"--device: unknown device {name!r}{nearest(name, DEVICES)}")
+
+
+def rows_of(folder: Path) -> list[ProfileRow]:
+    """Return the measured times of a results folder of `lit-probattn sweep`.
+
+    Raises:
+        ConfigError: no rows are there, or a file of them is damaged.
+    """
+    path = folder / "rows.jsonl"
+    if not path.is_file():
+        raise ConfigError(
+            f"--measured {folder}: no rows.jsonl there; give the results folder of "
+            "`lit-probattn sweep`"
+        )
+    try:
+        rows, _ = read_rows(path)
+    except RowsError as error:
+        raise ConfigError(f"--measured {folder}: {error}") from error
+    return [row for row in rows if row.quantity == "time" and row.status == "ok"]
+
+
+def with_times(
+    answers: Iterable[Answer], rows: Iterable[ProfileRow], question: Question
+) -> list[Answer]:
+    """Return the answers with the median times of steps at exactly this place."""
+    times: dict[tuple[str, str, str], float] = {}
+    for row in rows:
+        if row.time_median_s is not None and _is_there(row, question):
+            key = (row.attention_class, _options(row.attention_args, row.num_heads), row.mode)
+            times[key] = row.time_median_s
+    found = []
+    for each in answers:
+        cls = each.class_path.rpartition(".")[2]
+        options = _options(json.dumps(each.options), each.num_heads)
+        trained, evaluated = (times.get((cls, options, mode)) for mode in ("train", "eval"))
+        found.append(replace(each, training_s=trained, inference_s=evaluated))
+    return found
+
+
+def _options(arguments: str, num_heads: int | None) -> str:
+    options = {**json.loads(arguments), "num_heads": num_heads}
+    return json.dumps(options, sort_keys=True)
+
+
+def _is_there(row: ProfileRow, question: Question) -> bool:
+    place = (row.model, row.embed_dim, row.seq_len, row.batch_size, row.head_dim, row.backend)
+    wanted = ("attention", question.embed_dim, question.seq_len, question.batch_size)
+    if place != (*wanted, question.head_dim, "auto") or row.dtype != "float32":
+        return False
+    same_kind = row.device.startswith(question.kind)
+    named = question.device in ("cpu", "cuda") or question.device in row.device_name.lower()
+    return same_kind and named

@@ -1,0 +1,183 @@
+"""A model by its name: what `lit_probattn.swap` would make of each of its attention layers."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lit_probattn.base.config_files import ConfigError, nearest
+from lit_probattn.interop.swap.door import swap
+from lit_probattn.interop.swap.report import Report
+from profiling.measure.counters import torch_flops_by_module
+
+LIBRARIES = ("timm", "hf")
+# Sizes that a configuration of transformers is built with: its layers are alike, and words do not
+# matter to them.
+_REDUCED = {"num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "vocab_size": 128}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model and an input.
+
+    Args:
+        model: with random weights; nothing is downloaded.
+        inputs: for one call on the meta device.
+        told: what of the model differs from the named one.
+    """
+
+    model: nn.Module
+    inputs: Any
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """One attention layer; pairs are before and after.
+
+    Args:
+        name: in the model.
+        kind: the library's class.
+        action: `swapped`, or why not.
+        heads: query heads.
+        parameters: of the layer.
+        macs: multiply-adds of the layer in one call, its projections included.
+        cache_bytes: keys and values of one token.
+    """
+
+    name: str
+    kind: str
+    action: str
+    heads: tuple[int, int]
+    parameters: tuple[int, int]
+    macs: tuple[int, int]
+    cache_bytes: tuple[int, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
+
+
+def changes(name: str, variant: str, heads: float, seq_len: int) -> tuple[list[LayerChange], str]:
+    """Return what a swap changes in each attention layer, and what was said of the model.
+
+    Args:
+        name: `timm:NAME` or `hf:TYPE`.
+        variant: `mgk`, `smgk` or `softmax`.
+        heads: share of the heads that stays.
+        seq_len: tokens of one call of a language model.
+
+    Raises:
+        ConfigError: the model is not known, its package is missing, or it cannot be swapped.
+    """
+    named = load(name, seq_len)
+    before = _macs(named.model, named.inputs)
+    torch.manual_seed(0)
+    try:
+        model, report = swap(named.model, variant, heads=heads)
+    except ValueError as error:
+        raise ConfigError(f"--model {name}: {' '.join(str(error).split())}") from error
+    after = _macs(model, named.inputs)
+    return _joined(report, before, after), named.told
+
+
+def _joined(report: Report, before: dict[str, int], after: dict[str, int]) -> list[LayerChange]:
+    return [
+        LayerChange(
+            layer.name,
+            layer.kind,
+            layer.action,
+            layer.heads,
+            layer.parameters,
+            (before.get(layer.name, 0), after.get(layer.name, 0)),
+            layer.cache_bytes,
+        )
+        for layer in report.layers
+    ]
+
+
+def _macs(model: nn.Module, inputs: Any) -> dict[str, int]:
+    """Count the multiply-adds of every module in one call, on a copy without memory."""
+    there = copy.deepcopy(model).to("meta").eval()
+
+    def call() -> object:
+        with torch.no_grad(), torch.device("meta"):
+            return there(**inputs) if isinstance(inputs, dict) else there(inputs)
+
+    return {name: flops // 2 for name, flops in torch_flops_by_module(there, call).items()}
+
+
+def load(name: str, seq_len: int) -> Named:
+    """Return a model by its name, with random weights.
+
+    Raises:
+        ConfigError: see `changes`.
+    """
+    library, _, rest = name.partition(":")
+    makers: dict[str, Callable[[str, int], Named]] = {"timm": _timm, "hf": _transformers}
+    if library not in makers or not rest:
+        raise ConfigError(
+            f"--model {name}: expected timm:NAME or hf:TYPE, such as timm:vit_small_patch16_224 or "
+            f"hf:bert{nearest(library, LIBRARIES) if library not in LIBRARIES else ''}"
+        )
+    return makers[library](rest, seq_len)
+
+
+def _timm(name: str, seq_len: int) -> Named:
+    import timm
+
+    known = timm.list_models()
+    if name not in known:
+        raise ConfigError(f"--model timm:{name}: unknown model{_close(name, known)}")
+    model: Any = timm.create_model(name, pretrained=False)
+    size = model.pretrained_cfg.get("input_size", (3, 224, 224))
+    inputs = torch.empty(1, *size, device="meta")
+    return Named(model, inputs, f"one picture of {size[1]} x {size[2]}")
+
+
+def _transformers(name: str, seq_len: int) -> Named:
+    try:
+        from transformers import AutoConfig, AutoModel
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError as error:
+        raise ConfigError(
+            f"--model hf:{name} needs transformers: pip install 'lit-probattn[interop]'"
+        ) from error
+    kinds = sorted(CONFIG_MAPPING)
+    kind = name.removesuffix("-base")
+    if kind not in kinds:
+        raise ConfigError(f"--model hf:{name}: unknown model{_close(kind, kinds)}")
+    config = AutoConfig.for_model(kind)
+    layers = next((getattr(config, k) for k in list(_REDUCED)[:3] if hasattr(config, k)), None)
+    for key, value in _REDUCED.items():
+        if hasattr(config, key):
+            setattr(config, key, value)
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if isinstance(getattr(config, key, None), int):
+            setattr(config, key, 0)
+    try:
+        model = AutoModel.from_config(config)
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--model hf:{name}: its configuration gives no model: {text}") from error
+    told = f"default sizes of {kind}; two of its {layers} layers, which are alike; "
+    if hasattr(config, "image_size"):
+        side = config.image_size
+        inputs = {"pixel_values": torch.empty(1, 3, side, side, device="meta")}
+        return Named(model, inputs, f"{told}one picture of {side} x {side}")
+    words = torch.zeros(1, seq_len, dtype=torch.int64, device="meta")
+    inputs = {"input_ids": words}
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = words
+    return Named(model, inputs, f"{told}one sequence of {seq_len} tokens")
+
+
+def _close(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,133 @@
+"""Hold an attention layer of your own to the contract that every layer of the package keeps.
+
+    lit-probattn check my.CosineAttention --allow_code my
+    lit-probattn check my.CosineAttention --init_args sharpness=5 num_heads=2 --allow_code my
+
+Masks, causality, gradients, precision, cache, blocks, dropout, weights and cost, a line each, with
+what to look at where one fails. The exit status is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.config_files import ConfigError
+
+if TYPE_CHECKING:
+    from lit_probattn.attention import Attention
+
+_NUM_HEADS = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check a class; returns the exit status: 1 if a promise is broken, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="lit-probattn check",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("cls", metavar="CLASS", help="full name, module.Class, or a shipped name")
+    parser.add_argument(
+        "--init_args", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the class"
+    )
+    add_flag(parser)
+    options = parser.parse_args(arguments)
+    if os.getcwd() not in sys.path:  # as `python -m` has it, for `--allow_code`
+        sys.path.insert(0, os.getcwd())
+    try:
+        cls = _class(options.cls)
+        given = _arguments(options.init_args)
+        make = partial(cls, *_sizes(given), **given)
+        _try(make, cls)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return _run(make, options.cls)
+
+
+def _class(name: str) -> type[Attention]:
+    from lit_probattn.attention import Attention, variants
+    from lit_probattn.configs import class_of
+
+    known = variants()
+    if "." not in name:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{name}: give the full name, module.{name}{hint}")
+        return known[name]
+    cls = class_of(name)
+    if not (isinstance(cls, type) and issubclass(cls, Attention)):
+        raise ConfigError(f"{name} is no subclass of lit_probattn.attention.Attention")
+    return cls
+
+
+def _arguments(words: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--init_args {word}: expected KEY=VALUE")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--init_args {word}: the value is not valid YAML") from None
+    return found
+
+
+def _sizes(given: dict[str, Any]) -> tuple[int, int]:
+    """Return width and heads; the contract fixes the width and the size of a head."""
+    from lit_probattn.attention.own.contract import EMBED, HEAD
+
+    for name, value in (("embed_dim", EMBED), ("head_dim", HEAD)):
+        if name in given:
+            raise ConfigError(f"--init_args {name}: the checks fix it; leave it out")
+        if name != "embed_dim":
+            given[name] = value
+    return EMBED, given.pop("num_heads", _NUM_HEADS)
+
+
+def _try(make: Any, cls: type) -> None:
+    """Make one layer, so that what is wrong with the class itself is one line."""
+    try:
+        make().core  # noqa: B018
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{cls.__name__} cannot be made: {text}") from error
+
+
+def _run(make: Any, name: str) -> int:
+    import torch
+
+    from lit_probattn.attention.own.contract import CHECKS
+
+    failed = 0
+    for title, check in CHECKS.items():
+        problem = ""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                check.run(make)
+            except Exception as error:
+                kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+                problem = " ".join(f"{kind}{error}".split())
+        failed += bool(problem)
+        print(f"{title:<18}{'FAILED' if problem else 'ok'}", flush=True)
+        if problem:
+            print(f"{'':<18}{problem}\n{'':<18}remedy: {check.remedy}")
+    print(f"{name}: {len(CHECKS) - failed} of {len(CHECKS)} checks passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

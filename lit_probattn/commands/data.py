@@ -1,0 +1,41 @@
+"""`lit-probattn data`: the commands of `python -m datamodules`, for names of tasks too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from datamodules import REGISTRY
+from datamodules.__main__ import main as data_main
+from lit_probattn.base.config_files import ConfigError, named_files
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the name of a task stands for its data set and the options in its file."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return data_main(_with_task(words))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _with_task(words: list[str]) -> list[str]:
+    """Replace the name of a task by its data set and its options."""
+    if len(words) < 2 or words[1] in REGISTRY or words[1] not in named_files("task"):
+        return words
+    from lit_probattn.configs import read_yaml
+
+    data = read_yaml(named_files("task")[words[1]])["data"]
+    names = {class_name: name for name, (_, class_name) in REGISTRY.items()}
+    class_name = data["class_path"].rpartition(".")[2]
+    if class_name not in names:
+        raise ConfigError(f"task {words[1]}: {data['class_path']} is not among the data sets")
+    options = data.get("init_args") or {}
+    written = [f"--{name}={_text(value)}" for name, value in options.items()]
+    return [words[0], names[class_name], *written, *words[2:]]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,109 @@
+"""Train two tiny models side by side for half a minute, then show what they learned and cost.
+
+    lit-probattn demo
+
+Softmax attention, and sMGK attention with half the heads, learn nested MIN and MAX of digits from
+the same batches, which are made on the spot: no data, no network, no GPU. The page, one file, has
+learning curves, costs (counted, predicted and measured), a sample with both predictions, its
+attention maps, and what to do next. Ctrl-C ends training early and writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+OUT = Path("runs/demo")
+SECONDS = 25.0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's flags; none is matched by a prefix."""
+    parser = argparse.ArgumentParser(
+        prog="lit-probattn demo",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--out", type=Path, default=OUT, help=f"folder of the page (default {OUT})")
+    add("--seconds", type=float, default=SECONDS, help=f"of training (default {SECONDS:.0f})")
+    add("--steps", type=int, help="of training, in place of seconds; repeats to the bit")
+    add("--seed", type=int, default=0, help="of weights and data (default 0)")
+    add("--no-open", action="store_true", help="do not open the page in a browser")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; return 2 for wrong usage, with one line, and 130 where it was interrupted."""
+    options = make_parser().parse_args(arguments)
+    wrong = _wrong(options)
+    if wrong:
+        print(f"error: {wrong}", file=sys.stderr)
+        return 2
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        print("interrupted; there is no page", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"error: --out {options.out}: {error.strerror or error}", file=sys.stderr)
+        return 2
+
+
+def _wrong(options: argparse.Namespace) -> str | None:
+    """Return what is wrong with the flags, in one line."""
+    if not 0 < options.seconds < float("inf"):
+        return f"--seconds must be above 0, received {options.seconds:g}"
+    if options.steps is not None and options.steps < 1:
+        return f"--steps must be at least 1, received {options.steps}"
+    if options.seed < 0:
+        return f"--seed must be at least 0, received {options.seed}"
+    if options.out.exists() and not options.out.is_dir():
+        return f"--out {options.out} is a file: name a folder"
+    return None
+
+
+def _run(options: argparse.Namespace) -> int:
+    options.out.mkdir(parents=True, exist_ok=True)  # before half a minute is spent
+    # Importing PyTorch takes seconds.
+    from lit_probattn.commands.demo import cost, expressions, page, training
+    from lit_probattn.commands.demo.display import Display
+    from lit_probattn.records.provenance import replace_text
+
+    data = expressions.draw(options.seed)
+    sides = training.make_sides(options.seed)
+    with Display(sides) as show:
+        settings = {name: getattr(options, name) for name in ("seed", "steps", "seconds")}
+        finished = training.train(sides, data, show=show, **settings)
+    for side in sides:
+        if not side.accuracy or side.accuracy[-1][0] != len(side.losses):
+            side.evaluate(data[1])
+    print("measuring what a step costs …", flush=True)
+    path = options.out / "demo.html"
+    replace_text(path, page.write(sides, cost.quantities(sides), data[1], finished))
+    print(path, flush=True)
+    if not options.no_open:
+        open_page(path)
+    return 0 if finished else 130
+
+
+def open_page(path: Path) -> None:
+    """Open a page in the user's browser, if it can show a window."""
+    if has_display():
+        webbrowser.open(path.absolute().as_uri())
+
+
+def has_display() -> bool:
+    """Whether a window can be shown; a browser in the terminal would hide what was printed."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

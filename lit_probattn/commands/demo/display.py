@@ -1,0 +1,69 @@
+"""The demo while it learns: bars that move on a terminal, a line per evaluation elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from lit_probattn.commands.demo.training import Side
+
+_WIDTH = 40  # characters of a curve
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def spark(shares: Sequence[float], width: int = _WIDTH) -> str:
+    """Return numbers from 0 to 1 as a line of small bars, the newest at the end."""
+    if len(shares) > width:
+        shares = [shares[index * len(shares) // width] for index in range(width - 1)] + [shares[-1]]
+    return "".join(_LEVELS[round(min(max(x, 0.0), 1.0) * (len(_LEVELS) - 1))] for x in shares)
+
+
+def line(sides: Sequence[Side]) -> str:
+    """Return the state of all sides in one line."""
+    parts = [f"{side.name}: {100 * side.accuracy[-1][1]:.1f} % right" for side in sides]
+    return f"step {len(sides[0].losses)}  " + "   ".join(parts)
+
+
+def table(sides: Sequence[Side], done: float) -> Table:
+    """Return the state of all sides as a table with a curve for each."""
+    filled = round(done * _WIDTH)
+    bar = "━" * filled + "╌" * (_WIDTH - filled)
+    shown = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
+    shown.caption = f"{bar} {100 * done:.0f} %   step {len(sides[0].losses)}   Ctrl-C: show it now"
+    for column in ("model", "right on unseen expressions", "", "loss"):
+        shown.add_column(column)
+    for side in sides:
+        shares = [share for _, share in side.accuracy]
+        loss = f"{side.losses[-1]:.3f}" if side.losses else "–"
+        shown.add_row(side.name, spark(shares), f"{100 * shares[-1]:5.1f} %", loss)
+    return shown
+
+
+class Display:
+    """Shows sides as they learn; to be used as a context."""
+
+    def __init__(self, sides: Sequence[Side], file: TextIO | None = None) -> None:
+        self.sides = sides
+        self.console = Console(file=file)
+        self._stack = ExitStack()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal:
+            self._live = self._stack.enter_context(Live(console=self.console, auto_refresh=False))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __call__(self, done: float) -> None:
+        """Show the state; `done` is the share of the work that is done."""
+        if self._live is not None:
+            self._live.update(table(self.sides, done), refresh=True)
+        else:
+            print(line(self.sides), file=self.console.file, flush=True)

@@ -1,0 +1,64 @@
+"""Adaptively sparse attention from heads to heads."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lit_probattn.attention.ast import ASTCore
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.core import HeadLayout
+from lit_probattn.functional.call import Common, by_head, call_core, layout_of
+from lit_probattn.randomness import RandomKey
+
+
+class _GivenAST(ASTCore):
+    """The core with an α for every head that is given."""
+
+    def __init__(self, layout: HeadLayout, backend: Backend, alpha: Tensor) -> None:
+        super().__init__(layout, backend, alpha=1.5)
+        self.given = alpha
+
+    def alphas(self, like: Tensor) -> Tensor:
+        """Return them."""
+        return self.given.to(like.device)
+
+
+def ast_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    alpha: float | Tensor = 1.5,
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend by α-entmax, which gives most pairs exactly nothing. Needs the package entmax.
+
+    Source: Correia et al., 2019; FiSH, NeurIPS 2022, section 3.6; with s = `scale`:
+        attn_weights[i] = α-entmax(s query[i] · key)
+    Departs from the source: nothing.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E).
+        value: (B, H_kv, L, E_v).
+        alpha: from 1.01 to 2 (sparsemax), for all heads, or (H,), whose range is not checked.
+
+    The other arguments and the errors are those of `lit_probattn.functional`.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    layout = layout_of(query, key, value, enable_gqa)
+    if isinstance(alpha, Tensor):
+        heads = by_head("alpha", alpha, layout.out)
+        core: ASTCore = _GivenAST(layout, backend, heads.flatten().expand(layout.out))
+    else:
+        core = ASTCore(layout, backend, alpha=alpha)
+    common = Common(attn_mask, dropout_p, is_causal, scale, enable_gqa, rng)
+    return call_core(core, query, key, value, common)

@@ -1,0 +1,157 @@
+"""One call of a core in the conventions of `scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
+from lit_probattn.attention.masks import make_masks
+from lit_probattn.randomness import AttentionDropout, RandomKey
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every functional form takes beside its heads; see `lit_probattn.functional`."""
+
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    rng: RandomKey | None = None
+
+
+def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Turn a mask of `scaled_dot_product_attention` into allowed pairs and a bias.
+
+    A boolean mask is True where a pair may attend. Floats are added; -inf and the least value of
+    the dtype hide a pair. Values are not looked at one by one, so that nothing waits for a device
+    and a compiled graph is whole.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    hidden = mask <= torch.finfo(mask.dtype).min
+    return ~hidden, mask.masked_fill(hidden, 0.0)
+
+
+def attend(core: Core, call: HeadCall, dropout: float = 0.0) -> Tensor:
+    """Return (B, H, N, E_v); every weight is dropped with probability `dropout`.
+
+    The draw is the call's, or from torch's generator, so that checkpointing repeats it.
+    """
+    if dropout:
+        call = replace(call, dropout=AttentionDropout(dropout, key_or_fresh(call.rng)))
+    return core(call)
+
+
+def layout_of(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool = False, keys_per_head: int = 1
+) -> HeadLayout:
+    """Return the heads of a call whose queries have as many heads as the output.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E), or (B, H_kv, K, L, E) with K keys per head.
+        value: (B, H_kv, L, E_v).
+        enable_gqa: whether H_kv may be a divisor of H.
+        keys_per_head: K.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    check_heads(query, key, value, keys_per_head)
+    heads, kv = query.shape[1], key.shape[1]
+    if value.shape[1] != kv:
+        raise ValueError(f"key has {kv} heads and value {value.shape[1]}: expected the same")
+    if heads != kv and not enable_gqa:
+        raise ValueError(
+            f"query has {heads} heads and key {kv}: expected the same, or enable_gqa=True"
+        )
+    if heads % kv:
+        raise ValueError(f"query has {heads} heads, expected a multiple of the key's {kv}")
+    return HeadLayout(heads, kv, kv, heads, query.shape[3], value.shape[3], keys_per_head)
+
+
+def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 1) -> None:
+    """Check what holds for all variants: dimensions, batch, positions, head size.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    dims = 4 if keys_per_head == 1 and key.dim() != 5 else 5
+    wanted = "(B, heads, positions, size)"
+    for name, tensor, count in (("query", query, 4), ("key", key, dims), ("value", value, 4)):
+        if tensor.dim() != count:
+            form = wanted if count == 4 else "(B, heads, components, positions, size)"
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {form}")
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        raise ValueError(
+            f"query, key and value have batch sizes {query.shape[0]}, {key.shape[0]} and "
+            f"{value.shape[0]}: expected the same"
+        )
+    if key.shape[-2] != value.shape[2]:
+        raise ValueError(
+            f"key has {key.shape[-2]} positions and value {value.shape[2]}: expected the same"
+        )
+    if query.shape[3] != key.shape[-1]:
+        raise ValueError(
+            f"query has heads of size {query.shape[3]} and key of {key.shape[-1]}: expected the "
+            "same"
+        )
+
+
+def call_core(core: Core, query: Tensor, key: Tensor, value: Tensor, common: Common) -> Tensor:
+    """Return (B, H, N, E_v).
+
+    Raises:
+        ValueError: the probability is outside [0, 1), or the mask does not fit.
+        NotImplementedError: the backend cannot serve the call.
+    """
+    if not 0.0 <= common.dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), received {common.dropout_p}")
+    num_queries, num_keys = query.shape[2], value.shape[2]
+    pairs, bias = split_mask(common.attn_mask)
+    keys: Tensor | None = None
+    if pairs is not None and bias is None and _hides_keys(pairs, num_keys):
+        keys, pairs = pairs[:, 0, 0].expand(query.shape[0], -1), None
+    is_causal = common.is_causal
+    if is_causal and num_queries != num_keys:
+        # torch aligns at the first query and key; our masks align at the last.
+        causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril()
+        pairs, is_causal = causal if pairs is None else pairs & causal, False
+    masks = make_masks(
+        *(query.shape[0], core.layout.out, num_queries, num_keys),
+        key_mask=keys,
+        attn_mask=pairs,
+        is_causal=is_causal,
+        bias=None if bias is None else bias.to(query.dtype),
+    )
+    call = HeadCall(query, key, value, masks, scale=common.scale, rng=common.rng)
+    return attend(core, call, common.dropout_p)
+
+
+def _hides_keys(pairs: Tensor, num_keys: int) -> bool:
+    return pairs.dim() == 4 and pairs.shape[1:] == (1, 1, num_keys)
+
+
+def by_head(name: str, tensor: Tensor, num_heads: int, *rest: int) -> Tensor:
+    """Return a parameter as (heads, …), heads 1 where it is given without: (…).
+
+    Args:
+        name: for messages.
+        tensor: (…) or (H', …), H' a divisor of `num_heads`.
+        num_heads: heads that share it, or have their own.
+        rest: the sizes behind the heads.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    shape = tuple(tensor.shape)
+    if shape == rest:
+        return tensor[None]
+    if shape[1:] != rest or num_heads % max(1, shape[0]):
+        raise ValueError(f"{name} has shape {shape}, expected {rest} or {(num_heads, *rest)}")
+    return tensor

@@ -1,0 +1,258 @@
+"""FiSH attention and its linear form, from heads to heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.core import Core, HeadLayout
+from lit_probattn.attention.fish.layer import FiSHCore
+from lit_probattn.attention.fish.linear import LFiSHMode, LinearFiSHForm
+from lit_probattn.attention.fish.linear_layer import LinearFiSHCore
+from lit_probattn.attention.fish.mixing import Mixer, MixingValues, NoiseKind
+from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.linear.features import FeatureMap
+from lit_probattn.functional.call import Common, call_core, check_heads
+from lit_probattn.randomness import RandomKey
+
+
+@dataclass(frozen=True)
+class _GivenMixing:
+    """What the cores read of a `HeadMixing`, of weights that are given."""
+
+    given: MixingValues
+    num_heads: int
+    last_bias: Tensor | None = None
+
+    @property
+    def mixer(self) -> Mixer:
+        """Which function of the global maps."""
+        return self.given.mixer
+
+    @property
+    def widths(self) -> list[int]:
+        """Sizes of the layers, from G to H."""
+        return [self.given.weights[0].shape[1], *(w.shape[0] for w in self.given.weights)]
+
+    @property
+    def num_noise_maps(self) -> int:
+        """Maps of one draw of local noise."""
+        return self.num_heads if self.mixer == "shared" else self.widths[1]
+
+    def values(self, noise_scale: object) -> MixingValues:
+        """Return the numbers."""
+        return self.given
+
+
+def _mixing(
+    head_mix: Tensor | Sequence[Tensor],
+    head_bias: Sequence[Tensor | None] | None,
+    noise_scale: Tensor | None,
+    num_global: int,
+    num_heads: int,
+) -> _GivenMixing:
+    """Return the mixing of G global heads into H.
+
+    Raises:
+        ValueError: the weights do not lead from G to H heads.
+    """
+    weights = (head_mix,) if isinstance(head_mix, Tensor) else tuple(head_mix)
+    biases: Sequence[Tensor | None] = (None,) * (len(weights) - 1)
+    if head_bias is not None:
+        biases = head_bias
+    mixer: Mixer = "linear" if len(weights) == 1 else "mlp"
+    if len(weights) == 1 and weights[0].shape == (1, num_global) and num_heads > 1:
+        mixer = "shared"
+    width = num_global
+    for weight in weights:
+        if weight.dim() != 2 or weight.shape[1] != width:
+            raise ValueError(
+                f"head_mix has a matrix of shape {tuple(weight.shape)}, expected (heads, {width})"
+            )
+        width = weight.shape[0]
+    if not weights or (width != num_heads and mixer != "shared"):
+        raise ValueError(
+            f"head_mix leads from {num_global} global heads to {width}, expected {num_heads}, the "
+            "heads of value"
+        )
+    if len(biases) != len(weights) - 1:
+        raise ValueError(
+            f"head_bias has {len(biases)} entries, expected one for each ReLU: {len(weights) - 1}"
+        )
+    if noise_scale is not None and noise_scale.shape != (num_global,):
+        raise ValueError(
+            f"noise_scale has shape {tuple(noise_scale.shape)}, expected ({num_global},)"
+        )
+    values = MixingValues(mixer, weights, tuple(biases), noise_scale)
+    return _GivenMixing(values, num_heads)
+
+
+class _GivenFiSH(FiSHCore):
+    """The core whose mixing weights and noise scales are given."""
+
+    def __init__(
+        self, layout: HeadLayout, backend: Backend, mixing: _GivenMixing, noise: NoiseKind
+    ) -> None:
+        Core.__init__(self, layout, backend)
+        self.noise_kind, self.noise_at_eval = noise, False
+        self.noise_position, self.scale_position = "raw", "after"
+        self.mixing, self.noise_scale = mixing, None  # type: ignore[assignment]
+        self.score_maps = 2 if mixing.mixer == "mlp" else 1
+
+
+def fish_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_mix: Tensor | Sequence[Tensor],
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    head_bias: Sequence[Tensor | None] | None = None,
+    noise_scale: Tensor | None = None,
+    noise: NoiseKind = "global",
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend by H local score maps that are mixed from G global ones.
+
+    Source: FiSH, NeurIPS 2022, Eq. (8)-(10), section 2.4; with s = `scale`:
+        G_k = query_k key_kᵀ,  k = 1 … G
+        FiSH    A_j = Σ_k p_kj (G_k + s_k ε_k)            head_mix: P, row j holds p_1j … p_Gj
+        MiSH    the same p_k for every j                  head_mix: P of one row
+        GFiSH   a = W_2 ReLU(W_1 (g + noise) + b_1)       head_mix: [W_1, W_2]
+        attn_weights_j = softmax(s A_j)
+    Departs from the source: noise per global head unless `noise` says otherwise.
+
+    Args:
+        query: (B, G, N, E), global heads.
+        key: (B, G, L, E).
+        value: (B, H, L, E_v), local heads.
+        head_mix: (H, G); (1, G); or matrices from G to H with a ReLU between each two.
+        head_bias: biases before the ReLUs, one entry each; None means none.
+        noise_scale: s_k, (G,), on the scale of query · key. None means no noise (Hard FiSH);
+            otherwise every call draws it, as a layer in training does.
+        noise: `global`, `local` or `local_global`, where there is noise.
+
+    The other arguments and the errors are those of `lit_probattn.functional`; masks are those of
+    local heads.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    check_choice("noise", noise, ("none", "global", "local", "local_global"))
+    check_heads(query, key, value)
+    shared, heads = query.shape[1], value.shape[1]
+    if key.shape[1] != shared:
+        raise ValueError(f"query has {shared} heads and key {key.shape[1]}: expected the same")
+    kind: NoiseKind = "none" if noise_scale is None else noise
+    mixing = _mixing(head_mix, head_bias, noise_scale, shared, heads)
+    layout = HeadLayout(shared, shared, heads, heads, query.shape[3], value.shape[3])
+    core = _GivenFiSH(layout, backend, mixing, kind)
+    common = Common(attn_mask, dropout_p, is_causal, scale, False, rng)
+    return call_core(core, query, key, value, common)
+
+
+class _GivenLinearFiSH(LinearFiSHCore):
+    """The core whose mixing weights, normaliser weights and noise scales are given."""
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend,
+        mixing: _GivenMixing,
+        norm_mix: Tensor,
+        form: LinearFiSHForm,
+    ) -> None:
+        Core.__init__(self, layout, backend)
+        noisy = mixing.given.noise_scale is not None
+        self.noise_kind, self.noise_at_eval = "global" if noisy else "none", False
+        self.mixing, self.noise_scale, self.form = mixing, None, form  # type: ignore[assignment]
+        self.norm_mix = norm_mix
+
+    def normalizer(self, first_weight: Tensor) -> Tensor:  # type: ignore[override]
+        """Return r, (H, G)."""
+        return self.norm_mix
+
+
+def linear_fish_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_mix: Tensor | Sequence[Tensor],
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    mode: LFiSHMode = "kv_global",
+    head_bias: Sequence[Tensor | None] | None = None,
+    last_bias: Tensor | None = None,
+    norm_mix: Tensor | None = None,
+    noise_scale: Tensor | None = None,
+    eps: float = 1e-6,
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend linearly by H local states that are mixed from G global ones, in O(N).
+
+    Source: FiSH, NeurIPS 2022, appendix A.6; ψ(x) = elu(x) + 1, S_k = Σ_n ψ(key_kn) value_knᵀ:
+        LFiSH   S_loc[j] = Σ_k p_kj (S_k + s_k ε_k)
+        GLFiSH  S_loc = W_2 ReLU(W_1 (S + s ε) + b_1) + b_2, per cell
+        out[j, i] = ψ(query[j, i])ᵀ S_loc[j] / (ψ(query[j, i])ᵀ Σ_k r_kj z_k + eps)
+    Departs from the source: as `LinearFiSHAttention`; it takes no mask of pairs.
+
+    Args:
+        query: (B, H, N, E); (B, G, N, E) in score_global.
+        key: (B, G, L, E).
+        value: (B, G, L, E_v) in kv_global, else (B, H, L, E_v).
+        head_mix: (H, G), or two matrices with a ReLU between them (kv_global).
+        mode: what is global; see `LinearFiSHAttention`.
+        head_bias: b_1, where there are two matrices.
+        last_bias: b_2, (H,).
+        norm_mix: r, (H, G), not negative. None means |p|, for one matrix.
+        noise_scale: s, (G,). None means no noise.
+        eps: added to the normaliser.
+
+    The other arguments and the errors are those of `lit_probattn.functional`.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    check_choice("mode", mode, ("kv_global", "key_global", "score_global"))
+    check_heads(query, key, value)
+    shared = key.shape[1]
+    heads = value.shape[1] if mode == "score_global" else query.shape[1]
+    expected = {
+        "query": shared if mode == "score_global" else heads,
+        "value": shared if mode == "kv_global" else heads,
+    }
+    for name, tensor in (("query", query), ("value", value)):
+        if tensor.shape[1] != expected[name]:
+            raise ValueError(
+                f"{name} has {tensor.shape[1]} heads, expected {expected[name]} with mode={mode}"
+            )
+    mixing = _mixing(head_mix, head_bias, noise_scale, shared, heads)
+    if mixing.mixer == "shared" or (mixing.mixer == "mlp" and mode != "kv_global"):
+        raise ValueError(
+            "linear FiSH mixes states by one matrix (heads, global heads), or by two in "
+            f"mode=kv_global; received widths {mixing.widths} with mode={mode}"
+        )
+    if norm_mix is None:
+        if mixing.mixer == "mlp":
+            raise ValueError("norm_mix=None means |p| of one matrix; give it beside two")
+        norm_mix = mixing.given.weights[0].abs()
+    if norm_mix.shape != (heads, shared):
+        raise ValueError(f"norm_mix has shape {tuple(norm_mix.shape)}, expected {(heads, shared)}")
+    layout = HeadLayout(
+        *(query.shape[1], shared, value.shape[1], heads, query.shape[3], value.shape[3])
+    )
+    given = _GivenMixing(mixing.given, heads, last_bias)
+    form = LinearFiSHForm(mode, FeatureMap("elu", "none"), True, eps, 1.0)
+    core = _GivenLinearFiSH(layout, backend, given, norm_mix, form)
+    common = Common(attn_mask, dropout_p, is_causal, None, False, rng)
+    return call_core(core, query, key, value, common)

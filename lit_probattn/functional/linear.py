@@ -1,0 +1,197 @@
+"""Linear attention and its mixtures (MLK), from heads to heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.linear.features import (
+    FeatureMap,
+    FeatureName,
+    FeatureNorm,
+    check_feature_map,
+    default_num_features,
+    orthogonal_projection,
+)
+from lit_probattn.attention.linear.functions import LinearForm
+from lit_probattn.attention.linear.layer import LinearCore
+from lit_probattn.attention.linear.mlk import MLKCore
+from lit_probattn.functional.call import Common, by_head, call_core, layout_of
+from lit_probattn.randomness import RandomKey
+
+
+def random_features(head_dim: int, num_features: int | None = None) -> Tensor:
+    """Draw the random features of `feature_map="favor"` from torch's generator, (F, E).
+
+    Source: Choromanski et al., 2021, section 3: orthogonal in groups of E, each row N(0, I).
+
+    Args:
+        head_dim: E.
+        num_features: F. None means E ln E.
+    """
+    count = default_num_features(head_dim) if num_features is None else num_features
+    normals = torch.randn(count, 2, head_dim, dtype=torch.float64)
+    return orthogonal_projection(normals).to(torch.get_default_dtype())
+
+
+class _GivenLinear(LinearCore):
+    """The core whose random features, if any, are given."""
+
+    def __init__(
+        self, layout: HeadLayout, backend: Backend, form: LinearForm, projection: Tensor | None
+    ) -> None:
+        Core.__init__(self, layout, backend)
+        _give(self, layout, form, projection)
+
+
+class _GivenMLK(MLKCore):
+    """The core whose priors, shifts and random features are given."""
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        backend: Backend,
+        form: LinearForm,
+        projection: Tensor | None,
+        prior: Tensor,
+        shift: Tensor | None,
+    ) -> None:
+        Core.__init__(self, layout, backend)
+        _give(self, layout, form, projection)
+        self.num_components = self.score_maps = prior.shape[1]
+        self.given = prior
+        self.key_shift = shift  # type: ignore[assignment]
+
+    def shares(self, call: HeadCall) -> Tensor | None:
+        """Return π, (H_kv, K, 1 or L)."""
+        return self.given
+
+
+def _give(
+    core: LinearCore, layout: HeadLayout, form: LinearForm, projection: Tensor | None
+) -> None:
+    """Set what a core of linear attention has, and check it."""
+    size, favor = layout.head_dim, form.features.name == "favor"
+    check_feature_map(form.features, size)
+    if favor != (projection is not None):
+        raise ValueError(
+            "feature_map=favor, and no other, needs projection=random_features(head_dim), "
+            f"received feature_map={form.features.name} and projection="
+            f"{None if projection is None else tuple(projection.shape)}"
+        )
+    if projection is not None and projection.shape[1:] != (size,):
+        raise ValueError(
+            f"projection has shape {tuple(projection.shape)}, expected (features, {size})"
+        )
+    core.form, core.redraw_features, core.projection = form, False, projection
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    enable_gqa: bool = False,
+    feature_map: FeatureName = "elu",
+    projection: Tensor | None = None,
+    dpfp_nu: int = 1,
+    feature_norm: FeatureNorm = "none",
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend by a feature map φ in place of the softmax, in O(N).
+
+    Source: Katharopoulos et al., 2020, Eq. (4):
+        out[i] = Σ_j φ(query[i]) · φ(key[j]) value[j] / Σ_j φ(query[i]) · φ(key[j])
+    Departs from the source: dropout drops whole values, because there are no pairs. There are no
+    scores: no scale, no added floats; a mask of pairs needs backend="reference".
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E).
+        value: (B, H_kv, L, E_v).
+        feature_map: `elu` (elu(x) + 1), `relu`, `dpfp` or `favor`.
+        projection: of `favor`, (F, E); see `random_features`.
+        dpfp_nu: ν of `dpfp`.
+        feature_norm: `sum` divides features by their sum.
+
+    The other arguments and the errors are those of `lit_probattn.functional`.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    form = LinearForm(FeatureMap(feature_map, feature_norm, dpfp_nu))
+    core = _GivenLinear(layout_of(query, key, value, enable_gqa), backend, form, projection)
+    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    return call_core(core, query, key, value, common)
+
+
+def mlk_attention(
+    query: Tensor,
+    key: Tensor | Sequence[Tensor],
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    enable_gqa: bool = False,
+    prior: Tensor | None = None,
+    key_shift: Tensor | None = None,
+    feature_map: FeatureName = "elu",
+    projection: Tensor | None = None,
+    dpfp_nu: int = 1,
+    feature_norm: FeatureNorm = "none",
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend by a feature map to keys that are mixtures of K components, in O(N).
+
+    Source: MGK, ICML 2022, section 2.5:
+        out[i] = φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r]) value[j]ᵀ
+               / φ(query[i])ᵀ Σ_j Σ_r π_r φ(key[j, r])
+    Departs from the source: as `linear_attention`.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, K, L, E), or K tensors (B, H_kv, L, E); with `key_shift` one key,
+            (B, H_kv, L, E), of which key[j, r] = key[j] + b_r.
+        value: (B, H_kv, L, E_v).
+        prior: π, (K,), (H_kv, K) or (H_kv, K, L), not negative. None means equal priors.
+        key_shift: b, (K, E) or (H_kv, K, E).
+        feature_map: as in `linear_attention`, and so the four below.
+
+    The other arguments and the errors are those of `lit_probattn.functional`.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    if not isinstance(key, Tensor):
+        key = torch.stack(tuple(key), 2)
+    if key.dim() != (5 if key_shift is None else 4):
+        raise ValueError(
+            f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, size), "
+            "a sequence of keys, or key_shift beside one key (B, heads, positions, size)"
+        )
+    components = key.shape[2] if key_shift is None else key_shift.shape[-2]
+    keys = components if key_shift is None else 1
+    layout = layout_of(query, key, value, enable_gqa, keys)
+    kv, size = layout.key, layout.head_dim
+    if prior is None:
+        prior = query.new_full((components,), 1.0 / components)
+    if prior.dim() == 3:
+        shares = by_head("prior", prior, kv, components, value.shape[2]).expand(kv, -1, -1)
+    else:
+        shares = by_head("prior", prior, kv, components).expand(kv, -1)[..., None]
+    if key_shift is not None:
+        key_shift = by_head("key_shift", key_shift, kv, components, size).expand(kv, -1, -1)
+    form = LinearForm(FeatureMap(feature_map, feature_norm, dpfp_nu))
+    core = _GivenMLK(layout, backend, form, projection, shares, key_shift)
+    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    return call_core(core, query, key, value, common)

@@ -1,0 +1,139 @@
+"""Attention to keys that are mixtures of Gaussians, from heads to heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.core import Core, HeadCall, HeadLayout
+from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.mgk.functions import MGKArguments, Score
+from lit_probattn.attention.mgk.layer import MGKCore
+from lit_probattn.functional.call import Common, by_head, call_core, layout_of
+from lit_probattn.randomness import RandomKey
+
+
+class _GivenMGK(MGKCore):
+    """The core whose priors, variances and shifts are given."""
+
+    def __init__(
+        self, layout: HeadLayout, backend: Backend, given: MGKArguments, shift: Tensor | None
+    ) -> None:
+        Core.__init__(self, layout, backend)
+        self.given, self.shift = given, shift
+        self.num_components = self.score_maps = given.variance.shape[1]
+        self.shifted_keys, self.score = shift is not None, given.score
+        self.e_step = "hard" if given.hard else "learned"
+        self.rotary = None
+        self.set_rules()
+
+    def arguments(self, call: HeadCall) -> MGKArguments:
+        """Return them."""
+        return self.given
+
+    def shifts(self) -> Tensor | None:
+        """Return b_r, (H_kv, K, E)."""
+        return self.shift
+
+    def extra_repr(self) -> str:
+        """Nothing of its own, for printing."""
+        return ""
+
+
+def mgk_attention(
+    query: Tensor,
+    key: Tensor | Sequence[Tensor],
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    log_prior: Tensor | None = None,
+    variance: Tensor | None = None,
+    key_shift: Tensor | None = None,
+    score: Score = "gaussian",
+    hard: bool = False,
+    include_log_det: bool = False,
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend to keys that are mixtures of K Gaussians (MGK), or shifted copies of one key (sMGK).
+
+    Source: MGK, ICML 2022, Eq. (7); hard E-step, section 2.3; Table 10 (shared keys):
+        attn_weights[i, j] ∝ Σ_r π_r exp(−‖query[i] − key[j, r]‖² / (2 σ²_r))
+    with score = dot, query[i] · key[j, r] / σ²_r in the exponential; hard: max_r in place of Σ_r;
+    shifted keys: key[j, r] = key[j] + b_r.
+    Departs from the source: sums of exponentials in log space.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, K, L, E), or K tensors (B, H_kv, L, E); with `key_shift` one key,
+            (B, H_kv, L, E).
+        value: (B, H_kv, L, E_v).
+        scale: 1/σ² of all components, where `variance` is not given. None means 1/√E.
+        log_prior: log π, (K,), (H_kv, K) or (H_kv, K, L). None means equal priors.
+        variance: σ², positive, (K,) or (H_kv, K).
+        key_shift: b, (K, E) or (H_kv, K, E).
+        score: `gaussian` or `dot`.
+        hard: the largest component instead of the sum; takes no prior in the paper.
+        include_log_det: add −(E/2) log σ²_r, the exact Gaussian density.
+
+    The other arguments and the errors are those of `lit_probattn.functional`.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    check_choice("score", score, ("gaussian", "dot"))
+    if not isinstance(key, Tensor):
+        key = torch.stack(tuple(key), 2)
+    if key_shift is None:
+        if key.dim() != 5:
+            raise ValueError(
+                f"key has shape {tuple(key.shape)}, expected (B, heads, components, positions, "
+                "size), a sequence of keys, or key_shift beside one key"
+            )
+        components = keys = key.shape[2]
+    else:
+        components, keys = key_shift.shape[-2], 1
+        if key.dim() != 4:
+            raise ValueError(
+                f"key has shape {tuple(key.shape)}; with key_shift expected one key, (B, heads, "
+                "positions, size)"
+            )
+    layout = layout_of(query, key, value, enable_gqa, keys)
+    kv, size = layout.key, layout.head_dim
+    if variance is not None and scale is not None:
+        raise ValueError(f"variance and scale={scale} both say what 1/σ² is: give one of them")
+    equal = variance is None or components == 1
+    if variance is None:
+        factor = size**-0.5 if scale is None else scale
+        shape, exact = (1, components), torch.float64
+        variance = torch.full(shape, 1.0 / factor, dtype=exact, device=query.device)
+    else:
+        variance = by_head("variance", variance, kv, components)
+    given = MGKArguments(
+        log_prior=_prior(log_prior, kv, components, value.shape[2]),
+        variance=variance.expand(kv, -1),
+        score=score,
+        include_log_det=include_log_det,
+        equal_variance=equal,
+        hard=hard,
+    )
+    shift = None if key_shift is None else by_head("key_shift", key_shift, kv, components, size)
+    core = _GivenMGK(layout, backend, given, None if shift is None else shift.expand(kv, -1, -1))
+    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    return call_core(core, query, key, value, common)
+
+
+def _prior(log_prior: Tensor | None, heads: int, components: int, length: int) -> Tensor | None:
+    """Return log π as (H_kv, K, 1 or L)."""
+    if log_prior is None:
+        return None
+    if log_prior.dim() == 3:
+        return by_head("log_prior", log_prior, heads, components, length).expand(heads, -1, -1)
+    return by_head("log_prior", log_prior, heads, components).expand(heads, -1)[..., None]

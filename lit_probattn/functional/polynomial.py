@@ -1,0 +1,45 @@
+"""Attention with a polynomial kernel from heads to heads."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.polynomial import PolynomialCore
+from lit_probattn.functional.call import Common, call_core, layout_of
+from lit_probattn.randomness import RandomKey
+
+
+def polynomial_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    enable_gqa: bool = False,
+    degree: int = 2,
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend by an even power of the dot product.
+
+    Source: value-aware attention (Gupta and Berant, 2021), section 2:
+        attn_weights[i, j] ∝ (query[i] · key[j])^degree
+    Departs from the source: 1e-12 is added to the square of every product. A scale would cancel.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E).
+        value: (B, H_kv, L, E_v).
+        degree: even and at least 2.
+
+    The other arguments and the errors are those of `lit_probattn.functional`.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    core = PolynomialCore(layout_of(query, key, value, enable_gqa), backend, degree=degree)
+    common = Common(attn_mask, dropout_p, is_causal, None, enable_gqa, rng)
+    return call_core(core, query, key, value, common)

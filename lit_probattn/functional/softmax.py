@@ -1,0 +1,47 @@
+"""Softmax attention from heads to heads."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lit_probattn.attention.backends import Backend
+from lit_probattn.attention.softmax import Score, SoftmaxCore
+from lit_probattn.functional.call import Common, call_core, layout_of
+from lit_probattn.randomness import RandomKey
+
+
+def softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    score: Score = "dot",
+    backend: Backend = "auto",
+    rng: RandomKey | None = None,
+) -> Tensor:
+    """Attend by a softmax, of scaled dot products or of Gaussian scores.
+
+    Source: MGK, ICML 2022, section 2.1 and appendix A; with s = `scale`:
+        attn_weights[i, j] ∝ exp(s query[i] · key[j])                   score = dot
+        attn_weights[i, j] ∝ exp(−s ‖query[i] − key[j]‖² / 2)           score = gaussian
+    Departs from the source: nothing.
+
+    Args:
+        query: (B, H, N, E).
+        key: (B, H_kv, L, E).
+        value: (B, H_kv, L, E_v).
+        score: which of the two.
+
+    The other arguments and the errors are those of `lit_probattn.functional`.
+
+    Returns:
+        (B, H, N, E_v).
+    """
+    core = SoftmaxCore(layout_of(query, key, value, enable_gqa), backend, score=score)
+    common = Common(attn_mask, dropout_p, is_causal, scale, enable_gqa, rng)
+    return call_core(core, query, key, value, common)

@@ -1,0 +1,214 @@
+"""Data of the user's own: tables of texts, running text, series, pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from datamodules import LabelledTexts, OwnSeries, OwnText, PictureFolder
+from datamodules.__main__ import main as data_main
+from tests.bad_inputs.cases import Case, command_error, data_error
+
+HEADER = "review,label\n"
+GOOD = "".join(f"text number {i},{'yes' if i % 2 else 'no'}\n" for i in range(20))
+
+
+def texts(content: str | bytes, name: str = "mine.csv", **options: object) -> Callable[[Path], str]:
+    """A table of texts."""
+
+    def read(folder: Path) -> None:
+        raw = content if isinstance(content, bytes) else content.encode()
+        (folder / name).write_bytes(raw)
+        LabelledTexts(str(folder / name), **options).setup()  # type: ignore[arg-type]
+
+    return data_error(read)
+
+
+def _overlapping(folder: Path) -> None:
+    (folder / "train.csv").write_text(HEADER + GOOD)
+    (folder / "test.csv").write_text(HEADER + "".join(GOOD.splitlines(keepends=True)[:2]))
+    LabelledTexts(str(folder)).setup()
+
+
+def _unlearnable(folder: Path) -> None:
+    (folder / "train.csv").write_text(HEADER + GOOD)
+    (folder / "test.csv").write_text(HEADER + "another text,maybe\n")
+    LabelledTexts(str(folder)).setup()
+
+
+def _folder_without_a_table(folder: Path) -> None:
+    (folder / "notes.doc").write_text("x")
+    LabelledTexts(str(folder)).setup()
+
+
+def _rows(*rows: dict[str, object]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _texts_cases() -> Iterator[Case]:
+    area = "Own texts with labels (CSV, TSV, JSON lines, Parquet)"
+    yield Case(area, "no path", data_error(lambda folder: LabelledTexts()))
+    missing = data_error(lambda folder: LabelledTexts(str(folder / "mine.csv")))
+    yield Case(area, "no such file", missing)
+    yield Case(area, "a folder without a table", data_error(_folder_without_a_table))
+    yield Case(area, "another ending", texts(HEADER + GOOD, "mine.xlsx"))
+    yield Case(area, "an empty file", texts(""))
+    yield Case(area, "only a header", texts(HEADER))
+    yield Case(area, "one column", texts("review\n" + "a text\n" * 9))
+    columns = texts("words,kind\n" + GOOD)
+    yield Case(area, "columns without usual names", columns)
+    wrong = texts(HEADER + GOOD, text_column="reviews")
+    yield Case(area, "a column that is not there", wrong)
+    yield Case(area, "a column twice", texts("label,label\n" + GOOD))
+    yield Case(area, "a comma too many", texts(HEADER + GOOD + "good, but long,yes\n"))
+    yield Case(area, "an empty text", texts(HEADER + GOOD + " ,yes\n"))
+    yield Case(area, "an empty label", texts(HEADER + GOOD + "a text,\n"))
+    yield Case(area, "words and numbers as labels", texts(HEADER + GOOD + "a text,1\n"))
+    one = texts(HEADER + GOOD.replace(",no", ",yes"))
+    yield Case(area, "one class only", one)
+    numbers = texts("text,label\n" + "".join(f"text {i},{i}.5\n" for i in range(50)))
+    yield Case(area, "a label of its own for every row", numbers)
+    yield Case(area, "too few texts", texts(HEADER + "a,yes\nb,no\n"))
+    latin = texts((HEADER + GOOD).encode() + "schön,yes\n".encode("latin-1"))
+    yield Case(area, "another encoding than UTF-8", latin)
+    good = {"text": "a text", "label": "yes"}
+    broken = texts(_rows(good) + "{'text': 1}\n", "mine.jsonl")
+    yield Case(area, "JSON lines: a line that is no JSON", broken)
+    yield Case(area, "JSON lines: a list", texts("[1, 2]\n", "mine.jsonl"))
+    lacking = texts(_rows(good, {"text": "b"}), "mine.jsonl")
+    yield Case(area, "JSON lines: a label is missing", lacking)
+    number = texts(_rows(good, {"text": 5, "label": "no"}), "mine.jsonl")
+    yield Case(area, "JSON lines: a number as text", number)
+    mixed = texts(_rows(good, {"text": "b", "label": 1}), "mine.jsonl")
+    yield Case(area, "JSON lines: labels of two types", mixed)
+    yield Case(area, "a damaged Parquet file", texts("PAR1", "mine.parquet"))
+    yield Case(area, "the same text in two splits", data_error(_overlapping))
+    yield Case(area, "a class without training texts", data_error(_unlearnable))
+    yield Case(area, "shares of 1", texts(HEADER + GOOD, val_fraction=0.5, test_fraction=0.5))
+    yield Case(area, "an unknown unit", texts(HEADER + GOOD, tokens="letters"))
+    rare = texts(HEADER + GOOD, tokens="words", min_count=100)
+    yield Case(area, "no word that is frequent enough", rare)
+
+
+def text(change: Callable[[Path], object], **options: object) -> Callable[[Path], str]:
+    """A folder of text."""
+
+    def read(folder: Path) -> None:
+        change(folder)
+        OwnText(str(folder), **{"batch_size": 2, **options}).setup()  # type: ignore[arg-type]
+
+    return data_error(read)
+
+
+def _equal_splits(folder: Path) -> None:
+    for name in ("train", "val", "test"):
+        (folder / f"{name}.txt").write_text("the same text\n" * 9)
+
+
+def _text_cases() -> Iterator[Case]:
+    area = "Own running text (files and folders)"
+    yield Case(area, "no path", data_error(lambda folder: OwnText()))
+    yield Case(area, "an empty folder", text(lambda folder: None))
+    yield Case(area, "an empty file", text(lambda f: (f / "mine.txt").write_text("")))
+    yield Case(area, "one line", text(lambda f: (f / "mine.txt").write_text("a few words\n")))
+    latin = text(lambda f: (f / "mine.txt").write_bytes(b"\xe9t\xe9 en\n" * 99))
+    yield Case(area, "another encoding than UTF-8", latin)
+    alone = text(lambda f: (f / "train.txt").write_text("some text\n" * 99))
+    two = text(lambda f: [(f / n).write_text(f"{n}\n" * 99) for n in ("train.txt", "test.txt")])
+    yield Case(area, "a single training file of equal lines", alone)
+    yield Case(area, "no file for one of the splits", two)
+    yield Case(area, "equal files for two splits", text(_equal_splits))
+
+
+def _check_cases() -> Iterator[Case]:
+    area = "Own texts (`data check PATH`)"
+
+    def check(*words: str) -> Callable[[Path], str]:
+        return lambda f: command_error(["check", *(w.format(f) for w in words)], data_main)
+
+    def nothing_known(folder: Path) -> str:
+        (folder / "mine.doc").write_text("x")
+        return command_error(["check", str(folder / "mine.doc")], data_main)
+
+    yield Case(area, "no such file", check("{}/mine.csv"))
+    yield Case(area, "an unknown kind", check("{}", "--kind", "txet"))
+    yield Case(area, "a file of no known kind", nothing_known)
+
+
+def series(content: str, name: str = "mine.csv", **options: object) -> Callable[[Path], str]:
+    """A table of series."""
+
+    def read(folder: Path) -> None:
+        (folder / name).write_text(content)
+        OwnSeries(str(folder / name), **options).setup()  # type: ignore[arg-type]
+
+    return data_error(read)
+
+
+def _arrays(**arrays: object) -> Callable[[Path], str]:
+    def read(folder: Path) -> None:
+        np.savez(folder / "mine.npz", **arrays)  # type: ignore[arg-type]
+        OwnSeries(str(folder / "mine.npz")).setup()
+
+    return data_error(read)
+
+
+def _series_cases() -> Iterator[Case]:
+    area = "Own series (CSV, NumPy)"
+    long = "id,time,value,label\n"
+    yield Case(area, "a word among the values", series("t0,t1,label\n1,2,a\n3,x,b\n"))
+    yield Case(area, "no column of labels", series("t0,t1\n1,2\n"))
+    yield Case(area, "a series without values", series("t0,t1,label\n1,2,a\n,,b\n"))
+    yield Case(area, "two labels in one series", series(long + "s,0,1,a\ns,1,2,b\n"))
+    yield Case(area, "a time twice", series(long + "s,0,1,a\ns,0,2,a\n"))
+    yield Case(area, "an id column that is not there", series(long + "s,0,1,a\n", id_column="ids"))
+    yield Case(area, "no value column", series("id,time,label\ns,0,a\ns,1,a\n"))
+    yield Case(area, "arrays of other names", _arrays(data=np.zeros((4, 3)), label=np.arange(4)))
+    yield Case(area, "fewer labels than series", _arrays(x=np.zeros((4, 3)), y=np.arange(3)))
+    yield Case(area, "a damaged `.npz`", series("PK", "mine.npz"))
+
+
+def pictures(*names: str, again: str = "", broken: str = "") -> Callable[[Path], str]:
+    """A folder of pictures, each of its own colour."""
+
+    def read(folder: Path) -> None:
+        for number, name in enumerate(names):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
+        if again:
+            shutil.copy(folder / names[0], folder / again)
+        if broken:
+            (folder / broken).write_bytes(b"\x89PNG broken")
+        made = PictureFolder(str(folder), image_size=16, batch_size=1)
+        made.setup()
+        for name in ("train", "val", "test"):
+            list(map(made.split(name).__getitem__, range(len(made.split(name)))))
+
+    return data_error(read)
+
+
+def _pictures_cases() -> Iterator[Case]:
+    area = "Own pictures (folders)"
+    some = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(9)]
+    three = [f"{s}/{name}" for s in ("train", "val", "test") for name in (some[0], some[9])]
+    yield Case(area, "an empty folder", pictures())
+    yield Case(area, "one class", pictures("cat/1.png", "cat/2.png"))
+    yield Case(area, "two pictures", pictures("cat/1.png", "dog/1.png"))
+    yield Case(area, "a picture that is none", pictures(*some, broken="dog/5.png"))
+    yield Case(area, "an unknown class in a split", pictures(*three, "val/newt/1.png"))
+    yield Case(area, "a picture in two splits", pictures(*three, again="val/dog/7.png"))
+
+
+def cases() -> Iterator[Case]:
+    """Tables, text, the command that looks at them, series, pictures."""
+    yield from _texts_cases()
+    yield from _text_cases()
+    yield from _check_cases()
+    yield from _series_cases()
+    yield from _pictures_cases()

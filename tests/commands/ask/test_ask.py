@@ -1,0 +1,182 @@
+"""`lit-probattn ask`: numbers, order, times of a sweep, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import yaml
+
+import lit_probattn
+from lit_probattn.commands.ask import layers
+from lit_probattn.commands.ask.command import main, ranked, table
+from lit_probattn.commands.ask.layers import Answer, Question, answer
+from lit_probattn.configs import attention_entry
+from profiling.cli import main as profiling_main
+from profiling.cost.models import AttentionOnly
+from profiling.measure.counters import torch_macs
+from profiling.sweep.config import load_sweep
+from tests.support.paths import CONFIGS
+from tests.support.slow import mostly_slow
+
+SMALL = Question(32, 64, num_heads=4, batch_size=2)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr("lit_probattn.commands.ask.command.names", lambda: ["softmax", "mgk"])
+
+
+@pytest.mark.parametrize("name", ["softmax", "mgk", "smgk", "fish", "linear"])
+def test_numbers_are_those_of_the_layer(name):
+    """Parameters of a real layer; operations counted, not computed, on what `cost` states."""
+    found = answer(name, SMALL)
+    layer = lit_probattn.create(name, 32, head_dim=8, **found.options)
+    assert found.parameters == sum(p.numel() for p in layer.parameters())
+    with torch.device("meta"):
+        counted = AttentionOnly(lit_probattn.create(name, 32, head_dim=8, **found.options))
+    counted.layer.backend, counted.layer.dropout = layer.core.stated_backend, 0.0
+    assert found.macs == torch_macs(counted, torch.empty(2, 64, 32, device="meta")).products
+    assert 0 < found.inference_bytes < found.training_bytes
+
+
+def test_every_variant_has_equal_dropout_and_the_share_of_heads_of_its_file():
+    heads = {}
+    for name in layers.names():
+        entry = attention_entry(CONFIGS / f"attention/{name}.yaml")["init_args"]
+        given = layers.heads(entry, SMALL, 8)
+        heads[name] = (given["num_heads"], given.get("num_global_heads"))
+        assert layers.good_for(name), name
+    assert not any(name.startswith("as_released") for name in heads)
+    assert heads["softmax"] == heads["linear"] == (4, None)
+    assert heads["mgk"] == heads["smlk"] == (2, None)
+    assert heads["fish"] == (4, 2)
+    equal = Question(32, 64, num_heads=4, equal_heads=True)
+    entry = attention_entry(CONFIGS / "attention/mgk.yaml")["init_args"]
+    assert layers.heads(entry, equal, 8)["num_heads"] == 4
+    assert answer("linear", SMALL).options["dropout"] == answer("mgk", SMALL).options["dropout"]
+    odd = answer("mgk", Question(30, 64, num_heads=3))
+    assert odd.problem == "1/2 of 3 heads is not a whole number"
+
+
+@pytest.mark.parametrize("name", mostly_slow(["softmax", "smgk"], ["softmax"]))
+def test_memory_from_two_lengths_is_that_of_the_whole(name, monkeypatch):
+    """Blocks are made small, so that the whole is quick to follow."""
+    for place in ("lit_probattn.attention.blockwise", "lit_probattn.commands.ask.layers"):
+        monkeypatch.setattr(f"{place}.BLOCK_SCORES", {"cpu": 1 << 13, "cuda": 1 << 13})
+    question = Question(32, 320, num_heads=4, batch_size=1)
+    known = answer(name, question)
+    with torch.device("meta"):
+        layer = layers.build(known, question)
+    for train in (True, False):
+        found = layers.memory(known, question, layer.train(train), "blockwise", train)
+        whole = layers._predicted(known, question, "blockwise", train, 1, 320)
+        assert found == pytest.approx(whole, rel=0.1)
+        assert found > 1.3 * layers._predicted(known, question, "blockwise", train, 1, 128)
+
+
+@pytest.mark.slow
+def test_processes_change_nothing():
+    names = ["softmax", "mgk", "fish"]
+    assert layers.answers(names, SMALL, jobs=2) == layers.answers(names, SMALL)
+
+
+def test_the_order_is_that_of_the_numbers():
+    made = [
+        Answer(name, "", {}, num_heads=1, parameters=p, macs=m, training_bytes=t, inference_bytes=1)
+        for name, p, m, t in (("a", 3, 1, 2), ("b", 1, 2, 3), ("c", 2, 3, 1))
+    ]
+    made.append(Answer("lost", "", {}, problem="why"))
+    for by, expected in (("memory", "cab"), ("operations", "abc"), ("parameters", "bca")):
+        assert [each.name for each in ranked(made, by)] == [*expected, "lost"]
+    lines = table(ranked(made, "memory"))
+    assert [line.split()[:2] for line in lines[1:4]] == [["1", "c"], ["2", "a"], ["3", "b"]]
+    assert lines[-1] == "no numbers: lost: why"
+
+
+def test_what_is_shown_can_be_used(few, capsys):
+    words = ["ask", "--embed_dim", "32", "--seq_len", "64", "--num_heads", "4", "--json"]
+    assert main(words[1:]) == 0
+    for each in json.loads(capsys.readouterr().out)["attention"]:
+        space: dict = {}
+        exec("\n".join(each["uses"]["python"]), space)
+        layer = space["layer"]
+        assert (layer.num_heads, layer.head_dim, layer.dropout) == (each["num_heads"], 8, 0.1)
+        written = yaml.safe_load("\n".join(each["uses"]["yaml"]))["model"]["init_args"]
+        assert written["attention"] == {
+            "class_path": each["class_path"],
+            "init_args": each["options"],
+        }
+        assert (written["embed_dim"], written["head_dim"]) == (32, 8)
+
+
+@pytest.mark.slow
+def test_times_are_those_of_a_sweep_at_these_sizes(few, tmp_path, capsys):
+    sweep, results = tmp_path / "ask.yaml", tmp_path / "results"
+    words = ["--embed_dim", "16", "--seq_len", "8", "--num_heads", "2", "--batch", "1"]
+    assert main([*words, "--write_sweep", str(sweep)]) == 0
+    told = capsys.readouterr().out
+    assert "Time: none given for these sizes on cpu" in told
+    assert "lit-probattn sweep --config ask.yaml" in told
+    assert set(load_sweep(sweep).variants) == {"softmax", "mgk"}
+    assert profiling_main(["sweep", "--config", str(sweep), "--out", str(results)]) == 0
+    capsys.readouterr()
+    assert main([*words, "--measured", str(results), "--sort", "time", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["attention"]
+    assert all(each["training_s"] > 0 and each["inference_s"] > 0 for each in found)
+    assert found[0]["training_s"] <= found[1]["training_s"]
+    assert main([*words, "--measured", str(results), "--dropout", "0.2"]) == 0
+    assert f"no times in {results} are of these sizes on cpu" in capsys.readouterr().out
+    assert main([*words, "--measured", str(results), "--device", "h200"]) == 0
+    assert "are of these sizes on h200" in capsys.readouterr().out
+
+
+SIZES = ["--embed_dim", "32", "--seq_len", "64"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--embed_dim", "512", "--seq_len", "9", "--num_heads", "7"],
+            "the nearest that does is 8",
+        ),
+        (
+            ["--embed_dim", "512"],
+            "--seq_len is missing: give --embed_dim and --seq_len, or --model",
+        ),
+        (["--embed_dim", "0", "--seq_len", "9"], "--embed_dim must be at least 1, received 0"),
+        ([*SIZES, "--device", "h20"], "unknown device 'h20'; did you mean 'h200'?"),
+        ([*SIZES, "--sort", "memry"], "unknown order 'memry'; did you mean 'memory'?"),
+        ([*SIZES, "--dropout", "1"], "--dropout must be in [0, 1), received 1.0"),
+        ([*SIZES, "--use", "smgkk"], "unknown attention 'smgkk'; did you mean 'smgk'?"),
+        ([*SIZES, "--measured", "nowhere"], "--measured nowhere: no rows.jsonl there"),
+        (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
+        (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
+        (["--model", "hf:brt"], "--model hf:brt: unknown model; did you mean 'b"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words, expected, capsys):
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert expected in told.err
+    assert told.err.startswith("error: ")
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers", "width"), [("timm:vit_tiny_patch16_224", 12, 192)])
+def test_a_model_by_name(name, layers, width, capsys):
+    assert main(["--model", name, "--swap", "mgk", "--heads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["layers"]
+    assert len(found) == layers
+    tokens = 197
+    for each in found:
+        assert each["action"] == "swapped"
+        before, after = each["macs"]
+        pairs = tokens * tokens * width
+        assert before == 4 * tokens * width * width + 2 * pairs
+        assert after - before >= tokens * width * width + pairs  # a second key of every head
+        assert each["parameters"][1] > each["parameters"][0]

@@ -1,0 +1,83 @@
+"""`lit-probattn check my.Class`."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from lit_probattn.__main__ import main
+from lit_probattn.attention.own.contract import CHECKS
+from tests.support.paths import ROOT
+
+BROKEN = """\
+import torch
+from lit_probattn.attention import Attention
+
+class Peeking(Attention):
+    def reference_scores(self, query, key):
+        return query @ (key + key.roll(-1, 2)).mT
+
+class Nothing(Attention):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Two modules in the working folder, which no other test imports."""
+    (tmp_path / "my_broken.py").write_text(BROKEN)
+    text = (ROOT / "examples/own_variant.py").read_text(encoding="utf-8")
+    (tmp_path / "my_cosine_try.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("LIT_PROBATTN_ALLOW_CODE", "")
+    yield
+    for name in ("my_broken", "my_cosine_try"):
+        sys.modules.pop(name, None)
+
+
+def check(*words: str) -> int:
+    return main(["check", *words, "--allow_code", words[0].partition(".")[0]])
+
+
+def test_the_example_keeps_every_promise(module, capsys):
+    assert check("my_cosine_try.CosineAttention", "--init_args", "sharpness=5", "num_heads=3") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(" ", 1)[0].strip() for line in shown[:-1]] == list(CHECKS)
+    number = len(CHECKS)
+    assert shown[-1] == f"my_cosine_try.CosineAttention: {number} of {number} checks passed"
+
+
+def test_a_broken_promise_is_named_with_its_remedy(module, capsys):
+    assert check("my_broken.Peeking") == 1
+    shown = capsys.readouterr().out
+    assert "causality         FAILED\n" in shown
+    assert "reference: outputs before other future tokens: off by" in shown
+    assert f"remedy: {CHECKS['causality'].remedy}\n" in shown
+    assert "gradients         ok\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["my_broken.Nothing"], "cannot be made: Nothing has neither reference_scores nor a core"),
+        (["my_broken.Peekin"], "unknown class 'my_broken.Peekin'"),
+        (["my_broken.torch"], "my_broken.torch is no subclass of lit_probattn.attention.Attention"),
+        (["my_broken.Peeking", "--init_args", "x"], "--init_args x: expected KEY=VALUE"),
+        (["my_broken.Peeking", "--init_args", "dropouts=0"], "did you mean 'dropout'"),
+        (["my_broken.Peeking", "--init_args", "head_dim=8"], "head_dim: the checks fix it"),
+    ],
+)
+def test_wrong_usage_is_one_line(module, capsys, words, message):
+    assert check(*words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_other_code_is_imported_only_if_allowed(module, capsys):
+    assert main(["check", "my_broken.Peeking"]) == 2
+    assert "add --allow_code my_broken if you trust its code" in capsys.readouterr().err
+    assert main(["check", "SoftmaxAttntion"]) == 2
+    assert "did you mean SoftmaxAttention?" in capsys.readouterr().err

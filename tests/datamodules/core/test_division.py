@@ -1,0 +1,50 @@
+"""Splits by a hash of the content."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from datamodules.core.division import check_shares, divide
+from datamodules.core.errors import DataError
+
+SHARES = {"test": 0.2, "val": 0.1}
+
+
+def keys(count: int) -> list[bytes]:
+    return [f"sample {i}".encode() for i in range(count)]
+
+
+def test_a_sample_stays_where_it_is_when_others_come_or_the_order_changes():
+    before = dict(zip(keys(500), divide("x", keys(500), SHARES, 3), strict=True))
+    more = keys(700)
+    random.Random(0).shuffle(more)
+    after = dict(zip(more, divide("x", more, SHARES, 3), strict=True))
+    assert all(after[key] == split for key, split in before.items())
+    other = divide("x", keys(500), SHARES, 4)
+    assert other != list(before.values())
+
+
+def test_shares_are_met_and_equal_samples_stay_together():
+    found = divide("x", keys(5000) * 2, SHARES, 0)
+    assert found[:5000] == found[5000:]
+    assert found.count("test") / 10000 == pytest.approx(0.2, abs=0.02)
+    assert found.count("val") / 10000 == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_split_of_a_few_samples_is_empty(seed):
+    assert set(divide("x", keys(3), {"test": 0.01, "val": 0.01}, seed)) == {"train", "val", "test"}
+    assert set(divide("x", keys(3), {"test": 0.5, "val": 0.49}, seed)) == {"train", "val", "test"}
+
+
+def test_too_few_samples_and_wrong_shares_are_refused():
+    with pytest.raises(
+        DataError, match="x: 2 different samples cannot be divided into train, test"
+    ):
+        divide("x", keys(2) * 9, SHARES, 0)
+    with pytest.raises(DataError, match="val_fraction must be between 0 and 1, received 0"):
+        check_shares(val_fraction=0, test_fraction=0.1)
+    with pytest.raises(DataError, match=r"val_fraction=0.5 and test_fraction=0.5 leave nothing"):
+        check_shares(val_fraction=0.5, test_fraction=0.5)

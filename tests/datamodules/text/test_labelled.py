@@ -1,0 +1,171 @@
+"""Texts with labels in tables of one's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from datamodules import LabelledTexts
+from datamodules.core.errors import DataError
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+
+
+def rows(count: int = 90, seed: int = 0) -> list[tuple[str, Any]]:
+    """Made texts, all different, and labels."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        words = [draw.choice(WORDS) for _ in range(draw.randint(2, 9))]
+        made.append((f"{' '.join(words)} n{seed}-{number}", ("dog", "cat", "newt")[number % 3]))
+    return made
+
+
+def write(path: Path, content: list[tuple[str, Any]], names=("text", "label")) -> Path:
+    """Write a table by the end of its name."""
+    records = [dict(zip(names, row, strict=True)) for row in content]
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    else:
+        with path.open("w", newline="") as file:
+            table = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            table.writerows([names, *content])
+    return path
+
+
+def data(path: Path, **options: Any) -> LabelledTexts:
+    made = LabelledTexts(str(path), **{"batch_size": 4, **options})
+    made.setup()
+    return made
+
+
+def texts_of(made: LabelledTexts, name: str) -> list[tuple[str, str]]:
+    split = made.split(name)
+    found = (split[i] for i in range(len(split)))
+    return [(made.decode(x.values).strip(), made.classes[x.target]) for x in found]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+def test_every_format_gives_back_what_was_written(tmp_path, ending):
+    content = [(text.replace("eta", 'e,"t\ta'), label) for text, label in rows()]
+    made = data(write(tmp_path / f"mine.{ending}", content))
+    assert made.classes == ["cat", "dog", "newt"]
+    assert (made.vocab_size, made.num_classes) == (257, 3)
+    found = [pair for name in ("train", "val", "test") for pair in texts_of(made, name)]
+    assert sorted(found) == sorted(content)
+    assert all(len(texts_of(made, name)) > 2 for name in ("train", "val", "test"))
+
+
+def test_columns_are_guessed_by_usual_names_and_said_in_one_line(tmp_path, caplog):
+    path = write(tmp_path / "mine.csv", rows(), ("Review", "Sentiment"))
+    made = data(path)
+    (line,) = caplog.messages
+    assert "mine.csv: texts from column 'Review', labels from 'Sentiment'" in line
+    assert made.notes == [line]
+    caplog.clear()
+    data(path, text_column="Review", label_column="Sentiment")
+    assert caplog.messages == []
+
+
+def test_the_order_of_rows_changes_no_split(tmp_path):
+    content = rows()
+    made = [
+        data(write(tmp_path / "a.csv", content)),
+        data(write(tmp_path / "b.csv", content[::-1])),
+    ]
+    for name in ("train", "val", "test"):
+        first, second = (sorted(texts_of(part, name)) for part in made)
+        assert first == second
+
+
+def test_files_of_splits_are_found_in_a_folder(tmp_path):
+    for number, name in enumerate(("Train", "dev", "mine_test")):
+        write(tmp_path / f"{name}.jsonl", rows(30 - number, seed=number))
+    made = data(tmp_path)
+    assert [len(made.split(name)) for name in ("train", "val", "test")] == [30, 29, 28]
+    assert texts_of(made, "val") == rows(29, seed=1)
+
+
+def test_a_given_test_file_leaves_only_validation_to_divide_off(tmp_path):
+    train = write(tmp_path / "a.csv", rows(60))
+    made = data(train, test_path=str(write(tmp_path / "b.csv", rows(9, seed=1))))
+    assert texts_of(made, "test") == rows(9, seed=1)
+    assert len(made.split("train")) + len(made.split("val")) == 60
+
+
+def test_numbers_are_classes_by_their_value(tmp_path):
+    content = [(text, (10, 2, -1)[i % 3]) for i, (text, _) in enumerate(rows())]
+    for ending in ("csv", "parquet"):
+        assert data(write(tmp_path / f"n.{ending}", content)).classes == ["-1", "2", "10"]
+
+
+def test_a_class_of_one_text_stays_in_training_with_a_note(tmp_path):
+    for number in range(12):  # wherever the hash puts it
+        content = [*rows(), (f"alone {number}", "rare")]
+        made = data(write(tmp_path / f"{number}.csv", content))
+        assert (f"alone {number}", "rare") in texts_of(made, "train")
+        if len(made.notes) > 1:
+            assert made.notes[1] == "too small to be divided, kept for training: rare"
+            return
+    pytest.fail("never divided off")
+
+
+@pytest.mark.parametrize("tokens", ["characters", "words"])
+def test_unknown_tokens_are_those_that_training_has_not(tmp_path, tokens):
+    train, test = write(tmp_path / "train.csv", rows(40)), [("omega beta q", "cat")]
+    made = data(train, test_path=str(write(tmp_path / "t.csv", test)), tokens=tokens)
+    unknown, count = made.facts["unknown"]["test"]
+    if tokens == "words":
+        assert (unknown, count) == (2, 4)  # omega, q; the end of the line is known
+        assert texts_of(made, "test") == [("<unk> beta <unk>", "cat")]
+    else:
+        assert (unknown, count) == (1, 13)
+        assert texts_of(made, "test") == [("omega beta �", "cat")]
+    assert all(len(set(made.split("train")[i].values)) > 1 for i in range(5))
+
+
+def test_a_limit_keeps_the_most_frequent_words(tmp_path):
+    content = [(f"often often sometimes x{i}", "ab"[i % 2]) for i in range(40)]
+    made = data(write(tmp_path / "a.csv", content), tokens="words", vocab_limit=3)
+    assert made.vocab_size == 4
+    assert texts_of(made, "train")[0][0] == "often often <unk> <unk>"
+
+
+def test_subwords_give_back_every_text(tmp_path):
+    pytest.importorskip("tokenizers")
+    made = data(write(tmp_path / "a.csv", rows()), tokens="subwords", vocab_limit=300)
+    found = [pair for name in ("train", "val", "test") for pair in texts_of(made, name)]
+    assert sorted(found) == sorted(rows())
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = write(tmp_path / "a.csv", rows(60))
+    assert sum(len(s) for s in data(path).splits.values()) == 60
+    write(path, rows(75))
+    assert sum(len(s) for s in data(path).splits.values()) == 75
+
+
+def test_a_checkpoint_of_other_classes_is_refused(tmp_path):
+    made = data(write(tmp_path / "a.csv", rows()))
+    made.load_state_dict(made.state_dict())
+    with pytest.raises(DataError, match="class 1 was bird and is dog"):
+        made.load_state_dict({"classes": ["cat", "bird", "newt"]})
+
+
+def test_long_texts_are_cut_off(tmp_path):
+    made = data(write(tmp_path / "a.csv", rows()), max_length=7)
+    batch = next(iter(made.val_dataloader()))
+    assert batch["inputs"].shape[1] == 7
+    assert made.split("val").num_cut == len(made.split("val"))
+    np.testing.assert_array_less(0, batch["inputs"])

@@ -1,0 +1,84 @@
+"""Running text of one's own: a file, or a folder of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datamodules import OwnText
+from tests.datamodules.text.made import lines
+
+SPLITS = ("train", "val", "test")
+
+
+def data(path: Path, **options: Any) -> OwnText:
+    made = OwnText(str(path), **{"segment_len": 7, "batch_size": 4, **options})
+    made.setup()
+    return made
+
+
+def text_of(made: OwnText, name: str) -> str:
+    return made.decode(made.cache.array(f"{name}_tokens").tolist())
+
+
+def test_a_file_is_divided_into_pieces_of_whole_lines(tmp_path):
+    content = "".join(f"line {i} äö\n" for i in range(400))
+    path = tmp_path / "mine.txt"
+    path.write_text(content, encoding="utf-8")
+    made = data(path)
+    found = {name: text_of(made, name).splitlines() for name in SPLITS}
+    assert sorted(x for part in found.values() for x in part) == sorted(content.splitlines())
+    assert all(part == sorted(part, key=lambda x: int(x.split()[1])) for part in found.values())
+    assert len(found["train"]) > 250
+    assert min(len(found["val"]), len(found["test"])) > 5
+
+
+def test_many_files_stay_whole(tmp_path):
+    for number in range(25):
+        folder = tmp_path / f"part{number % 3}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.txt").write_text(f"a{number}\n" * 50)
+    made = data(tmp_path)
+    found = [set(text_of(made, name).split()) for name in SPLITS]
+    assert all(found)
+    assert set.union(*found) == {f"a{number}" for number in range(25)}
+    assert sum(map(len, found)) == 25  # no file in two splits
+
+
+def test_equal_files_are_in_one_split(tmp_path):
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_text(f"b{number // 3}\n" * 9)
+    made = data(tmp_path)
+    assert sum(len(set(text_of(made, name).split())) for name in SPLITS) == 20
+
+
+def test_files_called_as_splits_are_the_splits(tmp_path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{name}.txt").write_text(f"{name} text\n" * 20)
+    made = data(tmp_path, tokens="words")
+    assert text_of(made, "val") == "<unk> text\n" * 20
+    assert made.counts.unknown == {"train": 0, "val": 20, "test": 20}
+
+
+@pytest.mark.parametrize("tokens", ["characters", "words", "bytes"])
+def test_every_unit_trains_on_any_text(tmp_path, tokens):
+    """Words that only the validation text has fail no run."""
+    path = tmp_path / "mine.txt"
+    path.write_text("".join(f"{x.strip()} only{i}\n" for i, x in enumerate(lines(300, 1))))
+    made = data(path, tokens=tokens)
+    assert made.vocab_size == len(made.vocabulary) == made.num_classes
+    batch = next(iter(made.val_dataloader()))
+    assert int(batch["inputs"].max()) < made.vocab_size
+    assert (made.counts.unknown["val"] > 0) == (tokens == "words")
+
+
+def test_the_same_text_in_another_place_gives_the_same_splits(tmp_path):
+    parts = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "mine.txt"
+        path.write_text("".join(lines(300, 1)))
+        parts.append(text_of(data(path), "val"))
+    assert parts[0] == parts[1]

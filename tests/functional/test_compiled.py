@@ -1,0 +1,108 @@
+"""Attention with dropout in one graph of `torch.compile`, functional forms and layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lit_probattn
+from lit_probattn import functional as LF
+from lit_probattn.attention.backends import AUTO_RULES
+from tests.support.slow import mostly_slow
+
+B, H, N, E = 2, 3, 9, 5
+# ast is not here: its package cannot be traced.
+LAYERS = ["softmax", "mgk", "smgk", "fish", "gfish", "linear", "mlk", "lfish"]
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_other_tests():
+    torch.compiler.reset()
+
+
+def heads(*counts):
+    return [torch.randn(B, *(c if isinstance(c, tuple) else (c,)), N, E) for c in counts]
+
+
+FORMS = {
+    "softmax": (LF.softmax_attention, heads(H, H, H), {}),
+    "mgk": (LF.mgk_attention, heads(H, (H, 2), H), {"variance": torch.ones(2)}),
+    "fish": (
+        *(LF.fish_attention, heads(2, 2, H)),
+        {"head_mix": torch.randn(H, 2), "noise_scale": torch.ones(2)},
+    ),
+    "linear": (LF.linear_attention, heads(H, H, H), {}),
+    "lfish": (LF.linear_fish_attention, heads(H, 2, 2), {"head_mix": torch.randn(H, 2)}),
+}
+
+
+def run(function, inputs, seed):
+    """Return output and gradients."""
+    torch.manual_seed(seed)
+    given = [x.detach().clone().requires_grad_() for x in inputs]
+    out = function(*given)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
+
+
+def check(function, compiled, inputs):
+    eager = run(function, inputs, seed=4)
+    for found, expected in zip(run(compiled, inputs, seed=4), eager, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    other = run(compiled, inputs, seed=5)  # the draw is not a constant of the graph
+    assert (other[0] - eager[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", mostly_slow(FORMS, ["mgk", "fish"]))
+def test_a_form_with_dropout_is_one_graph(name):
+    function, inputs, given = FORMS[name]
+
+    def attend(*heads):
+        return function(*heads, **given, dropout_p=0.4, is_causal=True)
+
+    check(attend, torch.compile(attend, fullgraph=True, backend="aot_eager"), inputs)
+
+
+@pytest.mark.parametrize("name", mostly_slow(LAYERS, ["softmax", "smgk"]))
+def test_a_layer_that_trains_with_dropout_is_one_graph(name):
+    layer = lit_probattn.create(name, 12, 4, dropout=0.4)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    check(layer, compiled, [torch.randn(B, N, 12)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mgk", "fish"])
+def test_inductor_takes_the_graph(name):
+    """It draws seeds by a generator of its own; forward and backward see one draw."""
+    function, inputs, given = FORMS[name]
+
+    def attend(*heads):
+        return function(*heads, **given, dropout_p=0.4)
+
+    compiled = torch.compile(attend, fullgraph=True)
+    out, *grads = run(compiled, inputs, seed=4)
+    assert torch.equal(run(compiled, inputs, seed=4)[0], out)
+    assert (run(compiled, inputs, seed=5)[0] - out).abs().max() > 1e-3
+    # Linear in the values: Σ out ∘ d(out) = Σ value ∘ d(value).
+    torch.testing.assert_close((grads[-1] * inputs[-1]).sum(), 2 * out.square().sum())
+
+
+@pytest.mark.slow
+def test_torchs_encoder_with_our_layers_is_one_graph():
+    encoder = torch.nn.TransformerEncoderLayer(12, 2, 8, dropout=0.0, batch_first=True)
+    model, _ = lit_probattn.swap(torch.nn.Sequential(encoder), "mgk", heads=0.5)
+    model[0].self_attn.layer.dropout = 0.4
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    check(model, compiled, [torch.randn(B, N, 12)])
+
+
+def test_maps_that_a_graph_need_not_hold_are_not_stored():
+    """Above `trace_up_to` the choice is that of a call outside a graph."""
+    layer = lit_probattn.create("softmax", 8, 2, dropout=0.4)
+    call = layer.core.describe(layer.call(torch.randn(1, 300, 8)))
+    small = replace(call, dropout=True, num_keys=300, traced=True)
+    large = replace(small, num_scores=AUTO_RULES["cpu"].trace_up_to + 1)
+    assert layer.core.pick_for(small) == "reference"
+    assert layer.core.pick_for(large) == layer.core.pick_for(replace(large, traced=False))
+    assert layer.core.pick_for(large) != "reference"

@@ -1,0 +1,236 @@
+"""Functional forms: what the layers compute, and torch's attention where that is the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lit_probattn
+from lit_probattn import functional as LF
+from lit_probattn.attention import (
+    FiSHAttention,
+    LinearAttention,
+    LinearFiSHAttention,
+    MGKAttention,
+    MLKAttention,
+    SoftmaxAttention,
+)
+from tests.functional.checks import E_V, B, E, H, N, check_form, double
+
+G, K = 2, 3
+CLOSE = {"rtol": 0.0, "atol": 1e-12}
+
+
+def mgk(layer):
+    core = layer.core
+    given = {"hard": core.e_step == "hard", "score": core.score, "key_shift": core.shifts()}
+    given["log_prior"] = None if core.prior is None else core.prior(N)[..., 0]
+    given["include_log_det"] = core.include_log_det
+    return given | {"variance": None if core.variance.is_equal else core.variance()}
+
+
+def mixing(layer):
+    core = layer.core
+    weights, scale = list(core.mixing.weights), core.noise_scale
+    return {
+        "head_mix": weights if len(weights) > 1 else weights[0],
+        "head_bias": list(core.mixing.biases) if len(weights) > 1 else None,
+        "noise_scale": None if scale is None else scale(),
+    }
+
+
+def mlk(layer):
+    return {"prior": layer.core.prior.probabilities(N)[..., 0], "key_shift": layer.core.key_shift}
+
+
+def lfish(layer):
+    norm = layer.core.normalizer(layer.core.mixing.weights[0])
+    return {**mixing(layer), "last_bias": layer.core.mixing.last_bias, "norm_mix": norm}
+
+
+def nothing(layer):
+    return {}
+
+
+SHIFT = {"shifted_keys": True, "num_components": K}
+LEARN = {"num_components": K, "learn_variance": True, "variance": "paper_main"}
+# name -> function, layer, its options, what the function is given of it, options of the function
+FORMS = {
+    "softmax": (LF.softmax_attention, SoftmaxAttention, {}, nothing, {}),
+    "grouped": (LF.softmax_attention, SoftmaxAttention, {"num_kv_heads": 2}, nothing, {}),
+    "gaussian": (
+        *(LF.softmax_attention, SoftmaxAttention, {"score": "gaussian"}, nothing),
+        {"score": "gaussian"},
+    ),
+    "mgk": (LF.mgk_attention, MGKAttention, {"num_components": K}, mgk, {}),
+    "mgk learned": (LF.mgk_attention, MGKAttention, {**LEARN, "include_log_det": True}, mgk, {}),
+    "mgk hard": (LF.mgk_attention, MGKAttention, {**LEARN, "e_step": "hard"}, mgk, {}),
+    "mgk dot": (LF.mgk_attention, MGKAttention, {**LEARN, "score": "dot"}, mgk, {}),
+    "mgk grouped": (LF.mgk_attention, MGKAttention, {**LEARN, "num_kv_heads": 2}, mgk, {}),
+    "smgk": (LF.mgk_attention, MGKAttention, SHIFT, mgk, {}),
+    "smgk grouped": (LF.mgk_attention, MGKAttention, {**SHIFT, "num_kv_heads": 3}, mgk, {}),
+    "fish": (
+        *(LF.fish_attention, FiSHAttention, {"num_global_heads": G, "noise_scale": 0.3}),
+        *(mixing, {}),
+    ),
+    "fish local": (
+        *(LF.fish_attention, FiSHAttention, {"num_global_heads": G, "noise": "local"}),
+        *(mixing, {"noise": "local"}),
+    ),
+    "hard mish": (
+        *(LF.fish_attention, FiSHAttention),
+        *({"num_global_heads": G, "noise": "none", "mixer": "shared"}, mixing, {}),
+    ),
+    "gfish": (
+        *(LF.fish_attention, FiSHAttention, {"num_global_heads": G, "mixer": "mlp"}),
+        *(mixing, {}),
+    ),
+    "linear": (LF.linear_attention, LinearAttention, {}, nothing, {}),
+    "dpfp": (
+        *(LF.linear_attention, LinearAttention, {"feature_map": "dpfp", "dpfp_nu": 2}, nothing),
+        {"feature_map": "dpfp", "dpfp_nu": 2},
+    ),
+    "favor": (
+        *(LF.linear_attention, LinearAttention),
+        *({"feature_map": "favor", "redraw_features": False},),
+        *(lambda layer: {"projection": layer.core.projection}, {"feature_map": "favor"}),
+    ),
+    "mlk": (LF.mlk_attention, MLKAttention, {"num_components": K}, mlk, {}),
+    "smlk": (LF.mlk_attention, MLKAttention, SHIFT, mlk, {}),
+    "lfish": (LF.linear_fish_attention, LinearFiSHAttention, {"num_global_heads": G}, lfish, {}),
+    "glfish": (
+        *(LF.linear_fish_attention, LinearFiSHAttention),
+        *({"num_global_heads": G, "mixer": "mlp", "mixing_bias": True}, lfish, {}),
+    ),
+    "lfish scores": (
+        *(LF.linear_fish_attention, LinearFiSHAttention),
+        *({"num_global_heads": G, "lfish_mode": "score_global"}, lfish, {"mode": "score_global"}),
+    ),
+}
+
+
+def test_every_name_is_tested():
+    functions = {n for n in dir(LF) if n.endswith("_attention")}
+    texts = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    assert [n for n in functions if not any(f"LF.{n}" in text for text in texts)] == []
+    assert lit_probattn.functional is LF
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_what_the_layer_computes(name):
+    check_form(*FORMS[name])
+
+
+@pytest.mark.parametrize("queries", [N, 7, 13])
+@pytest.mark.parametrize("mask", ["none", "pairs", "floats", "causal", "both"])
+def test_softmax_is_torchs(queries, mask):
+    query, key, value = double(B, H, queries, E), double(B, 2, N, E), double(B, 2, N, E_V)
+    words = {"scale": 0.3, "enable_gqa": True}
+    pairs = torch.rand(H, queries, N) < 0.7
+    pairs[..., 0] = True
+    if mask == "pairs":
+        words["attn_mask"] = pairs
+    elif mask == "floats":
+        words["attn_mask"] = double(B, 1, queries, N).masked_fill(~pairs, -math.inf)
+    elif mask == "causal":
+        words["is_causal"] = True
+    theirs = dict(words)
+    if mask == "both":
+        words |= {"attn_mask": pairs, "is_causal": True}
+        theirs["attn_mask"] = pairs & torch.ones(queries, N, dtype=torch.bool).tril()
+    found = LF.softmax_attention(query, key, value, **words)
+    expected = F.scaled_dot_product_attention(query, key, value, **theirs)
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_what_must_collapse_to_torchs_attention():
+    query, key, value = double(B, H, N, E), double(B, H, N, E), double(B, H, N, E_V)
+    plain = F.scaled_dot_product_attention(query, key, value)
+    one = LF.mgk_attention(query, [key], value, score="dot")
+    torch.testing.assert_close(one, plain, **CLOSE)
+    scaled = LF.mgk_attention(query, [key, key], value, score="dot", scale=0.2)
+    expected = F.scaled_dot_product_attention(query, key, value, scale=0.2)
+    torch.testing.assert_close(scaled, expected, **CLOSE)
+    same = LF.fish_attention(query, key, value, torch.eye(H).double())
+    torch.testing.assert_close(same, plain, **CLOSE)
+    half = torch.tensor([[0.5, 0.5]]).double()
+    twice = [torch.cat([t[:, :1], t[:, :1]], 1) for t in (query, key)]
+    mixed = LF.fish_attention(*twice, value, half)
+    expected = F.scaled_dot_product_attention(
+        query[:, :1].expand(-1, H, -1, -1), key[:, :1].expand(-1, H, -1, -1), value
+    )
+    torch.testing.assert_close(mixed, expected, **CLOSE)
+
+
+def test_a_mixture_by_loops():
+    query, key, value = double(1, 1, 3, E), double(1, 1, 2, 4, E), double(1, 1, 4, E_V)
+    prior, variance = torch.tensor([0.3, 0.7]).double(), torch.tensor([0.9, 2.3]).double()
+    found = LF.mgk_attention(query, key, value, log_prior=prior.log(), variance=variance)
+    for i in range(3):
+        weights = [
+            sum(
+                prior[r] * torch.exp(-(query[0, 0, i] - key[0, 0, r, j]).square().sum() / 2 / s)
+                for r, s in enumerate(variance)
+            )
+            for j in range(4)
+        ]
+        out = sum(w * value[0, 0, j] for j, w in enumerate(weights)) / sum(weights)
+        torch.testing.assert_close(found[0, 0, i], out, **CLOSE)
+
+
+def test_a_fresh_draw_follows_torchs_generator():
+    heads = [torch.randn(B, H, N, E) for _ in range(3)]
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return LF.softmax_attention(*heads, dropout_p=0.5)
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    assert LF.random_features(E).shape == (math.ceil(E * math.log(E)), E)
+
+
+def heads_of(*counts, size=E):
+    return [torch.zeros(B, count, N, size) for count in counts]
+
+
+P = torch.ones(H, G)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LF.softmax_attention(*heads_of(6, 2, 2)), "enable_gqa=True"),
+        (lambda: LF.softmax_attention(*heads_of(6, 4, 4), enable_gqa=True), "multiple of the key"),
+        (lambda: LF.softmax_attention(*heads_of(6, 6, 2)), "key has 6 heads and value 2"),
+        (lambda: LF.softmax_attention(*heads_of(6, 6, 6), dropout_p=1.0), r"\[0, 1\), received 1"),
+        (lambda: LF.softmax_attention(torch.zeros(3, 4), *heads_of(6, 6)), "query has shape"),
+        (lambda: LF.mgk_attention(*heads_of(6, 6, 6)), "a sequence of keys, or key_shift"),
+        (
+            lambda: LF.mgk_attention(*heads_of(6, 6, 6), key_shift=torch.ones(2, E + 1)),
+            r"key_shift has shape \(2, 6\), expected \(2, 5\) or \(6, 2, 5\)",
+        ),
+        (
+            lambda: LF.mgk_attention(
+                *heads_of(6, 6, 6), key_shift=torch.ones(2, E), scale=1.0, variance=torch.ones(2)
+            ),
+            "give one of them",
+        ),
+        (lambda: LF.fish_attention(*heads_of(2, 2, 5), P), "from 2 global heads to 6, expected 5"),
+        (lambda: LF.fish_attention(*heads_of(3, 3, 6), P), r"shape \(6, 2\), expected \(heads, 3"),
+        (lambda: LF.linear_attention(*heads_of(6, 6, 6), feature_map="favor"), "random_features"),
+        (lambda: LF.mlk_attention(*heads_of(6, 6, 6)), "expected .B, heads, components"),
+        (lambda: LF.linear_fish_attention(*heads_of(6, 2, 6), P), "value has 6 heads, expected 2"),
+        (
+            lambda: LF.linear_attention(*heads_of(6, 6, 6), torch.zeros(N, N)),
+            "no scores before a softmax to add a bias to",
+        ),
+    ],
+)
+def test_bad_calls(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
