@@ -3,7 +3,8 @@
 The yardstick is the reference in float64. Eager code is the same reference with every matrix
 product in the kernel's precision (inputs and results rounded to it) and the rest in float32, as
 mixed-precision training runs it. A kernel may err at most twice as much, root mean square, in the
-output and in every gradient.
+output and in the gradient of every input, and in the gradients of a layer's parameters taken
+together: some of them are two numbers, whose errors are themselves uncertain by a fifth.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from lit_probattn.randomness import AttentionDropout, RandomKey
 from profiling.kernels.cases import Case, draw_heads
 
 BUDGET = 2.0  # error of the kernel over that of eager code
+INPUTS = ("out", "query", "key", "value", "bias")  # the other tensors are a layer's parameters
 TASK = "configs/tasks/tiny/lra_listops.yaml"
 ATTENTION = tuple(f"configs/attention/{name}.yaml" for name in ("mgk", "smgk", "fish", "mlk"))
 
@@ -62,6 +64,15 @@ class ParityRow:
             **{"rms error": f"{self.rms:.1e}", "rms error, eager": f"{self.eager_rms:.1e}"},
             "ratio": f"{self.ratio:.2f}",
         }
+
+
+def over_budget(rows: Sequence[ParityRow]) -> list[ParityRow]:
+    """Return the rows of a case that err too much; all parameters where they do so together."""
+    parameters = [row for row in rows if row.tensor not in INPUTS]
+    squares = [row.ratio**2 for row in parameters]
+    together = (sum(squares) / len(squares)) ** 0.5 if squares else 0.0
+    found = [row for row in rows if row.tensor in INPUTS and row.ratio > BUDGET]
+    return [*found, *(parameters if together > BUDGET else [])]
 
 
 class _LowProducts(TorchFunctionMode):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiling.kernels.cases import Case
-from profiling.kernels.parity import BUDGET, ParityRow
-
-INPUTS = ("out", "query", "key", "value")
+from profiling.kernels.parity import ParityRow, over_budget
 
 
 def draws_noise(case: Case) -> bool:
@@ -16,17 +14,5 @@ def draws_noise(case: Case) -> bool:
 
 
 def check_budget(rows: Sequence[ParityRow]) -> None:
-    """Hold output and input gradients to the budget each, and parameters of a layer together.
-
-    A noise scale has two numbers: the root mean square error over six calls is itself uncertain by
-    a fifth, on both sides of the ratio. Over all parameters it is not.
-    """
-    squares = []
-    for row in rows:
-        if row.tensor in INPUTS:
-            assert row.ratio <= BUDGET, row
-        else:
-            squares.append(row.ratio**2)
-    if squares:
-        together = (sum(squares) / len(squares)) ** 0.5
-        assert together <= BUDGET, rows
+    """Hold output and input gradients to the budget each, and parameters of a layer together."""
+    assert over_budget(rows) == []
