@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 
 import pandas as pd
@@ -105,6 +106,16 @@ def test_a_checkpoint_is_taken_and_one_token_has_no_speed(folder, capsys):
     assert told.out.startswith("[0] w1 <unk> ⟶ ")
     assert told.out.endswith("\n1 tokens generated\n")
     assert "--prompt 'w1 zebra': 1 of 2 words are not in the vocabulary" in told.err
+
+
+def test_the_trainer_does_not_speak_of_devices(folder, monkeypatch):
+    logger, told = logging.getLogger("lightning.pytorch"), []
+    monkeypatch.setattr(logger, "handlers", [logging.Handler()])
+    monkeypatch.setattr(logger.handlers[0], "emit", lambda record: told.append(record.getMessage()))
+    level = logger.level
+    assert generate(folder, "--max_new_tokens", "1") == 0
+    assert [line for line in told if "available" in line] == []
+    assert logger.level == level
 
 
 REFUSED = {
