@@ -1,7 +1,7 @@
 """The next token: WikiText-103 and other running text."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class LanguageModeling(Task):
         self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
         self.model = LanguageModel(attention, **model_arguments(LanguageModel, locals()))
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens)
-        self._generated: list[tuple[int, float]] = []  # tokens and seconds of each batch
+        self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
 
     # ---- losses ------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class LanguageModeling(Task):
                 sample_ids=ids,
             )
             tokens = made.tokens
-            self._generated.append((len(tokens) * (tokens.shape[1] - 1), made.decode_seconds))
+            self._generated.append((*tokens.shape, made.decode_seconds))
         result = {"sample_id": ids, "prompt": prompt, "continuation": tokens}
         decode = getattr(getattr(self.trainer, "datamodule", None), "decode", None)
         if decode is None:
@@ -157,12 +157,15 @@ class LanguageModeling(Task):
 
     def on_predict_epoch_end(self) -> None:
         """Print the speed of the steps after the prompts, of all ranks together."""
-        tokens = sum(count for count, _ in self._generated)
-        seconds = sum(duration for _, duration in self._generated)
-        rate = torch.tensor(tokens / seconds if seconds else 0.0, device=self.device)
-        total = sum_over_ranks(torch.stack([rate, rate.new_tensor(float(tokens))]))
+        made = sum(rows * count for rows, count, _ in self._generated)
+        timed = sum(rows * (count - 1) for rows, count, _ in self._generated)
+        seconds = sum(duration for _, _, duration in self._generated)
+        rate = timed / seconds if timed else 0.0
+        device = self.device
+        tokens, speed = sum_over_ranks(torch.tensor([float(made), rate], device=device)).tolist()
         self._generated = []
-        self._say(f"{total[1]:.0f} tokens generated, {total[0]:.1f} tokens per second")
+        told = f", {speed:.1f} tokens per second after each prompt's first" if speed else ""
+        self._say(f"{tokens:.0f} tokens generated{told}")
 
     def _say(self, line: str) -> None:
         if self.trainer.is_global_zero:
@@ -173,7 +176,7 @@ class LanguageModeling(Task):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep which vocabulary the ids belong to."""
         super().on_save_checkpoint(checkpoint)
-        vocabulary = self._vocabulary()
+        vocabulary = _vocabulary_of(getattr(self.trainer_or_none, "datamodule", None))
         if vocabulary is not None:
             checkpoint["vocabulary"] = vocabulary
 
@@ -183,23 +186,39 @@ class LanguageModeling(Task):
         Raises:
             ValueError: the checkpoint was trained with another vocabulary than the data has.
         """
-        theirs, ours = checkpoint.get("vocabulary"), self._vocabulary()
-        if theirs is not None and ours is not None and theirs != ours:
-            raise ValueError(
-                f"the checkpoint was trained with another vocabulary: {_describe(theirs)}; the "
-                f"data has {_describe(ours)}. Use the text it was trained on, or its vocabulary: "
-                "--data.init_args.vocab_file FILE"
-            )
+        check_vocabulary(checkpoint, getattr(self.trainer_or_none, "datamodule", None))
         super().on_load_checkpoint(checkpoint)
 
-    def _vocabulary(self) -> dict[str, Any] | None:
-        """Size and hash of the vocabulary of the DataModule in use, if it has one."""
-        data = getattr(self.trainer_or_none, "datamodule", None)
-        vocabulary = getattr(data, "vocabulary", None)
-        if vocabulary is None:
-            return None
-        digest = hashlib.sha256(vocabulary.text.encode()).hexdigest()
-        return {"size": len(vocabulary), "sha256": digest}
+
+def check_vocabulary(
+    checkpoint: Mapping[str, Any], data: Any, remedy: str = "--data.init_args.vocab_file FILE"
+) -> None:
+    """Refuse data whose ids mean other words than those of a checkpoint.
+
+    Args:
+        checkpoint: its content.
+        data: the DataModule in use.
+        remedy: the flag that names a vocabulary.
+
+    Raises:
+        ValueError: the checkpoint was trained with another vocabulary than the data has.
+    """
+    theirs, ours = checkpoint.get("vocabulary"), _vocabulary_of(data)
+    if theirs is not None and ours is not None and theirs != ours:
+        raise ValueError(
+            f"the checkpoint was trained with another vocabulary: {_describe(theirs)}; the "
+            f"data has {_describe(ours)}. Use the text it was trained on, or its vocabulary: "
+            f"{remedy}"
+        )
+
+
+def _vocabulary_of(data: Any) -> dict[str, Any] | None:
+    """Size and hash of the vocabulary of a DataModule, if it has one."""
+    vocabulary = getattr(data, "vocabulary", None)
+    if vocabulary is None:
+        return None
+    digest = hashlib.sha256(vocabulary.text.encode()).hexdigest()
+    return {"size": len(vocabulary), "sha256": digest}
 
 
 def _describe(vocabulary: dict[str, Any]) -> str:

@@ -258,7 +258,7 @@ def test_two_processes_score_like_one(trained, folder, capsys):
 def test_predict_writes_text_and_speed(trained, folder, capsys):
     run(command("predict", trained, folder, "--ckpt_path", "last"))
     out = capsys.readouterr().out
-    assert "14 tokens generated" in out
+    assert "16 tokens generated" in out
     assert "tokens per second" in out
     table = pd.read_parquet(only_version(trained) / "predictions-step-00000016.parquet")
     assert table["sample_id"].tolist() == [0, 1]

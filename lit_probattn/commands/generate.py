@@ -1,0 +1,228 @@
+"""Continue prompts with a trained language model: its run folder, or one of its checkpoints.
+
+    lit-probattn generate runs/NAME/0 --prompt "The game"
+    lit-probattn generate runs/NAME/0 --prompt "The game" --prompt "In 1900" --top_k 20 --seed 1
+
+`lit-probattn predict` writes the same text for the same settings and `--seed_everything`. A run
+folder means its best checkpoint, or without a validation its newest. The model's configuration and
+its text's vocabulary come from the run's config.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_probattn.base.allowed_code import add_flag
+
+if TYPE_CHECKING:
+    import torch
+
+    from lit_probattn.training.trained import Trained
+
+MAX_NEW_TOKENS = 64
+TEMPERATURE = 0.8
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = argparse.ArgumentParser(
+        prog="lit-probattn generate",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a run folder, runs/NAME/0, or a checkpoint")
+    add(
+        "--prompt",
+        action="append",
+        required=True,
+        metavar="TEXT",
+        help="text to continue; may be repeated",
+    )
+    add(
+        "--max_new_tokens",
+        type=int,
+        help=f"tokens that each prompt is continued by (default {MAX_NEW_TOKENS}, or what fits)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        default=TEMPERATURE,
+        help=f"divides the logits; 0 takes the likeliest token (default {TEMPERATURE})",
+    )
+    add("--top_k", type=int, help="draw among the k likeliest tokens (default: all)")
+    add("--top_p", type=float, help="draw among the likeliest that have this probability together")
+    add("--seed", type=int, default=0, help="of the draw (default 0)")
+    add("--out", type=Path, metavar="FILE.parquet", help="write token ids and text too")
+    add("--config", type=Path, action="append", help="default: that of the run folder")
+    add(
+        "--data",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="argument of the data, such as data_dir=FOLDER; may be repeated",
+    )
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
+    add_flag(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the texts; returns the exit status: 2 for what a user got wrong, with one line."""
+    options = make_parser().parse_args(arguments)
+    from lit_probattn.cli.errors import exit_status, quieten
+
+    quieten()
+    return exit_status(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Open the run, continue the prompts, print them and write the table.
+
+    Raises:
+        CommandError: a flag is wrong, or the run is not of a language model.
+    """
+    from lit_probattn.models.decoding import Sampling
+    from lit_probattn.training.callbacks import PredictionWriter
+
+    _check_flags(options)
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, seed=options.seed)
+    trained = _open(options)
+    trained.task.sampling = sampling
+    trained.task.max_new_tokens = _new_tokens(trained, options)
+    writer = [PredictionWriter(options.out)] if options.out else []
+    with _without_notes():
+        trainer = _trainer(trained.config, trained.device, writer)
+        trainer.predict(trained.task, datamodule=trained.data, return_predictions=False)
+    if options.out:
+        print(f"table: {options.out}")
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Refuse what is wrong whatever the run."""
+    from lit_probattn.cli.errors import CommandError
+
+    for name, least in (("max_new_tokens", 1), ("seed", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise CommandError(f"--{name} must be at least {least}, received {value}")
+    out = options.out
+    if out is None:
+        return
+    if out.suffix != ".parquet":
+        raise CommandError(f"--out must end in .parquet, received {out}")
+    if out.exists():
+        raise CommandError(f"--out {out} exists: name another file, or remove it")
+    blocked = next((p for p in out.parents if p.exists() and not p.is_dir()), None)
+    if blocked is not None:
+        raise CommandError(f"--out {out}: {blocked} is a file, not a folder")
+
+
+def _open(options: argparse.Namespace) -> Trained:
+    """Open a language model and its data, which hold the prompts."""
+    import yaml
+
+    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.configs import class_of, parameters_of, read_config
+    from lit_probattn.tasks import LanguageModeling
+    from lit_probattn.tasks.language_model import check_vocabulary
+    from lit_probattn.training.checkpoints import find_file, load_checkpoint
+    from lit_probattn.training.trained import open_trained
+
+    checkpoint = find_file(options.checkpoint)
+    config = read_config(checkpoint, options.config)
+    task, data = (class_of(config[part]["class_path"]) for part in ("model", "data"))
+    if not (isinstance(task, type) and issubclass(task, LanguageModeling)):
+        raise CommandError(
+            f"{options.checkpoint} is a run of {task.__name__}, which generates no text: give a "
+            "run of a language model (lit_probattn.tasks.LanguageModeling)"
+        )
+    if "prompts" not in parameters_of(data) or not hasattr(data, "vocabulary"):
+        raise CommandError(
+            f"{options.checkpoint} was trained on {data.__name__}, which takes no prompts: its "
+            "data need an argument `prompts` and a `vocabulary`, as datamodules.WikiText103 has"
+        )
+    prompts = yaml.safe_dump(options.prompt)
+    pairs = ["num_workers=0", *options.data, f"prompts={prompts}"]
+    wanted = {"checkpoint": checkpoint, "data": pairs}
+    trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
+    check_vocabulary(load_checkpoint(checkpoint), trained.data, "--data vocab_file=FILE")
+    return trained
+
+
+def _new_tokens(trained: Trained, options: argparse.Namespace) -> int:
+    """Return how many tokens are added to each prompt; say where the default does not fit.
+
+    Raises:
+        CommandError: a prompt is empty or too long, or more tokens are asked for than fit.
+    """
+    from lit_probattn.cli.errors import CommandError
+
+    most, longest = trained.task.model.max_seq_len, 0
+    for text in options.prompt:
+        ids, unknown = trained.data.vocabulary.encode(text)
+        if not len(ids):
+            raise CommandError(f"--prompt {text!r} is empty: give at least one word")
+        if len(ids) > most:
+            raise CommandError(
+                f"--prompt {text[:40]!r} has {len(ids)} tokens, but max_seq_len of the model is "
+                f"{most}: shorten it"
+            )
+        if unknown:
+            told = f"{unknown} of {len(ids)} words are not in the vocabulary and became <unk>"
+            print(f"--prompt {text[:40]!r}: {told}", file=sys.stderr)
+        longest = max(longest, len(ids))
+    fits = most - longest + 1  # the last new token is never fed back
+    if options.max_new_tokens is None:
+        if fits < MAX_NEW_TOKENS:
+            told = f"max_seq_len of the model is {most}, the longest prompt has {longest} tokens"
+            print(f"--max_new_tokens {fits}: {told}", file=sys.stderr)
+        return min(MAX_NEW_TOKENS, fits)
+    if options.max_new_tokens > fits:
+        raise CommandError(
+            f"--max_new_tokens {options.max_new_tokens} does not fit: max_seq_len of the model is "
+            f"{most} and the longest prompt has {longest} tokens; give at most {fits}"
+        )
+    return int(options.max_new_tokens)
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Leave out what the trainer says of the devices that there are."""
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _trainer(config: dict[str, Any], device: torch.device, callbacks: list[Any]) -> Any:
+    """Return a trainer of one device, in the precision of the run, that writes nothing itself."""
+    import lightning.pytorch as pl
+
+    return pl.Trainer(
+        accelerator=device.type,
+        devices=1 if device.type == "cpu" else [device.index or 0],
+        precision=(config.get("trainer") or {}).get("precision"),
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""`lit-probattn generate`: the text that `predict` writes, what is told, what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import pandas as pd
+import pytest
+import yaml
+
+from lit_probattn.__main__ import main
+from lit_probattn.training.checkpoints import list_checkpoints
+from tests.datamodules.text import made
+from tests.support.runs import ROOT, only_version, run, write_attention
+
+TASK = str(ROOT / "configs/tasks/tiny/wikitext103_small.yaml")
+PROMPTS = ["w1 w2 w3", "w4"]  # of unequal length; max_seq_len is 16
+
+
+def command(name, place, *more):
+    """Command line of a run of the tiny task."""
+    files = ["--config", TASK, "--config", write_attention(place)]
+    where = ["--data.init_args.data_dir", str(place / "text"), "--run.root", str(place / "runs")]
+    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
+    return [name, *files, *where, *quiet, "--trainer.devices", "1", *more]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder that holds the text and a run."""
+    place = tmp_path_factory.mktemp("generate")
+    made.write(place / "text")
+    run(command("fit", place, "--trainer.max_steps", "4", "--trainer.val_check_interval", "2"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def folder(trained):
+    """The folder of the run."""
+    return only_version(trained)
+
+
+def generate(folder, *more, prompts=PROMPTS):
+    flags = [word for text in prompts for word in ("--prompt", text)]
+    return main(["generate", str(folder), "--device", "cpu", *flags, *more])
+
+
+def texts(capsys):
+    """What was printed, without its last lines: the speed, and the table."""
+    out = capsys.readouterr().out.splitlines()
+    return [line for line in out if "tokens generated" not in line and "table: " not in line]
+
+
+def test_text_is_that_of_predict_for_the_same_seed(trained, folder, tmp_path, capsys):
+    best = list_checkpoints(folder / "checkpoints", "best")[0]
+    draw = {"temperature": "0.8", "top_k": "9", "top_p": "0.9", "max_new_tokens": "12"}
+    flags = [word for key, value in draw.items() for word in (f"--model.init_args.{key}", value)]
+    given = ["--data.init_args.prompts", json.dumps(PROMPTS), "--seed_everything", "3"]
+    run(command("predict", trained, "--ckpt_path", str(best), *flags, *given))
+    out = capsys.readouterr().out
+    (path,) = folder.glob(f"predictions-{best.stem}-*.parquet")
+    expected = pd.read_parquet(path)
+
+    flags = [word for key, value in draw.items() for word in (f"--{key}", value)]
+    table = tmp_path / "made" / "text.parquet"
+    assert generate(folder, *flags, "--seed", "3", "--out", str(table)) == 0
+    told = capsys.readouterr()
+    pd.testing.assert_frame_equal(pd.read_parquet(table), expected)
+    assert expected["prompt_text"].tolist() == PROMPTS
+    assert [len(row) for row in expected["continuation"]] == [12, 12]
+    for row in expected.itertuples():
+        line = f"[{row.sample_id}] {row.prompt_text} ⟶ {row.continuation_text}\n"
+        assert line in out
+        assert line in told.out
+    assert "24 tokens generated, " in told.out
+    assert " tokens per second" in told.out
+    assert told.out.endswith(f"table: {table}\n")
+    assert "max_new_tokens" not in told.err
+
+
+def test_seeds_draw_other_text_and_greedy_text_has_none(folder, capsys):
+    found = {}
+    for flags in ("--seed 0", "--seed 1", "--temperature 0", "--temperature 0 --seed 1"):
+        assert generate(folder, "--max_new_tokens", "9", *flags.split()) == 0
+        found[flags] = texts(capsys)
+    assert generate(folder, "--max_new_tokens", "9", "--top_k", "1") == 0
+    assert texts(capsys) == found["--temperature 0"] == found["--temperature 0 --seed 1"]
+    assert len({tuple(lines) for lines in found.values()}) == 3
+
+
+def test_the_default_is_lowered_to_what_fits(folder, capsys):
+    assert generate(folder) == 0
+    told = capsys.readouterr()
+    lowered = "max_seq_len of the model is 16, the longest prompt has 3 tokens"
+    lines = [line for line in told.err.splitlines() if not line.startswith("other: ")]
+    assert lines == [f"--max_new_tokens 14: {lowered}"]
+    assert "28 tokens generated" in told.out
+
+
+def test_a_checkpoint_is_taken_and_one_token_has_no_speed(folder, capsys):
+    last = list_checkpoints(folder / "checkpoints", "step")[0]
+    assert generate(last, "--max_new_tokens", "1", prompts=["w1 zebra"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("[0] w1 <unk> ⟶ ")
+    assert told.out.endswith("\n1 tokens generated\n")
+    assert "--prompt 'w1 zebra': 1 of 2 words are not in the vocabulary" in told.err
+
+
+def test_the_trainer_does_not_speak_of_devices(folder, monkeypatch):
+    logger, told = logging.getLogger("lightning.pytorch"), []
+    monkeypatch.setattr(logger, "handlers", [logging.Handler()])
+    monkeypatch.setattr(logger.handlers[0], "emit", lambda record: told.append(record.getMessage()))
+    level = logger.level
+    assert generate(folder, "--max_new_tokens", "1") == 0
+    assert [line for line in told if "available" in line] == []
+    assert logger.level == level
+
+
+REFUSED = {
+    "--max_new_tokens 15": "--max_new_tokens 15 does not fit: max_seq_len of the model is 16",
+    "--max_new_tokens 0": "--max_new_tokens must be at least 1, received 0",
+    "--seed -1": "--seed must be at least 0, received -1",
+    "--temperature -1": "temperature must be finite and at least 0, received -1.0",
+    "--top_k 0": "top_k must be at least 1, received 0",
+    "--top_p 1.5": "top_p must be in (0, 1], received 1.5",
+    "--out text.csv": "--out must end in .parquet, received text.csv",
+    "--device cuda:x": "unknown device 'cuda:x'",
+    "--data data_dir=nowhere": "no text of other in",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_a_wrong_flag_is_one_line(folder, flags, capsys):
+    check_refused(generate(folder, *flags.split()), REFUSED[flags], capsys)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (" ", "--prompt ' ' is empty: give at least one word"),
+        ("w1 " * 17, "has 17 tokens, but max_seq_len of the model is 16: shorten it"),
+    ],
+)
+def test_a_wrong_prompt_is_one_line(folder, prompt, expected, capsys):
+    check_refused(generate(folder, prompts=["w1", prompt]), expected, capsys)
+
+
+def check_refused(status, expected, capsys):
+    told = capsys.readouterr()
+    lines = [line for line in told.err.splitlines() if not line.startswith("other: ")]
+    assert (status, len(lines), told.out) == (2, 1, ""), told.err
+    assert lines[0].startswith("error: ")
+    assert expected in lines[0]
+
+
+def test_a_table_is_not_overwritten(folder, tmp_path, capsys):
+    table = tmp_path / "text.parquet"
+    table.write_text("mine")
+    check_refused(generate(folder, "--out", str(table)), "exists: name another file", capsys)
+    inside = table / "text.parquet"
+    check_refused(generate(folder, "--out", str(inside)), "is a file, not a folder", capsys)
+    assert table.read_text() == "mine"
+
+
+def test_other_text_than_the_runs_is_refused(folder, tmp_path, capsys):
+    other = made.write(tmp_path, train="a <unk> b c\n" * 20)
+    status = generate(folder, "--data", f"data_dir={other}", prompts=["a"])
+    lines = capsys.readouterr().err.splitlines()
+    assert status == 2
+    assert lines[-1].startswith("error: the checkpoint was trained with another vocabulary: ")
+    assert lines[-1].endswith("or its vocabulary: --data vocab_file=FILE")
+
+
+def test_words_that_nothing_stands_for_are_refused(tmp_path, folder, capsys):
+    """A vocabulary without `<unk>`, as `predict` refuses it."""
+    texts = dict.fromkeys(made.NAMES, "a b c d\n" * 30)
+    made.write(tmp_path / "text", **texts)
+    run(command("fit", tmp_path, "--trainer.max_steps", "1", "--run.checkpoint_every", "1"))
+    capsys.readouterr()
+    expected = "'zebra' is not in the vocabulary of 5 words, and neither is '<unk>'"
+    check_refused(generate(only_version(tmp_path), prompts=["a zebra"]), expected, capsys)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "expected"),
+    [
+        ("model", "lit_probattn.tasks.SequenceClassifier", "SequenceClassifier, which generates"),
+        ("data", "datamodules.ListOps", "ListOps, which takes no prompts"),
+    ],
+)
+def test_a_run_that_is_no_language_model_is_refused(folder, tmp_path, part, name, expected, capsys):
+    shutil.copytree(folder, tmp_path / "run")
+    path = tmp_path / "run/config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config[part] = {"class_path": name, "init_args": {}}
+    path.write_text(yaml.safe_dump(config))
+    check_refused(generate(tmp_path / "run"), expected, capsys)
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path, capsys):
+    check_refused(generate(tmp_path), f"checkpoint not found: {tmp_path}", capsys)
