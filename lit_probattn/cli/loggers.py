@@ -46,7 +46,7 @@ class PendingLogger:
         """Return the logger; without a folder of its own it writes into `folder`.
 
         Raises:
-            CommandError: its package is not installed.
+            CommandError: its package is not installed, or refuses its options.
         """
         options = dict(self.options)
         known = inspect.signature(self.cls).parameters
@@ -62,6 +62,9 @@ class PendingLogger:
             raise CommandError(
                 f"{KEY}: {error}" if package is None else _missing(self.cls, package)
             ) from error
+        except Exception as error:  # whatever a logger's package refuses: no key, no server, …
+            told = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise CommandError(f"{KEY}: {self.cls.__name__}: {told}") from error
 
     def _place(self, folder: Path) -> Path:
         return folder / "mlruns" if self.cls.__name__ == "MLFlowLogger" else folder

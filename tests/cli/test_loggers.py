@@ -24,7 +24,7 @@ def test_a_folder_that_is_given_stays(tmp_path):
     assert PendingLogger(CSVLogger, save_dir="mine").make(tmp_path).save_dir == "mine"
 
 
-def test_offline_wandb_and_mlflow_write_into_the_runs_folder(tmp_path):
+def test_offline_wandb_writes_into_the_runs_folder(tmp_path):
     pytest.importorskip("wandb")
     wandb = PendingLogger(WandbLogger, offline=True, save_dir=".").make(tmp_path)
     assert wandb.save_dir == str(tmp_path)
@@ -52,6 +52,18 @@ def test_a_package_that_fails_later_is_told(tmp_path):
 
     with pytest.raises(CommandError, match=r"^trainer\.logger: No module named 'comet'$"):
         PendingLogger(Broken).make(tmp_path)
+
+
+class Refusing(CSVLogger):
+    """A logger whose package is there and refuses, as W&B does without a key."""
+
+    def __init__(self, save_dir: str = ".") -> None:
+        raise RuntimeError("no key is configured\nhint")
+
+
+def test_what_a_logger_refuses_is_one_line(tmp_path):
+    with pytest.raises(CommandError, match=r"^trainer.logger: Refusing: no key is configured$"):
+        PendingLogger(Refusing).make(tmp_path)
 
 
 def test_only_waiting_loggers_are_made():

@@ -140,4 +140,5 @@ def test_readable_form(tmp_path, capsys):
 
 
 def test_every_data_set_with_files_is_looked_for():
-    assert set(data._LOOK) == set(data.REGISTRY) - {"synthetic", "masked_text"}
+    own = {name for name in data.REGISTRY if name.startswith("own_")}  # lie where their user says
+    assert set(data._LOOK) == set(data.REGISTRY) - {"synthetic", "masked_text", *own}

@@ -133,7 +133,7 @@ def test_declared_missing_values_become_nan(tmp_path: Path) -> None:
 def test_without_aeon_the_error_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "aeon.datasets", None)
     with pytest.raises(
-        DataError, match=r'optional package aeon.*pip install "lit-probattn\[uea\]"'
+        DataError, match=r'optional package aeon.*pip install "lit-probattn\[series\]"'
     ):
         read_ts(write(tmp_path, GOOD))
 

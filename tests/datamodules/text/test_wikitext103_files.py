@@ -170,7 +170,7 @@ def test_damaged_and_raw_archives(tmp_path):
 def test_subwords_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     made_text.write(tmp_path)
-    with pytest.raises(DataError, match=r"pip install 'lit-probattn\[subwords\]'"):
+    with pytest.raises(DataError, match=r"pip install 'lit-probattn\[text\]'"):
         made_text.data(tmp_path, subwords=300).prepare_data()
 
 
