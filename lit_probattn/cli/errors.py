@@ -44,6 +44,7 @@ _STORAGE = {
     errno.ENAMETOOLONG: "choose a shorter --run.name",
 }
 
+_LOGGERS = ("wandb", "mlflow")  # packages that raise errors of their own
 _NO_GPU = " Use --trainer.accelerator cpu, or look at `python -m lit_probattn.doctor`"
 
 _WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed|exited unexpectedly)")
@@ -92,6 +93,8 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         return text, 1
     if isinstance(error, CommandError | ConfigError | CheckpointError | MisconfigurationException):
         return text + _NO_GPU * text.startswith("No supported gpu backend found"), 2
+    if type(error).__module__.partition(".")[0] in _LOGGERS:
+        return f"trainer.logger: {text}", 2  # no key, no server: said when the run begins
     if isinstance(error, OSError) and error.errno in _STORAGE:
         place = "" if error.filename is None else f": {error.filename}"
         return f"{(error.strerror or 'cannot write').lower()}{place}; {_STORAGE[error.errno]}", 2

@@ -39,7 +39,7 @@ WRONG = [
     (["--run", "null"], "^error: run: expected its keys, received 'null'$"),
     (
         ["--trainer.logger", "WandbLogger"],
-        "^error: trainer.logger: WandbLogger",  # not installed, or without a key
+        "^error: trainer.logger: (WandbLogger needs the package wandb|No API key)",
     ),
     (["--model.init_args.num_layers", "four"], "num_layers: expected int, received 'four'"),
     (["--model.init_args.schedule", "onecycle"], "schedule: expected one of 'one_cycle'"),

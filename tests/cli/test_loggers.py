@@ -7,7 +7,7 @@ import sys
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 
-from lit_probattn.cli.errors import CommandError
+from lit_probattn.cli.errors import CommandError, explain
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 
 CSV = "lightning.pytorch.loggers.CSVLogger"
@@ -92,3 +92,10 @@ def test_only_waiting_loggers_are_made():
 )
 def test_the_folder_is_asked_of_nobody(words, files, added):
     assert with_folder(words, files) == [*words, *([FLAG] if added else [])]
+
+
+def test_what_a_loggers_package_refuses_later_is_one_line():
+    refused = type("UsageError", (Exception,), {"__module__": "wandb.errors"})
+    assert explain(refused("No API key.\nUse it.")) == ("trainer.logger: No API key. Use it.", 2)
+    other = type("UsageError", (Exception,), {"__module__": "wandbox"})
+    assert explain(other("a fault")) is None
