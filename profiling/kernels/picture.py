@@ -64,8 +64,8 @@ def _panel(
         middle = [row["time_ratio"] for _, row in shown]
         below = [row["time_ratio"] - row["time_ratio_p20"] for _, row in shown]
         above = [row["time_ratio_p80"] - row["time_ratio"] for _, row in shown]
-        style = {"fmt": "o", "ms": 4, "capsize": 2, "color": f"C{number}", "label": label}
-        axis.errorbar(middle, [y for y, _ in shown], xerr=[below, above], **style)
+        style: dict[str, Any] = {"fmt": "o", "ms": 4, "capsize": 2, "color": f"C{number}"}
+        axis.errorbar(middle, [y for y, _ in shown], xerr=[below, above], label=label, **style)
     axis.axvline(1.0, color="0.6", lw=0.8, ls=":")
     axis.set_yticks(range(len(picture)), list(picture), fontsize=8)
     axis.set_ylim(len(picture) - 0.5, -0.5)
