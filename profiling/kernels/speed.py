@@ -416,6 +416,8 @@ def speed_report(
     facts += [f"MISSED: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in missed]
     facts += [f"Above 1: {row['comparison']} at {row['place']}: {_ratio(row)}" for row in dearer]
     lines = header("Implementations of attention side by side", facts)
+    found = finding(config, rows)
+    lines += ["", f"Finding: {found}"] if found else []
     for place in dict.fromkeys(row["place"] for row in rows):
         here = [row for row in rows if row["place"] == place]
         lines += ["", f"## {place}", ""]
@@ -430,6 +432,21 @@ def speed_report(
         elif config.comparisons and not tests.startswith("passed"):
             lines.append("No ratios: the parity tests did not pass, so speed says nothing.")
     return "\n".join(lines)
+
+
+def finding(config: KernelsConfig, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the range of each comparison that the file's picture shows; empty if there is none."""
+    names = dict.fromkeys(name for row in config.picture.values() for name in row.values())
+    told = []
+    for name in names:
+        found = [row["time_ratio"] for row in rows if row.get("comparison") == name]
+        if found:
+            told.append(f"{name} {min(found):.2f} to {max(found):.2f}")
+    sides = dict.fromkeys(c.against for c in config.comparisons if c.name in names)
+    if not told:
+        return ""
+    places = counted(len({row["place"] for row in rows}), "place")
+    return f"time divided by that of {' or '.join(sides)}, at {places}: {', '.join(told)}."
 
 
 def _ratio(row: Mapping[str, Any]) -> str:

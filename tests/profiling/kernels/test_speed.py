@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from PIL import Image
@@ -311,7 +313,8 @@ def test_flags_narrow_a_file():
 def test_the_picture_shows_the_comparisons_that_are_named(tmp_path):
     rows = {"MGK": {"reference": "a"}, "other": {"torch": "b"}}
     made = config(parity_file(tmp_path, True), picture=rows)
-    run_kernels(made, tmp_path, tmp_path / "out")
+    report, _ = run_kernels(made, tmp_path, tmp_path / "out")
+    assert re.search(r"\n\nFinding: time .* plain or torch, at 1 place: a [\d.]+ to .*, b ", report)
     with Image.open(tmp_path / "out/figures/time_ratio.png") as picture:
         assert picture.size > (400, 200)
         assert "lit-probattn" in picture.text["Description"]
