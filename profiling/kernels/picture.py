@@ -38,6 +38,7 @@ def time_picture(
     for axis, place in zip(flat, places, strict=False):
         _panel(axis, picture, {name: row for (at, name), row in found.items() if at == place})
         axis.set_title(place, fontsize=8)
+    flat[0].set_xlim(0.0, 1.05 * max(row["time_ratio_p80"] for row in found.values()))  # shared
     for axis in flat[len(places) :]:
         axis.set_visible(False)
     sides = dict.fromkeys(c.against for c in config.comparisons if c.name in names)
@@ -69,5 +70,4 @@ def _panel(
     axis.axvline(1.0, color="0.6", lw=0.8, ls=":")
     axis.set_yticks(range(len(picture)), list(picture), fontsize=8)
     axis.set_ylim(len(picture) - 0.5, -0.5)
-    axis.set_xlim(left=0.0)
     axis.grid(axis="x", alpha=0.3)

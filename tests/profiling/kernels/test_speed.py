@@ -10,6 +10,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from lit_probattn.configs import ConfigError
+from profiling.kernels import picture
 from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
 from profiling.kernels.speed import (
     SideResult,
@@ -315,9 +316,9 @@ def test_the_picture_shows_the_comparisons_that_are_named(tmp_path):
     made = config(parity_file(tmp_path, True), picture=rows)
     report, _ = run_kernels(made, tmp_path, tmp_path / "out")
     assert re.search(r"\n\nFinding: time .* plain or torch, at 1 place: a [\d.]+ to .*, b ", report)
-    with Image.open(tmp_path / "out/figures/time_ratio.png") as picture:
-        assert picture.size > (400, 200)
-        assert "lit-probattn" in picture.text["Description"]
+    with Image.open(tmp_path / "out/figures/time_ratio.png") as shown:
+        assert shown.size > (400, 200)
+        assert "lit-probattn" in shown.text["Description"]
     with pytest.raises(ValidationError, match="picture names comparison 'aa'; did you mean 'a'"):
         config([], picture={"MGK": {"reference": "aa"}})
 
@@ -326,3 +327,19 @@ def test_there_is_no_picture_without_ratios(tmp_path):
     made = config(parity_file(tmp_path, False), picture={"MGK": {"reference": "a"}})
     run_kernels(made, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out/figures").exists()
+
+
+def test_every_point_of_the_picture_lies_inside(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(picture, "save_png", lambda figure, path, note: drawn.append(figure))
+    made = config([], picture={"MGK": {"reference": "a"}})
+    spread = {"time_ratio": 1.0, "time_ratio_p20": 0.9, "time_ratio_p80": 1.1}
+    far = {name: 4 * value for name, value in spread.items()}
+    rows = [
+        {"place": place, "comparison": "a", **numbers}
+        for place, numbers in (("near", spread), ("far", far))
+    ]
+    picture.time_picture(made, rows, tmp_path / "x.png")
+    for axis in drawn[0].axes:
+        assert axis.get_xlim()[0] == 0
+        assert axis.get_xlim()[1] > 4.4
