@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lit_probattn.analysis.registry import STUDIES
 from lit_probattn.attention import Attention, Core, HeadCall, HeadLayout
@@ -116,3 +119,13 @@ def test_a_variant_needs_only_what_the_recipe_says():
     layer(x).sum().backward()
     with pytest.raises(NotImplementedError, match="cosine has no backend 'sdpa'"):
         CosineAttention(8, 2, backend="sdpa")(x)
+
+
+def test_every_declared_dependency_has_its_constraint():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {canonicalize_name(Requirement(line).name) for group in groups for line in group}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {canonicalize_name(line.split("==")[0]) for line in lines}
+    assert declared - pinned == {"lit-probattn"}
+    assert lines == sorted(set(lines))
