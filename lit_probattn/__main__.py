@@ -82,13 +82,30 @@ def stored_help(name: str) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; refuse an environment that says no rank first."""
+    """Run the command line; returns the exit status, 141 where nobody reads its output."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        return 141  # as a shell says it of a process that SIGPIPE ended
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Find the command; refuse an environment that says no rank first."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words or words[0] in ("-h", "--help"):
         print(usage(), end="")
         if not words:
             print("error: no command was given: name one of these", file=sys.stderr)
         return 0 if words else 2
+    if words == ["--version"]:
+        from lit_probattn import __version__
+        from lit_probattn.records.provenance import versions
+
+        print(f"lit_probattn {__version__}, {versions()}")
+        return 0
     if words[0] == "--print-completion":
         others = {name: command.help for name, command in COMMANDS.items()}
         completion: int = import_module(_COMPLETION).main(words[1:], RUN, others)

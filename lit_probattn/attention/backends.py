@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.functional import Heads
+from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "rows", "native", "triton"]
@@ -241,7 +242,7 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def native_refusal(device: str) -> str | None:
     """Say why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
     if device != "cpu":
@@ -270,7 +271,7 @@ def kernel_refusal(
     return _refusal(family, call.device, call.dtype, (head_dims[0], head_dims[-1]))
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _refusal(
     family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, int]
 ) -> str | None:

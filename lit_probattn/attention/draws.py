@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn import randomness
+from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 
@@ -81,7 +82,7 @@ def philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.dev
 # ---- now, outside of a graph -------------------------------------------------------------------
 
 
-@torch.compiler.disable
+@outside_graphs
 def _keep_pairs(
     dropout: AttentionDropout,
     batch_size: int,
@@ -107,7 +108,7 @@ def _keep_pairs(
     return dropout.keep(batch_size, num_heads, rows, cols, device, first_head)
 
 
-@torch.compiler.disable
+@outside_graphs
 def _normal_noise(
     key: RandomKey,
     batch_size: int,

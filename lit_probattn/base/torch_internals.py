@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import socket
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,10 +27,12 @@ __all__ = [
     "FollowingModule",
     "RenamingModule",
     "TorchDispatchMode",
+    "constant_in_graphs",
     "default_store",
     "in_backward",
     "is_decomposed",
     "loopback_store",
+    "outside_graphs",
     "outside_modes",
     "packet_of",
     "peak_bytes",
@@ -38,11 +41,22 @@ __all__ = [
     "with_child",
 ]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 CDIST_OPERATORS = (torch.ops.aten._cdist_forward, torch.ops.aten._euclidean_dist)
 CPU_ATTENTION_OPERATORS = (  # forward and backward
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
 )
+
+# `torch.compiler.disable`, but the compiler is imported when a function is first called.
+outside_graphs = torch._disable_dynamo
+
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """Do what `torch.compiler.assume_constant_result` does, without importing the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def loopback_store(port: int) -> dist.TCPStore:

@@ -26,7 +26,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from lit_probattn import __version__
 from lit_probattn.base.allowed_code import take_flags
 from lit_probattn.cli.errors import DEBUG_VARIABLE, CommandError, exit_status, quieten
 from lit_probattn.cli.files import (
@@ -40,7 +39,7 @@ from lit_probattn.cli.files import (
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
 from lit_probattn.configs import SIZES_OF_DATA, only_allowed_code
-from lit_probattn.records.provenance import replace_text, versions
+from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,
     PredictionWriter,
@@ -355,8 +354,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.argv.remove("--debug")
             os.environ[DEBUG_VARIABLE] = "1"  # child processes of a distributed run read it
         arguments = sys.argv[1:]
-    if list(arguments) == ["--version"]:
-        print(f"lit_probattn {__version__}, {versions()}")
-        return 0
     quieten()
     return exit_status(lambda: RunCLI(arguments))

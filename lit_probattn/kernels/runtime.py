@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from lit_probattn.base.torch_internals import outside_graphs
+
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 
 HEAD_DIMS = range(1, 129)  # wider heads do not fit the registers of a program
@@ -131,7 +133,7 @@ def unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-@torch.compiler.disable
+@outside_graphs
 def draw_tensor(key: tuple[int, int], samples: Tensor) -> Tensor:
     """Return what kernels draw from: [key word, key word, sample words …], int64 on the device.
 

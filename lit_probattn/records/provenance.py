@@ -14,8 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from lit_probattn.records.markdown import code_span
 
 # Packages that decide a measured cost, and those that decide a training.
@@ -127,6 +125,8 @@ def device_name(device: str) -> str:
     Raises:
         RuntimeError: this machine does not have the CUDA device.
     """
+    import torch
+
     kind = torch.device(device)
     if kind.type == "cuda":
         return torch.cuda.get_device_name(kind)

@@ -106,6 +106,42 @@ def test_backward_passes_are_told_apart():
     assert seen == [False, True]
 
 
+def test_functions_stay_outside_graphs():
+    """A compiled call runs them as they are, and goes on behind them."""
+
+    @torch_internals.outside_graphs
+    def inside(x):
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+
+    seen, graphs = [], []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def doubled(x):
+        return 2 * inside(2 * x)
+
+    compiled = torch.compile(doubled, backend=backend)
+    x = torch.arange(3.0)
+    torch.testing.assert_close(compiled(x), 2 * (2 * x + 1))
+    assert seen == [False]
+    assert len(graphs) == 2
+
+
+def test_functions_are_constants_of_graphs():
+    def ours():
+        return 1
+
+    def theirs():
+        return 1
+
+    torch_internals.constant_in_graphs(ours)
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs) != {}
+
+
 def test_gradient_of_softmax():
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     grad = torch.randn(3, 5, dtype=torch.float64)

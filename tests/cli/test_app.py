@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pandas as pd
 import pytest
 import yaml
 
-import lit_probattn
 from lit_probattn.cli.app import RunCLI, main
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import config_differences
@@ -31,14 +29,6 @@ def printed_config(command, capsys):
         main([*command, "--print_config"])
     assert stop.value.code == 0
     return yaml.safe_load(capsys.readouterr().out)
-
-
-def test_the_version(capsys):
-    assert main(["--version"]) == 0
-    assert re.match(r"lit_probattn \d+\.\d+\S*, python 3", capsys.readouterr().out)
-    assert re.match(r"\d+\.\d+", lit_probattn.__version__)
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = lit_probattn.no_such_name
 
 
 def test_files_and_flags_compose(tmp_path, capsys):

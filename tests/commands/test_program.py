@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from importlib import import_module
 
 import pytest
 
+import lit_probattn
 from lit_probattn import __main__ as door
 from lit_probattn.__main__ import COMMANDS, RUN, main, usage
 from tests.commands.help_texts import FOLDER, NAMES, made_with, printed
@@ -67,10 +70,18 @@ def test_there_is_no_text_of_a_command_that_is_gone():
     assert {path.stem for path in FOLDER.iterdir()} == {*NAMES, "made_with"}
 
 
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.match(r"lit_probattn \d+\.\d+\S*, python 3", capsys.readouterr().out)
+    assert re.match(r"\d+\.\d+", lit_probattn.__version__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = lit_probattn.no_such_name
+
+
 @pytest.mark.parametrize(
-    "words", [["--help"], ["fit", "--help"], ["compare", "-h"], ["sweep", "-h"]]
+    "words", [["--help"], ["fit", "--help"], ["compare", "-h"], ["sweep", "-h"], ["--version"]]
 )
-def test_help_imports_nothing_heavy(words):
+def test_help_and_version_import_nothing_heavy(words):
     code = (
         "import json, sys\n"
         "from lit_probattn.__main__ import main\n"
@@ -87,3 +98,17 @@ def test_help_imports_nothing_heavy(words):
 def test_an_unknown_command_is_one_line(word, hint, capsys):
     assert main([word]) == 2
     assert capsys.readouterr().err == f"error: unknown command {word!r}; {hint}\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of a shell")
+@pytest.mark.parametrize("words", [["list", "attention"], ["--help"]])
+def test_a_reader_that_goes_is_no_fault(words):
+    """As `lit-probattn list attention | head -0`; here nobody reads from the first."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_probattn", *words],
+        **{"stdout": writing, "stderr": subprocess.PIPE, "text": True, "check": False},
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

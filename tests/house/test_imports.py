@@ -221,3 +221,25 @@ print(tuple(layer(torch.zeros(1, 3, 8)).shape))
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines() == ["[]", "(1, 3, 8)"], done.stderr
+
+
+HEAVY = ("sympy", "torch._dynamo", "torch._inductor", "triton", "lightning", "pandas", "timm")
+
+
+def test_layers_import_little_beside_torch():
+    """The compiler, which takes longer than PyTorch, waits for the first call that needs it."""
+    code = f"""
+import sys
+import torch
+assert not [name for name in {HEAVY!r} if name in sys.modules], "PyTorch's own"
+import lit_probattn.attention, lit_probattn.functional
+from lit_probattn import create, swap
+model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, batch_first=True), 2)
+model, report = swap(model, "mgk", heads=0.5)
+model.eval()(torch.zeros(2, 5, 32))
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[]\n", done.stderr

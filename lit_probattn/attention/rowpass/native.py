@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_probattn.attention.rowpass.eager import TorchRows
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
+from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class NativeRows:
         """See `RowPass`."""
         return terms
 
-    @torch.compiler.disable
+    @outside_graphs
     def forward(
         self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
     ) -> None:
@@ -36,7 +37,7 @@ class NativeRows:
 
         native.rows_forward(_block(terms, place), maps, out)
 
-    @torch.compiler.disable
+    @outside_graphs
     def backward(
         self,
         terms: RowTerms,
