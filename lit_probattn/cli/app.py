@@ -286,11 +286,15 @@ class RunCLI(BareCLI):
         if not self.trainer.is_global_zero:
             return
         values = {key: value for part in results for key, value in part.items()}
+        name = f"{command.replace('validate', 'val')}/accuracy"
+        above = samples.above_chance(values[name]) if name in values else None
         report = {
             **values,
             "checkpoint": str(plan.checkpoint),
             "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
             "num_samples": samples.count,
+            "most_frequent_label": samples.most_frequent_label,
+            "above_chance": above,
             "limit_batches": scope.limit,
             "attention": _attention_of(self._config_dict()),
             "differs_from_run": scope.differences,
@@ -298,6 +302,8 @@ class RunCLI(BareCLI):
         }
         path = scope.path(plan.folder, f"{command}-{plan.checkpoint.stem}", ".json")
         replace_text(path, json.dumps(report, indent=2) + "\n")
+        if above is False:
+            print(f"{name} {values[name]:.4f} is not above chance: {samples.chance()}")
         print(f"results: {path}")
 
     def _plan_evaluation(self, command: str, request: str | None) -> tuple[RunPlan, Scope]:

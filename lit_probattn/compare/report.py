@@ -276,13 +276,24 @@ class Report:
             )
         if self.summary["selected_on_test"].any():
             lines.append("**Checkpoints were selected on the test split.**")
-        lines += self._unequal_sides()
+        lines += [*self._unlearned(), *self._unequal_sides()]
         return [part for line in lines for part in (line, "")]
 
     @cached_property
     def _first_of_rows(self) -> dict[str, tuple[Cell, dict[str, Any]]]:
         """A finished cell of every row, with its result."""
         return {cell.row.name: (cell, result) for cell, result in reversed(self.results)}
+
+    def _unlearned(self) -> list[str]:
+        """Name the rows that do not tell labels better than always naming one does."""
+        seeds: dict[str, list[str]] = {}
+        for cell, result in self.results:
+            if (result.get("report") or {}).get("above_chance") is False:
+                name = f"{cell.task.name}, {cell.row.label}"
+                seeds.setdefault(name, []).append(str(cell.seed))
+        named = "; ".join(f"{row} (seed {', '.join(found)})" for row, found in seeds.items())
+        text = "Not above chance, so that nothing is compared: accuracy within 1.96 standard errors"
+        return [f"**{text} of always naming the most frequent label. {named}.**"] if named else []
 
     def _unequal_sides(self) -> list[str]:
         sides: dict[str, dict[str, object]] = {}

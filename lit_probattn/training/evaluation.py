@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,22 +125,52 @@ def _is_known(key: str, known: Iterable[str]) -> bool:
 
 
 class SampleCount(Callback):
-    """Counts the samples of an evaluation, over all ranks; fill-up rows are none."""
+    """Counts the samples of an evaluation and their labels, over all ranks; fill-up rows are none.
+
+    Labels are counted where a sample has one: `target` (B,) of integers.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._labels: Counter[int] = Counter()
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Count a batch."""
-        ids: Tensor = batch["sample_ids"]
-        self.count += int((ids >= 0).sum())
+        real: Tensor = batch["sample_ids"] >= 0
+        self.count += int(real.sum())
+        target = batch.get("target")
+        if isinstance(target, Tensor) and target.ndim == 1 and not target.is_floating_point():
+            self._labels.update(target[real].tolist())
 
     on_validation_batch_end: Any = on_test_batch_end
 
     def on_test_end(self, *_: Any) -> None:
         """Add up the ranks."""
         self.count = sum(gather_objects(self.count))
+        self._labels = sum(gather_objects(self._labels), Counter())
 
     on_validation_end: Any = on_test_end
+
+    @property
+    def most_frequent_label(self) -> float | None:
+        """The accuracy of always naming the most frequent label; None without labels."""
+        return max(self._labels.values()) / self.count if self._labels else None
+
+    def chance(self) -> str:
+        """Say which accuracy these samples tell from that of always naming one label."""
+        share = self.most_frequent_label
+        assert share is not None
+        return (
+            f"always naming the most frequent label gives {share:.4f}, and {self.count} samples "
+            f"tell only what is above {self._least(share):.4f} from it"
+        )
+
+    def above_chance(self, accuracy: float) -> bool | None:
+        """Whether an accuracy is above that of one label by more than 1.96 standard errors."""
+        share = self.most_frequent_label
+        return None if share is None else accuracy > self._least(share)
+
+    def _least(self, share: float) -> float:
+        return share + 1.96 * math.sqrt(share * (1 - share) / self.count)

@@ -202,7 +202,7 @@ def test_validation_repeats_the_value_logged_in_training(trained):
     assert report["val/accuracy"] == pytest.approx(float(row["val/accuracy"]), rel=1e-6)
 
 
-def test_predict_writes_one_row_per_sample(trained):
+def test_predict_writes_one_row_per_sample(trained, capsys):
     run(arguments("predict", trained, "--ckpt_path", "last"))
     table = pd.read_parquet(only_version(trained) / "predictions-step-00000016.parquet")
     names = ["sample_id", "target", "prediction", "probability_0", "probability_1"]
@@ -210,9 +210,17 @@ def test_predict_writes_one_row_per_sample(trained):
     assert table["sample_id"].tolist() == list(range(21))
     probabilities = table[["probability_0", "probability_1"]].to_numpy()
     assert (probabilities.argmax(1) == table["prediction"]).all()
+    capsys.readouterr()
     run(arguments("test", trained, "--ckpt_path", "last"))
+    text = capsys.readouterr().out
     report = json.loads((only_version(trained) / "test-step-00000016.json").read_text())
     accuracy = (table["prediction"] == table["target"]).mean()
+    share = table["target"].value_counts(normalize=True).max()
+    assert report["most_frequent_label"] == pytest.approx(share)
+    least = share + 1.96 * (share * (1 - share) / 21) ** 0.5
+    assert report["above_chance"] is bool(accuracy > least)
+    shown = "is not above chance: always naming the most frequent label gives" in text
+    assert shown is not report["above_chance"]
     assert report["test/accuracy"] == pytest.approx(accuracy)
 
 

@@ -59,6 +59,17 @@ def report_of(tmp_path, table, cells):
     return report, report.write(tmp_path / "out"), (tmp_path / "out/report.md").read_text()
 
 
+def test_rows_that_learned_nothing_are_named(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    for cell in cells:
+        above = cell.row.name == "mgk_1" or cell.seed == 4
+        keep(cell, 30.0, report={"above_chance": above})
+    _, _, written = report_of(tmp_path, table, cells)
+    (line,) = [line for line in written.splitlines() if "Not above chance" in line]
+    label = table.rows["softmax_2"].label
+    assert line.endswith(f" listops, {label} (seed 3).**")
+
+
 def test_numbers(tmp_path):
     table, cells = tiny_cells(tmp_path)
     values = {"softmax_2": [36.0, 37.5], "mgk_1": [30.0, 30.4]}

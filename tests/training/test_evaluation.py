@@ -6,9 +6,10 @@ import json
 
 import pandas as pd
 import pytest
+import torch
 
 from lit_probattn.configs import read_yaml
-from lit_probattn.training.evaluation import differences
+from lit_probattn.training.evaluation import SampleCount, differences
 from tests.support.runs import arguments, error_of, only_version, run, write_attention
 
 
@@ -18,6 +19,30 @@ def trained(tmp_path_factory):
     run(arguments("fit", folder))
     run(arguments("test", folder, "--ckpt_path", "last"))
     return folder
+
+
+@pytest.mark.parametrize(("right", "above"), [(17, False), (18, True)])
+def test_chance_is_the_most_frequent_label(right, above):
+    """12 of 30 are of class 1: 0.4, and 1.96 standard errors of 0.0894 are 0.1753; 17.3 of 30."""
+    samples = SampleCount()
+    for first in range(0, 30, 7):
+        ids = torch.arange(first, first + 7)
+        target = (ids % 5 < 2).long() + 2 * (ids % 5 > 3).long()
+        batch = {"sample_ids": torch.where(ids < 30, ids, -1), "target": target}
+        samples.on_test_batch_end(None, None, None, batch)
+    samples.on_test_end()
+    assert samples.count == 30
+    assert samples.most_frequent_label == 0.4
+    assert samples.above_chance(right / 30) is above
+    assert "gives 0.4000, and 30 samples tell only what is above 0.5753" in samples.chance()
+
+
+@pytest.mark.parametrize("target", [torch.zeros(3, 5, dtype=torch.long), torch.zeros(3), None])
+def test_samples_of_many_labels_or_none_have_no_chance(target):
+    samples = SampleCount()
+    samples.on_test_batch_end(None, None, None, {"sample_ids": torch.arange(3), "target": target})
+    assert samples.count == 3
+    assert samples.above_chance(0.0) is None
 
 
 def results(trained) -> dict[str, dict]:
