@@ -32,6 +32,7 @@ _BUDGET = {
 }
 _DROPOUT = 40  # registers that drawing keep decisions takes
 _DROPOUT_BESIDE_NOISE = 16, 2.8  # the same beside noise: and for every entry of a tile
+_NOISE_OF_KEYS = 12  # what drawing noise takes besides for dK before Hopper
 # Bytes of shared memory that the tiles of a program may take.
 _SHARED = {80: 156 << 10, 90: 216 << 10}
 # Most local heads of one program, and most columns of their accumulators together.
@@ -190,12 +191,12 @@ def make_plan(kernel: str, heads: Heads, device: torch.device) -> Plan:
 
 
 def _last(heads: Heads, group: int, options: list[Launch], capability: int) -> Launch:
-    """Return the launch where none fits: on Hopper eight warps, if there is room, spill less."""
+    """Return the launch where none fits: eight warps, if there is room, spill less than four."""
     found = min(options, key=lambda option: (-option.num_warps, option.block_q * option.block_k))
     stays, moves = max(found.block_q, found.block_k), min(found.block_q, found.block_k)
     rows = (stays + found.num_stages * moves) * (heads.num_global + group)
     has_room = rows * heads.head_dim * heads.itemsize <= _SHARED[capability]
-    return found if capability >= 90 and has_room else options[-1]
+    return found if has_room else options[-1]
 
 
 def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int) -> bool:
@@ -208,11 +209,9 @@ def _fits(kernel: str, heads: Heads, group: int, found: Launch, capability: int)
         return False
     if kernel == "forward":  # wider key tiles keep more addresses
         budget -= 0.4 * group * found.block_k if capability < 90 else found.block_k // 64 * 8
-        crowded = (heads.units or heads.noise) and capability < 90
-        if heads.head_dim >= 128 and found.block_q >= 128 and crowded:
-            return False
     units = 64 if kernel == "grad_query" else 16
     budget -= units * (heads.units > 0) + heads.registers_of_dropout(found)
+    budget -= _NOISE_OF_KEYS * (kernel == "grad_key" and heads.noise > 0 and capability < 90)
     return heads.registers(kernel, group, found) <= budget
 
 

@@ -130,6 +130,18 @@ def test_programs_of_keys_fit_into_shared_memory():
                 assert taken <= SHARED_LIMIT[capability], (kernel, heads, launch)
 
 
+def test_two_maps_take_eight_warps_on_either_gpu():
+    """Four spilled up to 6660 bytes on sm_80 and computed rows twice with heads of 128."""
+    for units, noise, head_dim, dropout, capability in product(
+        (0, 8), (0, 1, 2), (32, 64, 128), (False, True), (80, 90)
+    ):
+        heads = Heads(2, 8, head_dim, units, noise, 2, dropout)
+        with recording(capability):
+            for kernel in ("forward", "grad_query", *KEY_PASSES):
+                launch = make_plan(kernel, heads, torch.device("cpu")).launch
+                assert launch.num_warps == 8, (kernel, heads, launch)
+
+
 @pytest.mark.slow
 def test_functions_that_old_compilers_confuse_are_refused(tmp_path):
     code = """
