@@ -124,10 +124,6 @@ class DataModule(pl.LightningDataModule):
             """Rows of the model's embedding table; None for float features."""
 
         @property
-        def source_vocab_size(self) -> int | None:
-            """Rows of the table of the side that is read, where two languages are; else None."""
-
-        @property
         def num_features(self) -> int | None:
             """Channels of float features; None for tokens."""
 
@@ -139,7 +135,7 @@ class DataModule(pl.LightningDataModule):
         def max_seq_len(self) -> int:
             """Largest padded length."""
     else:
-        vocab_size = source_vocab_size = num_features = None
+        vocab_size = num_features = None
 
     @property
     def source_hashes(self) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, in_parts
 from lit_probattn.models.decoding import Sampling
-from lit_probattn.models.encoder_decoder import EncoderDecoder, Positions, Share
+from lit_probattn.models.encoder_decoder import EncoderDecoder, Share
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.search import Beam, Hypothesis, beam_search, sample
 from lit_probattn.models.transformer import Activation
@@ -45,6 +45,14 @@ class _Line(NamedTuple):
     reference: str
     tokens: str
     reference_tokens: str
+
+
+class _Written(NamedTuple):
+    """The lines of a split: as people write them, and the references' words."""
+
+    source: list[str]
+    reference: list[str]
+    tokenised: list[str]
 
 
 def smoothed_losses(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
@@ -138,7 +146,7 @@ class Translation(Task):
         activation_dropout: float = 0.0,
         norm_first: bool = False,
         activation: Activation = "relu",
-        positions: Positions = "sinusoidal",
+        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
         share: Share = "decoder",
         attention_dropout: float | None = 0.0,
         activation_checkpointing: bool = False,
@@ -171,7 +179,13 @@ class Translation(Task):
         self.keep_arguments()
         self.label_smoothing, self.max_logits = label_smoothing, max_logits
         self.bleu_form: BLEUForm = bleu
-        self.beam = Beam(beam_size, length_penalty, max_length_a, max_length_b, n_best)
+        self.beam = Beam(
+            size=beam_size,
+            length_penalty=length_penalty,
+            max_length_a=max_length_a,
+            max_length_b=max_length_b,
+            n_best=n_best,
+        )
         self.val_beam_size = val_beam_size
         self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
         self.model = EncoderDecoder(attention, **model_arguments(EncoderDecoder, locals()))
@@ -179,6 +193,7 @@ class Translation(Task):
         self._plain: list[Tensor] = []  # losses without smoothing since the last step
         self._sums = torch.zeros(3, dtype=torch.float64)  # smoothed, plain, tokens
         self._lines: list[_Line] = []
+        self._texts: dict[str, _Written] = {}
 
     def setup(self, stage: str) -> None:
         """Check that what the coming validations or test need is installed."""
@@ -237,8 +252,8 @@ class Translation(Task):
         self._sums += total.to(self._sums)
         size = self.beam.size if split == "test" else self.val_beam_size
         if size:
-            found = self._search(rows, size, n_best=1)
-            self._lines += self._written(rows, [best[0] for best in found], split)
+            found = self._search(rows, replace(self.beam, size=size, n_best=1))
+            self._lines += self._lines_of(rows, [best[0] for best in found], split)
 
     def log_scores(self, split: Split) -> None:
         """Log losses, perplexity and BLEU."""
@@ -279,43 +294,79 @@ class Translation(Task):
             source_mask: real tokens, (B, S).
             sample_ids: names the draws of sampling and of noise, (B,).
         """
-        rows = {"source": source, "source_mask": source_mask, "sample_ids": sample_ids}
-        return self._search(rows, self.beam.size, self.beam.n_best)
+        rows: Any = {"source": source, "source_mask": source_mask, "sample_ids": sample_ids}
+        if not len(source):
+            return []
+        if self.sampling.temperature:
+            key = self.random_key(rows)
+            drawn = sample(self.model, source, source_mask, self.sampling, self.beam, rng=key)
+            return [[hypothesis] for hypothesis in drawn]
+        return self._search(rows, self.beam)
 
-    def _search(self, rows: Any, size: int, n_best: int) -> list[list[Hypothesis]]:
-        source, mask = rows["source"], rows["source_mask"]
-        beam = Beam(
-            size,
-            self.beam.length_penalty,
-            self.beam.max_length_a,
-            self.beam.max_length_b,
-            n_best,
-        )
-        return beam_search(self.model, source, mask, beam, rng=self.random_key(rows))
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Translate the real rows of a batch.
 
-    def _written(self, rows: Any, best: Sequence[Hypothesis], split: Split) -> list[_Line]:
+        Returns:
+            `sample_id` (R,), and of each of the R rows `source`, `reference` and `hypothesis` as
+            text, `score` of the hypothesis, and with `n_best` above 1 all `hypotheses` and `scores`.
+        """
+        rows, data = _real_rows(batch), self._coder()
+        found = self.translate(rows["source"], rows["source_mask"], rows["sample_ids"])
+        written = self._written_lines(data.predict_split)
+        numbers = rows["sample_ids"].tolist()
+        result: dict[str, Any] = {
+            "sample_id": rows["sample_ids"],
+            "source": [written.source[number] for number in numbers],
+            "reference": [written.reference[number] for number in numbers],
+            "hypothesis": [data.detokenise(row[0].tokens) for row in found],
+            "score": [row[0].score for row in found],
+        }
+        if self.beam.n_best > 1:
+            result["hypotheses"] = [[data.detokenise(h.tokens) for h in row] for row in found]
+            result["scores"] = [[h.score for h in row] for row in found]
+        return result
+
+    def _search(self, rows: Any, beam: Beam) -> list[list[Hypothesis]]:
+        key = self.random_key(rows)
+        return beam_search(self.model, rows["source"], rows["source_mask"], beam, rng=key)
+
+    def _lines_of(self, rows: Any, best: Sequence[Hypothesis], split: Split) -> list[_Line]:
         """Return hypotheses and references as the forms of BLEU compare them."""
-        data = self._coder()
-        references = data.references(split)
-        lines = []
-        for number, hypothesis, words in zip(
-            rows["sample_ids"].tolist(), best, rows["target"].tolist(), strict=True
-        ):
-            right = [word for word in words if word != IGNORE]
-            lines.append(
-                _Line(
-                    number,
-                    data.detokenise(hypothesis.tokens),
-                    references[number],
-                    data.tokenised(hypothesis.tokens),
-                    data.tokenised(right),
-                )
+        data, written = self._coder(), self._written_lines(split)
+        return [
+            _Line(
+                number,
+                data.detokenise(hypothesis.tokens),
+                written.reference[number],
+                data.tokenised(hypothesis.tokens),
+                written.tokenised[number],
             )
-        return lines
+            for number, hypothesis in zip(rows["sample_ids"].tolist(), best, strict=True)
+        ]
+
+    def _written_lines(self, split: str) -> _Written:
+        """Return the lines of a split; read once."""
+        if split not in self._texts:
+            data = self._coder()
+            self._texts[split] = _Written(
+                data.source_lines(split), data.references(split), data.tokenised_references(split)
+            )
+        return self._texts[split]
 
     def _coder(self) -> Any:
-        """The DataModule, which knows what the ids mean."""
-        return getattr(self.trainer, "datamodule", None)
+        """Return the DataModule, which knows what the ids mean.
+
+        Raises:
+            ValueError: it does not.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not hasattr(data, "detokenise"):
+            kind = type(data).__name__
+            raise ValueError(
+                f"BLEU and predictions need data that turn ids into text (datamodules.Translation), "
+                f"received {kind}; set val_beam_size to 0 to train without"
+            )
+        return data
 
     def _say(self, line: str) -> None:
         if self.trainer.is_global_zero:
