@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -33,7 +33,7 @@ _BLOCK = 2048
 
 
 @dataclass(frozen=True)
-class _Line:
+class Translated:
     """A line of the input, and its translations."""
 
     number: int  # from 1
@@ -96,8 +96,8 @@ def run(options: argparse.Namespace) -> None:
         CommandError: a flag is wrong, the run is not of translation, or a line cannot be read.
     """
     _check_flags(options)
-    trained = _open(options)
-    _set_search(trained.task, options)
+    trained = open_translator(options)
+    set_search(trained.task, options)
     lines = translated(trained, read_lines(sys.stdin.buffer), options.max_tokens)
     kept = []
     for line in lines:
@@ -128,7 +128,7 @@ def _check_flags(options: argparse.Namespace) -> None:
         check_table(options.out)
 
 
-def _open(options: argparse.Namespace) -> Trained:
+def open_translator(options: argparse.Namespace) -> Trained:
     """Open a translation model and the data that know its vocabularies."""
     from lit_probattn.cli.errors import CommandError
     from lit_probattn.configs import class_of, read_config
@@ -152,7 +152,7 @@ def _open(options: argparse.Namespace) -> Trained:
     return trained
 
 
-def _set_search(task: Any, options: argparse.Namespace) -> None:
+def set_search(task: Any, options: argparse.Namespace) -> None:
     """Change what is given of the run's own settings.
 
     Raises:
@@ -190,11 +190,17 @@ def read_lines(file: BinaryIO) -> Iterator[str]:
             ) from error
 
 
-def translated(trained: Trained, lines: Iterable[str], max_tokens: int) -> Iterator[_Line]:
+def translated(
+    trained: Trained,
+    lines: Iterable[str],
+    max_tokens: int,
+    write: Callable[[list[int]], str] | None = None,
+) -> Iterator[Translated]:
     """Yield every line with its translations, in the order of the lines.
 
     Args:
         max_tokens: source tokens of a batch, with padding; a longer line is a batch of its own.
+        write: turns the ids of a translation into text. None is the data's `detokenise`.
 
     Raises:
         CommandError: a line is longer than the model reads.
@@ -208,10 +214,10 @@ def translated(trained: Trained, lines: Iterable[str], max_tokens: int) -> Itera
         found: dict[int, list[Hypothesis]] = {}
         for numbers in batches({n: len(row) for n, row in named.items()}, max_tokens):
             found |= _translate(trained, {n: named[n] for n in numbers})
-        detokenise = trained.data.detokenise
+        as_text = trained.data.detokenise if write is None else write
         for number, text in block:
-            made = [(h.score, detokenise(h.tokens)) for h in found.get(number, ())]
-            yield _Line(number, text, made)
+            made = [(h.score, as_text(h.tokens)) for h in found.get(number, ())]
+            yield Translated(number, text, made)
 
 
 def _check_lengths(lines: list[tuple[int, str]], ids: list[list[int]], most: int) -> None:
@@ -257,7 +263,7 @@ def _translate(trained: Trained, rows: dict[int, list[int]]) -> dict[int, list[H
     return dict(zip(rows, trained.task.translate(source, mask, names), strict=True))
 
 
-def _printed(line: _Line, n_best: int) -> Iterator[str]:
+def _printed(line: Translated, n_best: int) -> Iterator[str]:
     if n_best == 1:
         yield line.found[0][1] if line.found else ""
         return
@@ -265,7 +271,7 @@ def _printed(line: _Line, n_best: int) -> Iterator[str]:
         yield f"{line.number}\t{rank}\t{score:.6f}\t{text}"
 
 
-def _write(lines: list[_Line], path: Path) -> None:
+def _write(lines: list[Translated], path: Path) -> None:
     import pandas as pd
 
     from lit_probattn.records.provenance import replacing

@@ -308,7 +308,7 @@ class Translation(Task):
 
         Returns:
             `sample_id` (R,), and of each of the R rows `source`, `reference` and `hypothesis` as
-            text, `score` of the hypothesis, and with `n_best` above 1 all `hypotheses` and `scores`.
+            text, `score` of the hypothesis, and with `n_best` above 1 `hypotheses` and `scores`.
         """
         rows, data = _real_rows(batch), self._coder()
         found = self.translate(rows["source"], rows["source_mask"], rows["sample_ids"])
@@ -363,7 +363,7 @@ class Translation(Task):
         if not hasattr(data, "detokenise"):
             kind = type(data).__name__
             raise ValueError(
-                f"BLEU and predictions need data that turn ids into text (datamodules.Translation), "
+                f"BLEU and predictions need data that turn ids into text (Translation), "
                 f"received {kind}; set val_beam_size to 0 to train without"
             )
         return data
