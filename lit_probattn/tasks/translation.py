@@ -212,13 +212,17 @@ class Translation(Task):
             key_mask=batch["key_mask"],
             rng=self.random_key(batch),
         )
-        scored = batch["target"] != IGNORE
+        return self.losses_of(hidden, batch["target"])
+
+    def losses_of(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Return these losses for what the output layer reads, (B, T, C), and targets (B, T)."""
+        scored = target != IGNORE
 
         def part(rows: Tensor, words: Tensor) -> Tensor:
             return smoothed_losses(self.model.logits(rows), words, self.label_smoothing)
 
         rows = max(1, self.max_logits // self.model.vocab_size)
-        return in_parts(part, hidden[scored], batch["target"][scored], rows)
+        return in_parts(part, hidden[scored], target[scored], rows)
 
     def batch_loss(self, batch: Any) -> Tensor:
         """Return this micro-batch's part of the mean loss over the global batch's tokens.
