@@ -23,16 +23,22 @@ if TYPE_CHECKING:
     from datamodules.text.labelled import LabelledTexts
     from datamodules.text.masked_text import MaskedText
     from datamodules.text.running import OwnText
+    from datamodules.text.translation.data import Translation
+    from datamodules.text.translation.iwslt14 import IWSLT14
+    from datamodules.text.translation.toy import ToyTranslation
+    from datamodules.text.translation.wmt14 import WMT14
     from datamodules.text.wikitext103 import WikiText103
 
-__all__ = ["REGISTRY", "UEA", "Image", "ImageNet", "LabelledTexts", "ListOps", "MaskedText"]
-__all__ += ["OwnSeries", "OwnText", "Pathfinder", "PictureFolder"]
-__all__ += ["Retrieval", "Synthetic", "Text", "WikiText103"]
+__all__ = ["IWSLT14", "REGISTRY", "UEA", "WMT14", "Image", "ImageNet"]
+__all__ += ["LabelledTexts", "ListOps", "MaskedText", "OwnSeries", "OwnText", "Pathfinder"]
+__all__ += ["PictureFolder", "Retrieval", "Synthetic", "Text", "ToyTranslation", "Translation"]
+__all__ += ["WikiText103"]
 
 # Name on the command line -> module and class.
 REGISTRY = {
     "image": ("datamodules.lra.image", "Image"),
     "imagenet": ("datamodules.pictures.imagenet", "ImageNet"),
+    "iwslt14": ("datamodules.text.translation.iwslt14", "IWSLT14"),
     "listops": ("datamodules.lra.listops", "ListOps"),
     "masked_text": ("datamodules.text.masked_text", "MaskedText"),
     "own_pictures": ("datamodules.pictures.folder", "PictureFolder"),
@@ -43,8 +49,11 @@ REGISTRY = {
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),
     "text": ("datamodules.lra.text", "Text"),
+    "toy_translation": ("datamodules.text.translation.toy", "ToyTranslation"),
+    "translation": ("datamodules.text.translation.data", "Translation"),
     "uea": ("datamodules.series.uea", "UEA"),
     "wikitext103": ("datamodules.text.wikitext103", "WikiText103"),
+    "wmt14": ("datamodules.text.translation.wmt14", "WMT14"),
 }
 
 

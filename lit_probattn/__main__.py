@@ -39,6 +39,7 @@ COMMANDS = {
     "demo": Command("lit_probattn.commands.demo.command", (), "two tiny models learn, then a page"),
     "compare": Command("lit_probattn.compare.own", (), "train and test variants over seeds"),
     "generate": Command("lit_probattn.commands.generate", (), "text from a language model"),
+    "translate": Command("lit_probattn.commands.translate", (), "lines of standard input"),
     "ask": Command("lit_probattn.commands.ask.command", (), "what variants cost at your sizes"),
     "reproduce": Command("lit_probattn.reproduce.__main__", (), "make a published table"),
     "quickstart": Command("lit_probattn.quickstart", (), "softmax and sMGK on a small ListOps"),

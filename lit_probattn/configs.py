@@ -329,7 +329,7 @@ def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]
 # ---- classes and sizes -------------------------------------------------------------------------
 
 # What the data tell the model.
-SIZES_OF_DATA = ("vocab_size", "num_features", "num_classes", "max_seq_len")
+SIZES_OF_DATA = ("vocab_size", "source_vocab_size", "num_features", "num_classes", "max_seq_len")
 
 
 @contextlib.contextmanager

@@ -25,7 +25,13 @@ from datamodules.core.cache import (
 )
 from datamodules.core.errors import DataError, MissingDataError, require_at_least
 from datamodules.core.files import expand
-from datamodules.core.loaders import Batch, EvaluationLoader, TrainingLoader
+from datamodules.core.loaders import (
+    Batch,
+    EvaluationLoader,
+    EvaluationOrders,
+    TrainingLoader,
+    TrainingOrders,
+)
 from datamodules.core.order import EvaluationOrder, TrainingOrder
 from datamodules.core.sequences import PadCollate
 
@@ -128,6 +134,10 @@ class DataModule(pl.LightningDataModule):
             """Channels of float features; None for tokens."""
 
         @property
+        def source_vocab_size(self) -> int | None:
+            """Rows of the embedding table of source text; None where nothing is translated."""
+
+        @property
         def num_classes(self) -> int:
             """Number of classes."""
 
@@ -135,7 +145,7 @@ class DataModule(pl.LightningDataModule):
         def max_seq_len(self) -> int:
             """Largest padded length."""
     else:
-        vocab_size = num_features = None
+        vocab_size = num_features = source_vocab_size = None
 
     @property
     def source_hashes(self) -> dict[str, str]:
@@ -177,16 +187,25 @@ class DataModule(pl.LightningDataModule):
             DataError: The sizes do not fit, or the trainer does not count in steps.
         """
         train = self.split("train")
-        rank, world_size = self._layout()
-        sizes = len(train), self.batch_size, self.seed, rank, world_size, self._accumulation()
-        order = TrainingOrder(*sizes, self._processed, self.shuffles)
+        order = self._training_order()
         if self.trainer is not None and self.trainer.max_steps == -1:
+            name, value = self.batch_setting
             raise DataError(
                 f"trainer.max_steps is not set; training is counted in optimiser steps. One epoch "
                 f"of {type(self).__name__} is {order.steps_per_epoch} steps at "
-                f"batch_size={self.batch_size}"
+                f"{name}={value}"
             )
         return TrainingLoader(self._loader(train, order), order, self._processed)
+
+    @property
+    def batch_setting(self) -> tuple[str, int]:
+        """Name and value of the setting that says what an optimiser step holds."""
+        return "batch_size", self.batch_size
+
+    def _training_order(self) -> TrainingOrders:
+        rank, world_size = self._layout()
+        sizes = len(self.split("train")), self.batch_size, self.seed, rank, world_size
+        return TrainingOrder(*sizes, self._accumulation(), self._processed, self.shuffles)
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return this rank's part of the validation split."""
@@ -201,18 +220,20 @@ class DataModule(pl.LightningDataModule):
         return self._evaluation_loader(self.predict_split)
 
     def _evaluation_loader(self, name: str) -> EvaluationLoader:
-        split = self.split(name)
+        split, order = self.split(name), self._evaluation_order(name)
+        return EvaluationLoader(self._loader(split, order, self.collate_of(name)), order)
+
+    def _evaluation_order(self, name: str) -> EvaluationOrders:
         rank, world_size = self._layout()
         rows = self.eval_batch_size
         if rows is None:
             rows = -(-self.batch_size // (world_size * self._accumulation()))
-        order = EvaluationOrder(len(split), rows, rank, world_size)
-        return EvaluationLoader(self._loader(split, order, self.collate_of(name)), order)
+        return EvaluationOrder(len(self.split(name)), rows, rank, world_size)
 
     def _loader(
         self,
         split: Split,
-        order: TrainingOrder | EvaluationOrder,
+        order: TrainingOrders | EvaluationOrders,
         collate: Callable[[list[Any]], Batch] | None = None,
     ) -> DataLoader[Any]:
         dataset: Dataset[Any] = split  # type: ignore[assignment]

@@ -15,10 +15,13 @@ from torch.utils.data import DataLoader
 
 from datamodules.core.errors import DataError
 from datamodules.core.order import EvaluationOrder, TrainingOrder
+from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
 
-__all__ = ["Batch", "EvaluationLoader", "TrainingLoader"]
+__all__ = ["Batch", "EvaluationLoader", "EvaluationOrders", "TrainingLoader", "TrainingOrders"]
 
 Batch = dict[str, Tensor]
+TrainingOrders = TrainingOrder | TokenBatchOrder
+EvaluationOrders = EvaluationOrder | TokenEvaluationOrder
 
 
 class _Loader:
@@ -51,7 +54,7 @@ class _Loader:
 class EvaluationLoader(_Loader):
     """Every sample once; the same number of batches on every rank."""
 
-    def __init__(self, loader: DataLoader[Any], order: EvaluationOrder) -> None:
+    def __init__(self, loader: DataLoader[Any], order: EvaluationOrders) -> None:
         super().__init__(loader)
         self.order = order
 
@@ -63,7 +66,7 @@ class TrainingLoader(_Loader):
     """An endless stream of micro-batches; `processed` says how many the trainer has processed."""
 
     def __init__(
-        self, loader: DataLoader[Any], order: TrainingOrder, processed: Callable[[], int]
+        self, loader: DataLoader[Any], order: TrainingOrders, processed: Callable[[], int]
     ) -> None:
         super().__init__(loader)
         self.order = order

@@ -38,7 +38,8 @@ def outline(data: DataModule) -> Iterator[str]:
     if data.select_on_test:
         yield "note: validation uses the test split, so selection is on test data"
     yield from (f"note: {note}" for note in data.notes)
-    yield f"steps per epoch: {data.steps_per_epoch} at batch_size {data.batch_size}"
+    setting, value = data.batch_setting
+    yield f"steps per epoch: {data.steps_per_epoch} at {setting} {value}"
     if hasattr(data, "size_lines"):
         yield from data.size_lines()
     for split_name, split in ({} if hasattr(data, "size_lines") else data.splits).items():

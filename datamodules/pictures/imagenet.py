@@ -14,7 +14,8 @@ from timm.data import create_transform
 from datamodules.core.base import DataModule, Published, Split
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand, write_whole
-from datamodules.core.order import EvaluationOrder, TrainingOrder, choose_per_class
+from datamodules.core.loaders import EvaluationOrders, TrainingOrders
+from datamodules.core.order import TrainingOrder, choose_per_class
 from datamodules.core.own import ClassMap
 from datamodules.core.report import compare_size
 from datamodules.pictures.batches import Mixing, PictureCollate, RequestOrder
@@ -241,7 +242,7 @@ class ImageNet(ClassMap, DataModule):
     def _loader(
         self,
         split: Split,
-        order: TrainingOrder | EvaluationOrder,
+        order: TrainingOrders | EvaluationOrders,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Any:
         if not isinstance(order, TrainingOrder):

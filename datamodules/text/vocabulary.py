@@ -20,7 +20,7 @@ from datamodules.core.progress import progress
 from datamodules.text.source import TextSource
 
 __all__ = ["SubwordVocabulary", "Tokens", "Vocabulary", "VocabularyChoice", "count_words"]
-__all__ += ["END_OF_LINE", "UNKNOWN", "texts_of"]
+__all__ += ["END_OF_LINE", "UNKNOWN", "texts_of", "tokenizers_package"]
 
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
 
@@ -169,7 +169,7 @@ class SubwordVocabulary(Tokens):
     def __init__(self, text: str) -> None:
         self._text = text
         try:
-            self._tokenizer = _package().Tokenizer.from_str(text)
+            self._tokenizer = tokenizers_package().Tokenizer.from_str(text)
         except DataError:
             raise
         except Exception as error:  # the package raises plain Exception
@@ -192,7 +192,7 @@ class SubwordVocabulary(Tokens):
 
         `texts` are pieces of text that end at line ends.
         """
-        package = _package()
+        package = tokenizers_package()
         if size < 258:
             raise DataError(
                 f"subwords must be at least 258 (the bytes and two more), received {size}"
@@ -237,7 +237,10 @@ class SubwordVocabulary(Tokens):
         return "\n".join(self._tokenizer.decode(line, False) for line in lines)
 
 
-def _package() -> Any:
+def tokenizers_package(
+    what: str = "sub-words", otherwise: str = "leave out subwords and tokenizer_file"
+) -> Any:
+    """Return the package `tokenizers`; a DataError says what needs it, and what to do without."""
     try:
         import tokenizers
         import tokenizers.decoders
@@ -246,8 +249,8 @@ def _package() -> Any:
         import tokenizers.trainers
     except ImportError:
         raise DataError(
-            "sub-words need the package tokenizers, which is not installed: "
-            "pip install 'lit-probattn[text]', or leave out subwords and tokenizer_file"
+            f"{what} need the package tokenizers, which is not installed: "
+            f"pip install 'lit-probattn[text]', or {otherwise}"
         ) from None
     return tokenizers
 

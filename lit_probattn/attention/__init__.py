@@ -10,6 +10,7 @@ from lit_probattn.attention.backends import recorded_choices as recorded_choices
 from lit_probattn.attention.cache import Cache as Cache
 from lit_probattn.attention.cache import KVCache as KVCache
 from lit_probattn.attention.cache import LinearState as LinearState
+from lit_probattn.attention.cache import Memory as Memory
 from lit_probattn.attention.core import Core as Core
 from lit_probattn.attention.core import HeadCall as HeadCall
 from lit_probattn.attention.core import HeadLayout as HeadLayout

@@ -38,6 +38,14 @@ class Cache(ABC):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add tokens; return the keys, values and key mask that the new queries attend to."""
 
+    @abstractmethod
+    def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what `append` does, without adding tokens."""
+
+    @abstractmethod
+    def reorder(self, rows: Tensor) -> None:
+        """Take rows of the batch, (B',) int64, in place of its own; a row may come again."""
+
     @property
     @abstractmethod
     def num_bytes(self) -> int:
@@ -116,9 +124,32 @@ class KVCache(Cache):
             if key_mask is None:
                 key_mask = torch.ones(key.shape[0], new, dtype=torch.bool, device=key.device)
             self._mask = self._store(self._mask, key_mask, -1)
-        self.length = end = self.length + new
-        mask = None if self._mask is None else self._mask[:, :end]
-        return self._key[..., :end, :], self._value[..., :end, :], mask
+        self.length += new
+        return self.read()
+
+    def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return all keys, values and the key mask so far.
+
+        Raises:
+            ValueError: the cache is empty.
+        """
+        key, value, _ = self.part(range(self.length))
+        return key, value, None if self._mask is None else self._mask[:, : self.length]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Take these rows of what is stored; reserved space stays."""
+        self._key = self._taken(self._key, rows, -2)
+        self._value = self._taken(self._value, rows, -2)
+        self._mask = self._taken(self._mask, rows, -1)
+        self._offset = self._taken(self._offset, rows, -1)
+
+    def _taken(self, store: Tensor | None, rows: Tensor, dim: int) -> Tensor | None:
+        if store is None:
+            return None
+        taken = store.new_empty(len(rows), *store.shape[1:])
+        used = taken.narrow(dim, 0, self.length)
+        used.copy_(store.narrow(dim, 0, self.length).index_select(0, rows))
+        return taken
 
     def parts(self) -> list[range]:
         """Return the ranges of positions that a step reads one after the other."""
@@ -219,6 +250,30 @@ def merge_partials(
     return (factors * torch.stack(list(outputs))).sum(0), total
 
 
+def _rows_of(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if tensor is None else tensor.index_select(0, rows)
+
+
+class Memory:
+    """Keys and values that cross-attention projects once; the queries of every step read them.
+
+    Made by `layer.remember(key)`, read by `layer(query, memory=...)`.
+
+    Args:
+        cache: what the layer keeps of the keys and values.
+
+    Attributes:
+        num_read: queries that have read it: the position of the next one.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache, self.num_read = cache, 0
+
+    def reorder(self, rows: Tensor) -> None:
+        """Take rows of the batch in place of its own."""
+        self.cache.reorder(rows)
+
+
 class LinearState(Cache):
     """Sums Σ_j f_j [v_j, 1]ᵀ of one layer over the tokens seen so far.
 
@@ -231,6 +286,8 @@ class LinearState(Cache):
         self.length = 0
         self.sums: Tensor | None = None
         self.log_scale: Tensor | None = None
+        # Keys and values of no position, for calls that add none.
+        self._nothing: tuple[Tensor, Tensor] | None = None
 
     def append(
         self,
@@ -250,7 +307,26 @@ class LinearState(Cache):
                 "a state belongs to one layer and one batch"
             )
         self.length += value.shape[-2]
+        none = (x.new_empty(*x.shape[:-2], 0, x.shape[-1]) for x in (key, value))
+        self._nothing = next(none), next(none)
         return key, value, key_mask
+
+    def read(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return keys and values of no position: all are in the sums.
+
+        Raises:
+            ValueError: the state is empty.
+        """
+        if self._nothing is None:
+            raise ValueError("the state is empty: append tokens before reading it")
+        return *self._nothing, None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Take these rows of the sums."""
+        self.sums, self.log_scale = (_rows_of(x, rows) for x in (self.sums, self.log_scale))
+        if self._nothing is not None:
+            key, value = self._nothing
+            self._nothing = key.index_select(0, rows), value.index_select(0, rows)
 
     def common_scale(self, log_scale: Tensor | None) -> Tensor | None:
         """Return the factor that old and new features are divided by, bringing the sums to it.

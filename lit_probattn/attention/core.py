@@ -80,6 +80,7 @@ class HeadCall:
         rng: names the draw of a variant's noise. None leaves the choice to the variant.
         cache: memory that query, key and value come from, the new tokens included.
         query_mask: real queries, (B, N) bool, for the M-step. None means all.
+        first_query: position of the first query, where it does not follow from the cache.
     """
 
     query: Tensor
@@ -91,10 +92,13 @@ class HeadCall:
     rng: RandomKey | None = None
     cache: Cache | None = None
     query_mask: Tensor | None = None
+    first_query: int | None = None
 
     @property
     def first_row(self) -> int:
         """Position of the first query among all tokens, which noise is keyed by."""
+        if self.first_query is not None:
+            return self.first_query
         return 0 if self.cache is None else self.masks.num_keys - self.masks.num_queries
 
     def scale_ratio(self) -> float:
@@ -235,6 +239,10 @@ class Core(nn.Module):
             ValueError: it says what the variant takes instead.
         """
 
+    def cross_refusal(self) -> str | None:
+        """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
+        return None
+
     # ------------------------------------------------------------------ choosing
     @property
     def kernel(self) -> str:
@@ -311,6 +319,9 @@ class Core(nn.Module):
     def new_cache(self, capacity: int = 0) -> Cache:
         """Return an empty memory for decoding, with room for `capacity` positions."""
         return KVCache(capacity, store_offsets=True)
+
+    def absorb(self, call: HeadCall) -> None:
+        """Take keys without queries into the call's cache, where it keeps sums of them."""
 
     def reads_parts(self, call: HeadCall) -> bool:
         """Whether a call reads its cache part by part instead of through a backend."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
@@ -257,6 +257,15 @@ class Attention(RenamingModule):
         """Return an empty memory for decoding, with room for `capacity` positions."""
         return self.core.new_cache(capacity)
 
+    def cross_refusal(self) -> str | None:
+        """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
+        if self.rotary is not None:
+            return (
+                f"cannot rotate by positions of two sequences (rotary_dim="
+                f"{self.rotary.rotary_dim}): set rotary_dim=0"
+            )
+        return self.core.cross_refusal()
+
     # ------------------------------------------------------------------ the call
     def forward(
         self,
@@ -270,12 +279,14 @@ class Attention(RenamingModule):
         bias: Tensor | None = None,
         cache: Cache | None = None,
         rng: RandomKey | None = None,
+        memory: Memory | None = None,
+        query_mask: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
         Args:
             query: (B, N, C).
-            key: (B, L, C_k). None means self-attention.
+            key: (B, L, C_k). None means self-attention, or what `memory` holds.
             value: (B, L, C_k). None means `key`.
             key_mask: real keys, (B, L) bool; with a cache, of the new tokens.
             attn_mask: allowed pairs, bool, (N, L) or broadcastable to (B, H, N, L).
@@ -284,6 +295,9 @@ class Attention(RenamingModule):
             cache: memory of earlier tokens, from `new_cache`; the new ones are appended.
             rng: names the draw of attention dropout and of a variant's noise. None draws a fresh
                 one from torch's generator.
+            memory: keys, values and their mask, from `remember`.
+            query_mask: real queries, (B, N) bool, which an M-step counts. None means `key_mask` in
+                self-attention, else all.
 
         Returns:
             (B, N, C).
@@ -293,7 +307,13 @@ class Attention(RenamingModule):
             NotImplementedError: the requested backend cannot serve the call.
         """
         masks = {"attn_mask": attn_mask, "is_causal": is_causal, "bias": bias}
-        call = self.call(query, key, value, key_mask=key_mask, cache=cache, rng=rng, **masks)
+        if memory is None:
+            call = self.call(query, key, value, key_mask=key_mask, cache=cache, rng=rng, **masks)
+        else:
+            given = {"key": key, "value": value, "key_mask": key_mask, "cache": cache}
+            call = self._recall(query, memory, given, rng=rng, **masks)
+        if query_mask is not None:
+            call = replace(call, query_mask=query_mask)
         if self.training and self.dropout:
             call = replace(call, dropout=AttentionDropout(self.dropout, key_or_fresh(rng)))
         result: Tensor = self.out_proj(self.core(call).transpose(1, 2).flatten(2))
@@ -356,6 +376,56 @@ class Attention(RenamingModule):
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
+
+    def remember(
+        self, key: Tensor, value: Tensor | None = None, *, key_mask: Tensor | None = None
+    ) -> Memory:
+        """Project keys and values once, for queries of many calls; without gradients.
+
+        Args:
+            key: (B, L, C_k).
+            value: (B, L, C_k). None means `key`.
+            key_mask: real keys, (B, L) bool.
+
+        Raises:
+            ValueError: sizes do not fit, or `cross_refusal` says why not.
+        """
+        reason = self.cross_refusal()
+        if reason is not None:
+            raise ValueError(f"{type(self).__name__} {reason}")
+        cache = self.new_cache(key.shape[1])
+        no_query = key.new_empty(key.shape[0], 0, self.embed_dim)
+        with torch.no_grad():
+            self.core.absorb(self.call(no_query, key, value, key_mask=key_mask, cache=cache))
+        return Memory(cache)
+
+    def _recall(
+        self,
+        query: Tensor,
+        memory: Memory,
+        given: Mapping[str, Any],
+        *,
+        rng: RandomKey | None,
+        **pairs: Any,
+    ) -> HeadCall:
+        """Return the call of queries that read a memory, and count them."""
+        named = [name for name, item in given.items() if item is not None]
+        named += ["is_causal"] if pairs["is_causal"] else []
+        if named:
+            raise ValueError(f"memory holds all keys to attend to; received {named[0]} beside it")
+        self.core.check(pairs["bias"], memory.cache)
+        _check_input("query", query, self.embed_dim)
+        k, v, key_mask = memory.cache.read()
+        if query.shape[0] != v.shape[0]:
+            raise ValueError(
+                f"query has batch size {query.shape[0]} and the memory {v.shape[0]}: expected the "
+                "same"
+            )
+        q = split_heads(self.query_proj(query), self.layout.query)
+        sizes = (q.shape[0], self.num_heads, q.shape[2], v.shape[2])
+        masks, first = make_masks(*sizes, key_mask=key_mask, **pairs), memory.num_read
+        memory.num_read += q.shape[2]
+        return HeadCall(q, k, v, masks, rng=rng, cache=memory.cache, first_query=first)
 
     def weights(self, query: Tensor, key: Tensor | None = None, **masks: Any) -> Tensor:
         """Return the maps (B, H, N, L) of a call by the equation, without dropout; for analysis.

@@ -13,6 +13,7 @@ LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and train
 be repeated, lets a configuration name classes of a module that is not an installed package.
 """
 
+import functools
 import json
 import os
 import sys
@@ -126,7 +127,12 @@ class RunCLI(BareCLI):
         parser.description = f"{parser.description}\n\n{NAMES}"
         parser.add_class_arguments(RunSettings, "run")
         for size in SIZES_OF_DATA:
-            parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
+            target = f"model.init_args.{size}"
+            if size == "source_vocab_size":  # data from outside need not know of two languages
+                find = functools.partial(_size_or_none, size)
+                parser.link_arguments("data", target, find, apply_on="instantiate")
+            else:
+                parser.link_arguments(f"data.{size}", target, apply_on="instantiate")
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
 
@@ -299,6 +305,7 @@ class RunCLI(BareCLI):
             "attention": _attention_of(self._config_dict()),
             "differs_from_run": scope.differences,
             **getattr(self.datamodule, "provenance", {}),
+            **getattr(self.model, "provenance", {}),
         }
         path = scope.path(plan.folder, f"{command}-{plan.checkpoint.stem}", ".json")
         replace_text(path, json.dumps(report, indent=2) + "\n")
@@ -342,6 +349,10 @@ class RunCLI(BareCLI):
         loaded: dict[str, Any] = yaml.safe_load(parser.dump(config, skip_none=False))
         loaded.pop("ckpt_path")
         return loaded
+
+
+def _size_or_none(name: str, data: Any) -> Any:
+    return getattr(data, name, None)
 
 
 def _attention_of(config: dict[str, Any]) -> str | None:

@@ -113,9 +113,18 @@ def _check_flags(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise CommandError(f"--{name} must be at least {least}, received {value}")
-    out = options.out
-    if out is None:
-        return
+    if options.out is not None:
+        check_table(options.out)
+
+
+def check_table(out: Path) -> None:
+    """Refuse a place that no table can be written to.
+
+    Raises:
+        CommandError: another ending, a file that exists, or a file in place of a folder.
+    """
+    from lit_probattn.cli.errors import CommandError
+
     if out.suffix != ".parquet":
         raise CommandError(f"--out must end in .parquet, received {out}")
     if out.exists():

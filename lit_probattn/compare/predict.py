@@ -6,7 +6,9 @@ CPU's allocator, with parameters, gradients and the optimiser's two averages. Ti
 measured or modelled, and the result says which. `measured`: the median of steps, of the whole batch
 or, where that takes long, of as many samples as are quick, with the busyness of the moment; the
 start of each of the cell's commands; checkpoints. `flops`: three times the multiply-adds of a
-forward pass, by a given speed. An evaluated sample counts as a third of a trained one.
+forward pass, by a given speed. An evaluated sample counts as a third of a trained one; one that is
+translated, as a search of its own: measured, or at a forward pass for each hypothesis of the beam.
+Sentence pairs, whose batches are counted in tokens, have PAIR_LEN tokens on either side.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.configs import attention_factory, class_of, link_sizes
 from lit_probattn.models.language_model import IGNORE
+from lit_probattn.models.search import Beam, beam_search
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import (
     ImageClassifier,
@@ -38,6 +41,7 @@ from lit_probattn.tasks import (
     MaskedLanguageModeling,
     PairClassifier,
     SeriesClassifier,
+    Translation,
 )
 from lit_probattn.tasks.base import Task
 from lit_probattn.training.checkpoints import save_checkpoint
@@ -48,6 +52,10 @@ from profiling.measure.timing import summarise, time_once, time_sides
 
 # Steps are repeated so often; after so many seconds, no more than three times.
 _ROUNDS, _MAX_SECONDS = 7, 5.0
+# Tokens of a side of a sentence pair: about the mean of IWSLT'14 and WMT'14.
+PAIR_LEN = 32
+# Sentences whose search is measured.
+_SEARCHED = 4
 # Batches that the line of the memory is drawn through.
 _FEW = (1, 2)
 # Samples are added to a measured step up to so many seconds and bytes.
@@ -134,14 +142,20 @@ def build_task(cell: Cell, data: DataModule) -> Task:
     entry = cell.config["model"]
     model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
     link_sizes(model, cell.task.sizes, data)
-    chosen = model["init_args"].pop("attention")
-    factory = attention_factory(chosen["class_path"], chosen.get("init_args") or {})
-    task: Task = class_of(model["class_path"])(factory, seed=cell.seed, **model["init_args"])
+    arguments = {
+        name: attention_factory(value["class_path"], value.get("init_args") or {})
+        if isinstance(value, Mapping) and "class_path" in value
+        else value
+        for name, value in model["init_args"].items()
+    }
+    task: Task = class_of(model["class_path"])(seed=cell.seed, **arguments)
     return task
 
 
 def seq_len(task: Task, data: DataModule) -> int:
     """Return the full length of a sample; the model knows that of series."""
+    if isinstance(task, Translation):
+        return min(PAIR_LEN, int(data.max_seq_len))
     series = isinstance(task, SeriesClassifier)
     return int(cast(Any, task.model).max_seq_len if series else data.max_seq_len)
 
@@ -158,6 +172,10 @@ def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tenso
         return torch.randn(*shape, width), target
     if isinstance(task, PairClassifier):
         shape = (batch, 2, data.max_seq_len)
+    if isinstance(task, Translation):
+        words = min(task.model.source_vocab_size, task.model.vocab_size)
+        pairs = torch.randint(4, words, (batch, 2, shape[1]))  # source and inputs
+        return pairs, pairs[:, 1]
     inputs = torch.randint(1, data.vocab_size or 2, shape)
     if isinstance(task, LanguageModeling):
         return inputs, inputs
@@ -173,8 +191,10 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
     key = RandomKey(0, 0, torch.arange(len(inputs)))
 
     def step() -> None:
-        out = model(inputs, rng=key)
-        if isinstance(task, LanguageModeling | MaskedLanguageModeling):
+        out = model(*sides(task, inputs), rng=key)
+        if isinstance(task, Translation):
+            loss = task.losses_of(out, target)[:, 0].mean()
+        elif isinstance(task, LanguageModeling | MaskedLanguageModeling):
             loss = model.token_losses(out, target).mean()
         else:
             loss = F.cross_entropy(out, target)
@@ -182,6 +202,19 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
         task.zero_grad(set_to_none=True)
 
     return step
+
+
+def sides(task: Task, inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return what a model takes: source and target of sentence pairs, otherwise the inputs."""
+    return inputs.unbind(1) if isinstance(task, Translation) else (inputs,)
+
+
+def rows_of_step(config: Mapping[str, Any]) -> int:
+    """Samples of an optimiser step, over all accumulation steps."""
+    arguments = config["data"]["init_args"]
+    if "max_tokens" in arguments:
+        return max(1, int(arguments["max_tokens"]) // PAIR_LEN)
+    return int(arguments["batch_size"])
 
 
 def set_backends(model: nn.Module, batch: int, length: int) -> None:
@@ -213,7 +246,7 @@ def counts(cell: Cell) -> dict[str, int]:
 
         def forward() -> None:
             with torch.no_grad():
-                model(inputs)
+                model(*sides(task, inputs))
 
         macs = torch_flops(forward) // 2
     return {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs}
@@ -238,8 +271,8 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
     else:
         per_sample = 3 * 2 * counted["macs"] / (tflops * 1e12)
         basis = f"FLOP model at {tflops:g} TFLOP/s"
-    training = cell.max_steps * steps.batch * per_sample
-    evaluation = _evaluated_samples(cell, split_sizes(steps.data)) * per_sample / 3
+    training = cell.max_steps * rows_of_step(cell.config) * per_sample
+    evaluation = _evaluated_seconds(cell, steps, per_sample, counted["macs"], tflops)
     return Prediction(
         hours=(beside + training + evaluation) / 3600,
         basis=basis,
@@ -247,7 +280,7 @@ def predict(cell: Cell, tflops: float | None = None) -> Prediction:
         num_parameters=counted["parameters"],
         macs=counted["macs"],
         steps=cell.max_steps,
-        batch_size=steps.batch,
+        batch_size=rows_of_step(cell.config),
         seq_len=seq_len(steps.task, steps.data),
     )
 
@@ -274,15 +307,32 @@ def save_seconds(task: Task) -> float:
         return time_once(lambda: save_checkpoint(saved, path), torch.device("cpu"))
 
 
-def _evaluated_samples(cell: Cell, sizes: dict[str, int]) -> int:
-    """Samples of all validations and of the test; what is not known counts as none."""
-    validations = cell.max_steps // _validation_interval(cell)
-    return validations * sizes.get("val", 0) + sizes.get("test", 0)
+def _evaluated_seconds(
+    cell: Cell, steps: _MeasuredSteps, per_sample: float, macs: int, tflops: float | None
+) -> float:
+    """Seconds of all validations and of the test; splits of unknown size count as none."""
+    sizes = split_sizes(steps.data)
+    samples = cell.max_steps // _validation_interval(cell) * sizes.get("val", 0)
+    tested = sizes.get("test", 0)
+    seconds = (samples + tested) * per_sample / 3
+    if isinstance(steps.task, Translation):
+        for count, size in ((samples, steps.task.val_beam_size), (tested, steps.task.beam.size)):
+            if count and size and tflops is None:
+                seconds += count * steps.search_seconds(size)
+            elif count and tflops is not None:
+                seconds += count * size * 2 * macs / (tflops * 1e12)
+    return seconds
 
 
 def _validation_interval(cell: Cell) -> int:
     """Optimiser steps between validations."""
-    return int(cell.config["trainer"].get("val_check_interval") or cell.max_steps)
+    trainer = cell.config["trainer"]
+    interval = trainer.get("val_check_interval")
+    return max(1, int(interval) // _accumulation(cell)) if interval else cell.max_steps
+
+
+def _accumulation(cell: Cell) -> int:
+    return int(cell.config["trainer"].get("accumulate_grad_batches", 1))
 
 
 class _MeasuredSteps:
@@ -290,7 +340,7 @@ class _MeasuredSteps:
 
     def __init__(self, cell: Cell) -> None:
         self.data = build_data(cell)
-        self.batch = int(cell.config["data"]["init_args"]["batch_size"])
+        self.batch = max(1, rows_of_step(cell.config) // _accumulation(cell))  # at a time
         torch.manual_seed(cell.seed)
         self.task = build_task(cell, self.data).train()
         set_backends(self.task.model, self.batch, seq_len(self.task, self.data))
@@ -327,6 +377,20 @@ class _MeasuredSteps:
             max_seconds=_MAX_SECONDS,
         )
         return summarise(times[batch]).median_s
+
+    def search_seconds(self, size: int) -> float:
+        """Return seconds of the search of one sentence, to its own length."""
+        task = cast(Translation, self.task)
+        pairs, _ = make_inputs(task, self.data, _SEARCHED)
+        beam = Beam(size=size, max_length_a=1.0, max_length_b=0)
+        task.eval()
+        try:
+            seconds = time_once(
+                lambda: beam_search(task.model, pairs[:, 0], None, beam), torch.device("cpu")
+            )
+        finally:
+            task.train()
+        return seconds / _SEARCHED
 
     def peak_bytes(self) -> int:
         """Return the peak of a step of the whole batch, by a line through those of few."""

@@ -100,7 +100,11 @@ def _shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:
         found[SCHEDULE] = steps
     if flat.get(WARMUP):
         found[WARMUP] = max(1, round(flat[WARMUP] * min(1.0, steps / before)))
-    found |= {key: min(flat[key], steps) for key in INTERVALS if flat.get(key) is not None}
+    # Validations are counted in micro-batches, checkpoints in steps.
+    most = {INTERVALS[0]: steps * int(flat.get("trainer.accumulate_grad_batches") or 1)}
+    found |= {
+        key: min(flat[key], most.get(key, steps)) for key in INTERVALS if flat.get(key) is not None
+    }
     return found
 
 

@@ -64,7 +64,8 @@ class TaskEntry:
         shortened: settings of --shortened.
         sizes: sizes that the data have as published, where they are read from the files.
         as_released: settings that go with attention as the released code computes it.
-        checkpoint: which checkpoint of a run is evaluated.
+        checkpoint: which checkpoint of a run is evaluated: `best`, `last`, or `average-10`, the
+            mean of the ten newest.
         files: SHA-256 of the data's files, where other files make another cell.
     """
 
@@ -78,7 +79,7 @@ class TaskEntry:
     shortened: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     as_released: Mapping[str, Any] = field(default_factory=dict)
-    checkpoint: Literal["best", "last"] = "best"
+    checkpoint: str = "best"
     files: Mapping[str, str] = field(default_factory=dict)
 
 

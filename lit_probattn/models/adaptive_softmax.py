@@ -6,7 +6,7 @@ grow with tokens × words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -37,17 +37,30 @@ def chunked_cross_entropy(
     def part(rows: Tensor, classes: Tensor) -> Tensor:
         return F.cross_entropy(_exact(F.linear(rows, weight, bias)), classes, reduction="none")
 
-    rows = max(1, max_logits // weight.shape[0])
+    return in_parts(part, hidden, target, max(1, max_logits // weight.shape[0]))
+
+
+def in_parts(
+    part: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, target: Tensor, rows: int
+) -> Tensor:
+    """Return `part(hidden, target)`, so many rows at a time, each computed again in backward.
+
+    Args:
+        part: maps rows and their classes to results, row by row.
+        hidden: (n, C).
+        target: (n,).
+        rows: largest number at a time.
+    """
     if hidden.shape[0] <= rows:
         return part(hidden, target)
-    losses = []
+    results = []
     for h, t in zip(hidden.split(rows), target.split(rows), strict=True):
         if torch.is_grad_enabled():
-            loss: Tensor = checkpoint(part, h, t, use_reentrant=False, preserve_rng_state=False)
-            losses.append(loss)
+            result: Tensor = checkpoint(part, h, t, use_reentrant=False, preserve_rng_state=False)
+            results.append(result)
         else:
-            losses.append(part(h, t))
-    return torch.cat(losses)
+            results.append(part(h, t))
+    return torch.cat(results)
 
 
 class FullSoftmax(nn.Module):

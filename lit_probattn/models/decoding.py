@@ -158,7 +158,7 @@ def generate(
             logits = model.next_logits(
                 inputs, key_mask=key_mask, positions=positions, caches=caches
             )
-            new = next_tokens(logits, sampling, _uniform(sampling, step, rows))
+            new = next_tokens(logits, sampling, uniform_numbers(sampling, step, rows))
             new = torch.where(finished, pad_id, new)
             tokens.append(new)
             if step == 0:
@@ -222,8 +222,8 @@ def _check_prompt(
     return prompt_mask
 
 
-def _uniform(sampling: Sampling, step: int, rows: Tensor) -> Tensor | None:
-    """Return one number in [0, 1) per row, counter (step, 0, 0, row)."""
+def uniform_numbers(sampling: Sampling, step: int, rows: Tensor) -> Tensor | None:
+    """Return one number in [0, 1) per row, counter (step, 0, 0, row); None when greedy."""
     if sampling.temperature == 0.0:
         return None
     zero = torch.zeros_like(rows)

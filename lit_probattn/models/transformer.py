@@ -1,31 +1,41 @@
-"""The encoder: (B, N, C) -> (B, N, C) through blocks of attention and MLP."""
+"""Encoders and decoders: (B, N, C) -> (B, N, C) through blocks of attention and MLP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.randomness import RandomKey
 
 Activation = Literal["gelu", "relu"]
 MOST_LAYERS = 10_000  # more are a slip of the pen, and would fill the memory
+# Tells the draws of a block's two attentions apart.
+_CROSS = 1
 
 
 class MLP(nn.Module):
-    """Two linear layers, an activation (exact GELU or ReLU) between them, dropout after each."""
+    """Two linear layers, an activation (exact GELU or ReLU) between them, dropout after each.
+
+    `activation_dropout` is that after the activation; None means `dropout`.
+    """
 
     def __init__(
-        self, embed_dim: int, mlp_dim: int, dropout: float = 0.0, activation: Activation = "gelu"
+        self,
+        embed_dim: int,
+        mlp_dim: int,
+        dropout: float = 0.0,
+        activation: Activation = "gelu",
+        activation_dropout: float | None = None,
     ) -> None:
         super().__init__()
         self.fc1 = nn.Linear(embed_dim, mlp_dim)
         self.activation = nn.GELU() if activation == "gelu" else nn.ReLU()
-        self.dropout1 = nn.Dropout(dropout)
+        self.dropout1 = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
         self.fc2 = nn.Linear(mlp_dim, embed_dim)
         self.dropout2 = nn.Dropout(dropout)
 
@@ -43,7 +53,17 @@ class Block(nn.Module):
     post:  x ─┬─ attention ─ drop ─ + ─ norm1 ─┬─ mlp ─ + ─ norm2 ─
               └──────────────────┘             └──────┘
 
-    `dropout` acts on the attention's output and in the MLP; the sizes are those of `Transformer`.
+    A block of a decoder looks at a memory between the two, by attention of its own:
+
+    pre:   … + ─┬─ norm_cross ─ cross_attention ─ drop ─ + ─ …
+                └──────────────────────────────────────┘
+    post:  … norm1 ─┬─ cross_attention ─ drop ─ + ─ norm_cross ─ …
+                    └─────────────────────────┘
+
+    `dropout` acts on the attentions' outputs and in the MLP; the sizes are those of `Transformer`.
+
+    Raises:
+        ValueError: the layer cannot be a cross-attention; the message says why.
     """
 
     def __init__(
@@ -54,14 +74,21 @@ class Block(nn.Module):
         dropout: float = 0.0,
         norm_first: bool = True,
         activation: Activation = "gelu",
+        activation_dropout: float | None = None,
+        cross_attention: Attention | None = None,
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
         self.norm1 = nn.LayerNorm(embed_dim)
         self.attention = attention
         self.dropout = nn.Dropout(dropout)
+        self.norm_cross: nn.LayerNorm | None = None
+        self.cross_attention: Attention | None = None
+        if cross_attention is not None:
+            _require_cross(cross_attention)
+            self.norm_cross, self.cross_attention = nn.LayerNorm(embed_dim), cross_attention
         self.norm2 = nn.LayerNorm(embed_dim)
-        self.mlp = MLP(embed_dim, mlp_dim, dropout, activation)
+        self.mlp = MLP(embed_dim, mlp_dim, dropout, activation, activation_dropout)
 
     def forward(
         self,
@@ -70,26 +97,49 @@ class Block(nn.Module):
         is_causal: bool = False,
         rng: RandomKey | None = None,
         cache: Cache | None = None,
+        query_mask: Tensor | None = None,
+        memory: Tensor | Memory | None = None,
+        memory_mask: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, N, C) to (B, N, C)."""
+        """Map (B, N, C) to (B, N, C); `memory` is (B, S, C), or what was projected from it."""
 
         def attend(inputs: Tensor) -> Tensor:
-            out = self.attention(
-                inputs, key_mask=key_mask, is_causal=is_causal, cache=cache, rng=rng
-            )
+            masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
+            return self.dropout(self.attention(inputs, **masks, cache=cache, rng=rng))
+
+        def look(inputs: Tensor) -> Tensor:
+            assert self.cross_attention is not None
+            key = None if rng is None else rng.fold(_CROSS)
+            if isinstance(memory, Memory):
+                out = self.cross_attention(inputs, memory=memory, rng=key)
+            else:
+                masks: Any = {"key_mask": memory_mask, "query_mask": query_mask}
+                out = self.cross_attention(inputs, memory, **masks, rng=key)
             return self.dropout(out)
 
         if self.norm_first:
             x = x + attend(self.norm1(x))
+            if self.norm_cross is not None:
+                x = x + look(self.norm_cross(x))
             x = x + self.mlp(self.norm2(x))
         else:
             x = self.norm1(x + attend(x))
+            if self.norm_cross is not None:
+                x = self.norm_cross(x + look(x))
             x = self.norm2(x + self.mlp(x))
         return x
 
 
+def _require_cross(layer: Attention) -> None:
+    reason = layer.cross_refusal()
+    if reason is not None:
+        raise ValueError(f"{type(layer).__name__} cannot be a cross-attention: it {reason}")
+
+
 class Transformer(nn.Module):
     """A stack of blocks, with a final norm when blocks are pre-norm.
+
+    With `cross_attention` it is a decoder, whose blocks look at a memory too.
 
     Args:
         attention: makes one attention layer per block from (embed_dim, head_dim).
@@ -99,9 +149,12 @@ class Transformer(nn.Module):
         dropout: of both branches of a block.
         norm_first: pre-norm (True) or post-norm.
         activation_checkpointing: recompute each block in backward instead of storing its inside.
+        activation_dropout: within the MLPs, after the activation. None means `dropout`.
+        cross_attention: makes the layer by which a block of a decoder looks at the memory.
 
     Raises:
-        ValueError: fewer than one layer, or an MLP without width.
+        ValueError: fewer than one layer, an MLP without width, or a cross-attention that cannot be
+            one.
     """
 
     def __init__(
@@ -115,6 +168,8 @@ class Transformer(nn.Module):
         norm_first: bool = True,
         activation: Activation = "gelu",
         activation_checkpointing: bool = False,
+        activation_dropout: float | None = None,
+        cross_attention: AttentionFactory | None = None,
     ) -> None:
         super().__init__()
         if mlp_dim < 1:
@@ -129,6 +184,8 @@ class Transformer(nn.Module):
                 dropout,
                 norm_first,
                 activation,
+                activation_dropout,
+                None if cross_attention is None else cross_attention(embed_dim, head_dim=head_dim),
             )
             for _ in range(num_layers)
         )
@@ -143,6 +200,9 @@ class Transformer(nn.Module):
         is_causal: bool = False,
         rng: RandomKey | None = None,
         caches: Sequence[Cache] | None = None,
+        query_mask: Tensor | None = None,
+        memory: Tensor | Sequence[Memory] | None = None,
+        memory_mask: Tensor | None = None,
     ) -> Tensor:
         """Map (B, N, C) to (B, N, C).
 
@@ -150,23 +210,43 @@ class Transformer(nn.Module):
             key_mask: real tokens, (B, N) bool.
             rng: names the draw of attention dropout and noise; folded with each layer's index.
             caches: memory of earlier tokens, one per block, from `new_caches`; `x` follows them.
+            query_mask: real tokens, for M-steps, where `key_mask` is not needed.
+            memory: what a decoder looks at, (B, S, C), or what `remember` made of it.
+            memory_mask: real positions of a memory that is a tensor, (B, S) bool.
 
         Raises:
-            ValueError: there are more or fewer caches than blocks.
+            ValueError: there are more or fewer caches than blocks, or a decoder has no memory.
         """
         if caches is not None and len(caches) != len(self.blocks):
             raise ValueError(
                 f"received {len(caches)} caches for {len(self.blocks)} blocks: expected one each"
             )
+        if (memory is None) == self.is_decoder:
+            raise ValueError(
+                "a decoder needs a memory, received None"
+                if self.is_decoder
+                else "received a memory, but these blocks have no cross-attention"
+            )
         for index, block in enumerate(self.blocks):
             key = None if rng is None else rng.fold(index)
-            if caches is not None:
-                x = block(x, key_mask, is_causal, key, caches[index])
-            elif self.activation_checkpointing and self.training:
-                x = checkpoint(block, x, key_mask, is_causal, key, use_reentrant=False)
+            cache = None if caches is None else caches[index]
+            seen = memory if memory is None or isinstance(memory, Tensor) else memory[index]
+            given = (key_mask, is_causal, key, cache, query_mask, seen, memory_mask)
+            if self.activation_checkpointing and self.training and caches is None:
+                x = checkpoint(block, x, *given, use_reentrant=False)
             else:
-                x = block(x, key_mask, is_causal, key)
+                x = block(x, *given)
         return self.norm(x)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether the blocks look at a memory."""
+        return cast(Block, self.blocks[0]).cross_attention is not None
+
+    def remember(self, memory: Tensor, memory_mask: Tensor | None = None) -> list[Memory]:
+        """Project a memory, (B, S, C), for the cross-attention of every block."""
+        layers = (cast(Attention, block.cross_attention) for block in self.blocks)
+        return [layer.remember(memory, key_mask=memory_mask) for layer in layers]
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
         """Return an empty memory per block, with room for `capacity` positions."""

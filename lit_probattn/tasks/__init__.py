@@ -7,6 +7,7 @@ from lit_probattn.tasks.language_model import LanguageModeling
 from lit_probattn.tasks.masked_language_model import MaskedLanguageModeling
 from lit_probattn.tasks.sequence_classifier import PairClassifier, SequenceClassifier
 from lit_probattn.tasks.series_classifier import SeriesClassifier
+from lit_probattn.tasks.translation import Translation
 
 __all__ = [
     "Batch",
@@ -18,4 +19,5 @@ __all__ = [
     "SequenceClassifier",
     "SeriesClassifier",
     "Task",
+    "Translation",
 ]

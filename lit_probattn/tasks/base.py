@@ -201,9 +201,9 @@ class Task(pl.LightningModule):
         """Store the arguments of the constructor that calls this in checkpoints."""
         frame: Any = inspect.currentframe()
         self.save_hyperparameters(logger=False, frame=frame.f_back)
-        if callable(self.hparams.get("attention")):
+        for name in [name for name, value in self.hparams.items() if callable(value)]:
             # A Python object in a checkpoint would need code to load: name it again on loading.
-            self.hparams.pop("attention")
+            self.hparams.pop(name)
 
     @property
     def trainer_or_none(self) -> pl.Trainer | None:

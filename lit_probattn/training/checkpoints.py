@@ -1,7 +1,8 @@
 """Checkpoint files: written whole or not at all, checked before they are read, found again.
 
-Names: `step-00000500.ckpt` (everything needed to go on) and `best-00000400.ckpt` (the same, at the
-best validation so far). The number is the optimiser step.
+Names: `step-00000500.ckpt` (everything needed to go on), `best-00000400.ckpt` (the same, at the
+best validation so far) and `average-10-00000500.ckpt` (the mean of the ten newest, weights alone).
+The number is the optimiser step.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ from safetensors.torch import save
 from lit_probattn.records.provenance import replacing
 
 Kind = Literal["step", "best"]
-_NAME = re.compile(r"(step|best)-(\d{8})\.ckpt")
+_NAME = re.compile(r"(step|best|average-\d+)-(\d{8})\.ckpt")
+_AVERAGE = re.compile(r"average-(\d+)")
 
 
 # What the zip module raises for wrong bytes; a wrong flag makes a member look encrypted.
@@ -99,13 +101,18 @@ def find_file(path: Path) -> Path:
     """Return the checkpoint that a path means: itself, or one of a run folder.
 
     `RUN` and `RUN/best` mean the best one, or without a validation the newest; `RUN/last` the
-    newest. `RUN/checkpoints` serves like `RUN`.
+    newest; `RUN/average-10` the mean of the ten newest, which is made. `RUN/checkpoints` serves
+    like `RUN`.
 
     Raises:
         CheckpointError: there is none, or all of a run are damaged.
     """
     if path.is_file():
         return path
+    count = averaged_number(path.name)
+    if count is not None and not path.exists():
+        inner = path.parent / "checkpoints"
+        return average_newest(inner if inner.is_dir() else path.parent, count)
     asked = path.name if path.name in ("best", "last") and not path.exists() else ""
     folder = path.parent if asked else path
     kinds: tuple[Kind, ...] = ("step",) if asked == "last" else ("best", "step")
@@ -246,6 +253,58 @@ def _cause(error: BaseException) -> BaseException:
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
     return found or error
+
+
+# ---- averages ----------------------------------------------------------------------------------
+
+
+def averaged_number(request: str) -> int | None:
+    """Return the number of checkpoints that a request like `average-10` is the mean of, or None."""
+    asked = _AVERAGE.fullmatch(request)
+    return int(asked[1]) if asked else None
+
+
+def average_newest(folder: Path, count: int) -> Path:
+    """Write the mean of a run's newest step checkpoints; return its path.
+
+    Numbers are averaged in float64, what is no floating-point number is the newest one's. The file
+    holds no optimiser state.
+
+    Source: Vaswani et al., 2017, section 6.1; fairseq's average_checkpoints.
+
+    Args:
+        folder: the run's `checkpoints`.
+        count: checkpoints that are averaged, at least 1.
+
+    Raises:
+        CheckpointError: there are fewer, one is damaged, or their tensors differ in name or shape.
+    """
+    there = list_checkpoints(folder, "step")
+    if not 1 <= count <= len(there):
+        raise CheckpointError(
+            f"average-{count} needs {max(count, 1)} step checkpoints in {folder}, there are "
+            f"{len(there)}: train with --run.keep_checkpoints {max(count, 2)}"
+        )
+    paths = there[:count]
+    newest = load_checkpoint(paths[0])
+    sums = {
+        name: tensor.double()
+        for name, tensor in newest["state_dict"].items()
+        if tensor.is_floating_point()
+    }
+    for path in paths[1:]:
+        state = load_checkpoint(path)["state_dict"]
+        for name, total in sums.items():
+            if name not in state or state[name].shape != total.shape:
+                raise CheckpointError(f"{path} and {paths[0]} differ in {name}: not of one model")
+            total += state[name].double()
+    means = {name: (total / count).to(newest["state_dict"][name]) for name, total in sums.items()}
+    kept = {k: v for k, v in newest.items() if k not in ("optimizer_states", "lr_schedulers")}
+    kept["state_dict"] = {**newest["state_dict"], **means}
+    kept["averaged"] = [path.name for path in paths]
+    target = folder / f"average-{count}-{step_of(paths[0]):08d}.ckpt"
+    save_checkpoint(kept, target)
+    return target
 
 
 class CheckedCheckpointIO(CheckpointIO):

@@ -27,6 +27,8 @@ from lit_probattn.records.locks import hold, release
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import (
     CheckpointError,
+    average_newest,
+    averaged_number,
     check_checkpoint,
     find_file,
     list_checkpoints,
@@ -245,6 +247,11 @@ def plan_fit(
         return plan
     if request != "last":
         checkpoint = find_checkpoint(settings, name, request)
+        if checkpoint.name.startswith("average-"):
+            raise RunFolderError(
+                f"--ckpt_path {request}: an average has no optimiser state to train on with; give "
+                "last, best or one of the checkpoints that it is the mean of"
+            )
         plan = _new_folder(settings, name)
         plan.checkpoint = checkpoint
         plan.notes.append(f"starting {plan.folder} from {checkpoint}")
@@ -370,7 +377,7 @@ def find_checkpoint(
     """Return the checkpoint that a request means.
 
     Args:
-        request: `best`, `last` or a path.
+        request: `best`, `last`, `average-10` for the mean of the ten newest, or a path.
         folder: the run folder, where it is known; otherwise the newest version of the name that
             has such a checkpoint.
         config: the version that differs least from it comes first.
@@ -379,7 +386,8 @@ def find_checkpoint(
         RunFolderError: there is none.
         CheckpointError: it is damaged.
     """
-    if request in ("best", "last"):
+    count = averaged_number(request)
+    if request in ("best", "last") or count is not None:
         folders = _candidates(settings, name) if folder is None else [folder]
         if config is not None and len(folders) > 1:
             folders.sort(key=lambda path: len(config_differences(read_own_config(path), config)))
@@ -389,7 +397,7 @@ def find_checkpoint(
             raise RunFolderError(
                 f"no {request} checkpoint in {place}: train first, or give --run.name or a path"
             )
-        return checkpoint
+        return checkpoint if count is None else _average(checkpoint.parent, count)
     if not request:
         raise RunFolderError("--ckpt_path is empty: give best, last, a path, or for fit auto")
     try:
@@ -398,6 +406,13 @@ def find_checkpoint(
     except CheckpointError as error:
         raise RunFolderError(f"--ckpt_path: {error}") from error
     return path
+
+
+def _average(folder: Path, count: int) -> Path:
+    try:
+        return average_newest(folder, count)
+    except CheckpointError as error:
+        raise RunFolderError(f"--ckpt_path: {error}") from error
 
 
 def folder_of_checkpoint(checkpoint: Path) -> Path:

@@ -258,6 +258,12 @@ class LinearFiSHState(LinearState):
         super().__init__()
         self.key_sums: Tensor | None = None
 
+    def reorder(self, rows: Tensor) -> None:
+        """Take these rows of the sums."""
+        super().reorder(rows)
+        if self.key_sums is not None:
+            self.key_sums = self.key_sums.index_select(0, rows)
+
     @property
     def num_bytes(self) -> int:
         """Bytes held."""

@@ -155,6 +155,10 @@ class LinearFiSHCore(Core):
         """Return an empty state; `capacity` does not matter, its size is constant."""
         return LinearFiSHState()
 
+    def absorb(self, call: HeadCall) -> None:
+        """Add the keys to the state's sums."""
+        self(call)
+
     def learned(self) -> dict[str, Learned]:
         """Return mixing weights and noise scales."""
         return self.mixing.learned(self.noise_scale)

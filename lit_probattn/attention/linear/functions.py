@@ -173,7 +173,8 @@ def mixed_features(
         key, prior = mix_keys(key, prior), None
     scale = features.key_scale(key, projection, masks.key_mask)
     if arguments.state is not None:
-        scale = arguments.state.common_scale(scale)
+        new = key.shape[-2] > 0  # a memory that is read gets none
+        scale = arguments.state.common_scale(scale) if new else arguments.state.log_scale
     if prior is None:
         cols = features.key(key, projection, scale)
     else:

@@ -85,6 +85,12 @@ class LinearCore(Core):
                 "known before the last token"
             )
 
+    def cross_refusal(self) -> str | None:
+        """√N is of two lengths there, one of which is not known while decoding."""
+        if self.form.denominator == "sqrt_len" and self.form.padded_len is None:
+            return "cannot divide by √N of two sequences (denominator=sqrt_len): set padded_len"
+        return None
+
     # ------------------------------------------------------------------ one call
     def choose(self, call: HeadCall, backend: str) -> Choice:
         """Return components of the keys, features, priors and state."""
@@ -143,6 +149,10 @@ class LinearCore(Core):
     def new_cache(self, capacity: int = 0) -> LinearState:
         """Return an empty state; `capacity` does not matter, its size is constant."""
         return LinearState()
+
+    def absorb(self, call: HeadCall) -> None:
+        """Add the keys to the state's sums."""
+        self(call)
 
     def extra_repr(self) -> str:
         """Switches, for printing."""

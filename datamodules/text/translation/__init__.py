@@ -1,0 +1,1 @@
+"""Sentences and their translations: files, tokens, dictionaries, batches counted in tokens."""

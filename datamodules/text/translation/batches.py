@@ -1,0 +1,187 @@
+"""Sentence pairs as token ids, and batches of them for an encoder and a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from datamodules.core.cache import Cache, CacheWriter, Mapped
+from datamodules.core.errors import DataError
+from datamodules.core.order import FILL
+from datamodules.core.token_order import Lengths, Place
+from datamodules.text.translation.dictionary import EOS, PAD
+
+__all__ = ["IGNORE", "PairCollate", "SentencePair", "SentencePairs", "write_sentences"]
+
+IGNORE = -100  # targets that are not scored
+_SIDES = ("source", "target")
+
+
+class SentencePair(NamedTuple):
+    """A sentence and its translation, each a list of ids with the end; (length,) int64.
+
+    Args:
+        sample_id: Index of the pair in its split, or FILL.
+        global_tokens: Target tokens of the global batch that it is a part of; 0 in evaluation.
+    """
+
+    source: npt.NDArray[np.int64]
+    target: npt.NDArray[np.int64]
+    sample_id: int
+    global_tokens: int
+
+
+class SentencePairs(Mapped):
+    """The sentence pairs of one split; a map-style data set of places in batches.
+
+    Args:
+        stored: Ids of all sentences of a side one after the other, by side.
+        offsets: Where each sentence begins, and the end of the last, by side.
+        max_length: Longest side, the end included; longer sentences lose their last tokens.
+    """
+
+    def __init__(
+        self,
+        stored: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
+        offsets: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+        max_length: int,
+    ) -> None:
+        self._source, self._target = stored
+        self._source_offsets, self._target_offsets = offsets
+        self._max_length = max_length
+
+    @classmethod
+    def from_cache(cls, cache: Cache, name: str, max_length: int) -> SentencePairs:
+        """Open what `write_sentences` wrote under `name`."""
+        stored = [cache.array(f"{name}_{side}_tokens") for side in _SIDES]
+        offsets = [np.asarray(cache.array(f"{name}_{side}_offsets")) for side in _SIDES]
+        return cls((stored[0], stored[1]), (offsets[0], offsets[1]), max_length)
+
+    def __len__(self) -> int:
+        return len(self._source_offsets) - 1
+
+    def __getitem__(self, place: Place | int) -> SentencePair:
+        """Return a pair by its place in a batch, or by its index.
+
+        FILL gives a pair of which nothing is scored.
+        """
+        index, global_tokens = place if isinstance(place, tuple) else (place, 0)
+        if index == FILL:
+            end = np.array([EOS], dtype=np.int64)
+            return SentencePair(end, end, FILL, global_tokens)
+        source = self._sentence(self._source, self._source_offsets, index)
+        target = self._sentence(self._target, self._target_offsets, index)
+        return SentencePair(source, target, index, global_tokens)
+
+    def _sentence(
+        self, stored: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], index: int
+    ) -> npt.NDArray[np.int64]:
+        first, end = offsets[index : index + 2]
+        if end - first <= self._max_length:
+            return stored[first:end].astype(np.int64)
+        return np.append(stored[first : first + self._max_length - 1].astype(np.int64), EOS)
+
+    @property
+    def targets(self) -> npt.NDArray[np.integer]:
+        """Sentences have no class: 0 for each, (num_samples,)."""
+        return np.zeros(len(self), dtype=np.int64)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of the longer side of each pair before any cut, (num_samples,)."""
+        return np.maximum(np.diff(self._source_offsets), np.diff(self._target_offsets))
+
+    @property
+    def num_cut(self) -> int:
+        """Pairs of which a side is cut off."""
+        return int((self.lengths > self._max_length).sum())
+
+    def side_lengths(self, pad_multiple: int) -> Lengths:
+        """Return the lengths of both sides as batches see them."""
+        source, target = (
+            np.minimum(np.diff(offsets), self._max_length)
+            for offsets in (self._source_offsets, self._target_offsets)
+        )
+        return Lengths(source, target, pad_multiple, self._max_length)
+
+    def refuse_longer(self, name: str) -> None:
+        """Raise a DataError that names the longest pair, if a side of it is too long."""
+        lengths = self.lengths
+        longest = int(lengths.argmax())
+        if lengths[longest] > self._max_length:
+            raise DataError(
+                f"{name} has {self.num_cut} sentence pairs of more than max_length="
+                f"{self._max_length} tokens, </s> included: pair {longest + 1} has "
+                f"{lengths[longest]}; raise max_length, or set too_long to cut"
+            )
+
+
+def write_sentences(writer: CacheWriter, name: str, sentences: Iterable[Sequence[int]]) -> int:
+    """Add the sentences of one side of a split to a cache, piece by piece.
+
+    Returns:
+        The number of tokens.
+    """
+    lengths: list[int] = []
+    with writer.stream(f"{name}_tokens", np.int32) as append:
+        for ids in sentences:
+            append(ids)
+            lengths.append(len(ids))
+    ends = np.cumsum(np.array(lengths, dtype=np.int64))
+    writer.add(f"{name}_offsets", np.concatenate([np.zeros(1, dtype=np.int64), ends]))
+    return int(ends[-1])
+
+
+@dataclass(frozen=True)
+class PairCollate:
+    """Make a batch of sentence pairs; both sides are padded on the right.
+
+    Args:
+        pad_multiple: Padded lengths are rounded up to a multiple of this, up to `max_length`.
+        max_length: Longest side of a batch.
+    """
+
+    pad_multiple: int
+    max_length: int
+
+    def __call__(self, pairs: list[SentencePair]) -> dict[str, Tensor]:
+        """Return the batch, of B pairs padded to S and T tokens.
+
+        Returns:
+            `source` (B, S) and `source_mask`; `inputs` (B, T), the target one step later, from
+            `</s>` on, and `key_mask`; `target` (B, T), IGNORE where nothing is scored; `sample_ids`
+            (B,); `global_tokens` (), in training.
+        """
+        source, source_mask = self._padded([pair.source for pair in pairs], PAD)
+        target, mask = self._padded([pair.target for pair in pairs], IGNORE)
+        before = [np.concatenate([pair.target[-1:], pair.target[:-1]]) for pair in pairs]
+        inputs, _ = self._padded(before, PAD)
+        ids = torch.tensor([pair.sample_id for pair in pairs])
+        target[ids == FILL] = IGNORE
+        batch = {
+            "source": source,
+            "source_mask": source_mask,
+            "inputs": inputs,
+            "key_mask": mask,
+            "target": target,
+            "sample_ids": ids,
+        }
+        if pairs[0].global_tokens:
+            batch["global_tokens"] = torch.tensor(pairs[0].global_tokens)
+        return batch
+
+    def _padded(self, rows: list[npt.NDArray[np.int64]], fill: int) -> tuple[Tensor, Tensor]:
+        lengths = np.array([len(row) for row in rows])
+        longest = int(lengths.max())
+        rounded = -(-longest // self.pad_multiple) * self.pad_multiple
+        width = max(longest, min(rounded, self.max_length))
+        padded = np.full((len(rows), width), fill, dtype=np.int64)
+        for place, row in zip(padded, rows, strict=True):
+            place[: len(row)] = row
+        return torch.from_numpy(padded), torch.from_numpy(np.arange(width) < lengths[:, None])

@@ -1,0 +1,196 @@
+"""From a line of text to ids and back, for both languages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import write_whole
+from datamodules.text.translation.bpe import Codes, joined
+from datamodules.text.translation.dictionary import Dictionary
+from datamodules.text.translation.moses import Moses
+from datamodules.text.vocabulary import tokenizers_package
+
+__all__ = ["Cutter", "Method", "Side", "TextCoder"]
+
+Method = Literal["subwords", "moses_bpe", "prepared", "words"]
+Side = Literal["source", "target"]
+_NUM_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """What pieces of text are, before they have ids.
+
+    Args:
+        method: `subwords` is byte-level pair encoding, which gives every line back; `moses_bpe` are
+            pieces of the words of Moses; `prepared` the same, of text that was cut already; `words`
+            is what blanks separate, where pieces may be marked by `@@` too.
+        source: The tokeniser of Moses for the source language; `target`: for the other one.
+        codes: BPE codes as subword-nmt stores them. None leaves words whole.
+        tokenizer: The sub-words as `tokenizers` stores them.
+    """
+
+    method: Method
+    source: Moses
+    target: Moses
+    codes: str | None = None
+    tokenizer: str | None = None
+
+    def words(self, line: str, side: Side) -> str:
+        """Return what is cut into pieces: words, or the line itself for sub-words."""
+        if self.method in ("moses_bpe", "prepared"):
+            return self._moses(side).words(line)
+        return " ".join(line.split()) if self.method == "words" else line.strip()
+
+    def pieces(self, lines: Sequence[str]) -> list[str]:
+        """Return the pieces of each of `words`, separated by blanks."""
+        if self.method == "subwords":
+            encoded = self._subwords.encode_batch(list(lines), add_special_tokens=False)
+            return [" ".join(line.tokens) for line in encoded]
+        return [self._codes.cut(line) if self._codes else line for line in lines]
+
+    @property
+    def alphabet(self) -> list[str]:
+        """Pieces that every dictionary has."""
+        if self.method != "subwords":
+            return []
+        return sorted(tokenizers_package().pre_tokenizers.ByteLevel.alphabet())
+
+    def line(self, pieces: Sequence[str]) -> str:
+        """Return the line of target pieces as people write it."""
+        if self.method == "subwords":
+            text: str = self._subwords.decoder.decode(list(pieces))
+            return text.lstrip(" ")
+        text = joined(pieces)
+        return text if self.method == "words" else self.target.line(text)
+
+    def tokenised(self, pieces: Sequence[str]) -> str:
+        """Return the words of target pieces, separated by blanks; of sub-words, those of Moses."""
+        if self.method == "subwords":
+            return self.target.words(self.line(pieces))
+        return joined(pieces)
+
+    def learned(self, lines: Callable[[], Iterable[str]], num_merges: int) -> Cutter:
+        """Return the same with what is learned from lines of `words` of both languages."""
+        if self.method == "moses_bpe" and self.codes is None:
+            return Cutter(**{**vars(self), "codes": Codes.learn(lines, num_merges).text})
+        if self.method == "subwords":
+            return Cutter(**{**vars(self), "tokenizer": _learn_subwords(lines(), num_merges)})
+        return self
+
+    def _moses(self, side: Side) -> Moses:
+        return self.source if side == "source" else self.target
+
+    @cached_property
+    def _codes(self) -> Codes | None:
+        return None if self.codes is None else Codes.from_text(self.codes, "BPE codes")
+
+    @cached_property
+    def _subwords(self) -> Any:
+        tokenizer = tokenizers_package().Tokenizer.from_str(self.tokenizer)
+        return tokenizer
+
+
+def _learn_subwords(lines: Iterable[str], num_merges: int) -> str:
+    package = tokenizers_package("sub-words", "set tokens to words")
+    tokenizer = package.Tokenizer(package.models.BPE())
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=_NUM_BYTES + num_merges,
+        initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    text: str = tokenizer.to_str()
+    return text
+
+
+@dataclass(frozen=True)
+class TextCoder:
+    """Text of both languages and ids; all of it is in one JSON text.
+
+    Args:
+        cutter: What pieces are.
+        source: Dictionary of the source language; `target`: of the other one, or the same.
+    """
+
+    cutter: Cutter
+    source: Dictionary
+    target: Dictionary
+
+    @property
+    def text(self) -> str:
+        """What is stored, and what `from_text` reads."""
+        one = self.source == self.target
+        return json.dumps(
+            {
+                "cutter": asdict(self.cutter),
+                "source": self.source.text,
+                "target": None if one else self.target.text,
+            },
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> TextCoder:
+        """Read what `text` gives.
+
+        Raises:
+            DataError: It is something else.
+        """
+        try:
+            stored = json.loads(text)
+            facts = stored["cutter"]
+            for side in ("source", "target"):
+                facts[side] = Moses(**facts[side])
+            cutter = Cutter(**facts)
+            source = Dictionary.from_text(stored["source"], "source dictionary")
+            if stored["target"] is None:
+                return cls(cutter, source, source)
+            return cls(cutter, source, Dictionary.from_text(stored["target"], "target dictionary"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"not a stored text coder: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write it to a file."""
+        write_whole(path, self.text)
+
+    @classmethod
+    def load(cls, path: Path) -> TextCoder:
+        """Read a file; a DataError if it is missing or something else."""
+        try:
+            return cls.from_text(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise MissingDataError(f"text coder {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise DataError(f"text coder {path}: {error}") from None
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of source lines, the end among them."""
+        words = [self.cutter.words(line, "source") for line in lines]
+        if self.cutter.method == "prepared" and self.cutter.codes is None:
+            raise DataError(
+                "the text was cut into pieces by BPE codes that are not beside it, so other lines "
+                "cannot be cut like it; put the file `code` beside the text, or set codes_file"
+            )
+        return [self.source.ids(line.split(" ")).tolist() for line in self.cutter.pieces(words)]
+
+    def detokenise(self, ids: Iterable[int]) -> str:
+        """Return the line of target ids as people write it: marks of BPE and Moses undone."""
+        return self.cutter.line(self.target.words(ids))
+
+    def tokenised(self, ids: Iterable[int]) -> str:
+        """Return the words of target ids as Moses separates them, with blanks between them."""
+        return self.cutter.tokenised(self.target.words(ids))
+
+    def tokenised_lines(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the words of target lines likewise."""
+        for line in lines:
+            yield line if self.cutter.method == "words" else self.cutter.target.words(line)

@@ -1,0 +1,465 @@
+"""Sentences and their translations as a data set of an encoder and a decoder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from datamodules.core.base import CachedDataModule, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.errors import (
+    DataError,
+    MissingDataError,
+    require_at_least,
+    require_one_of,
+)
+from datamodules.core.files import expand
+from datamodules.core.own import length_line, required_path
+from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
+from datamodules.text.translation.batches import PairCollate, SentencePairs
+from datamodules.text.translation.coder import Cutter, Method, TextCoder
+from datamodules.text.translation.files import (
+    ARCHIVES,
+    EmptyLines,
+    Release,
+    extract,
+    find_plain,
+    is_archive,
+)
+from datamodules.text.translation.job import LineJob
+from datamodules.text.translation.moses import Moses
+from datamodules.text.translation.preparation import (
+    Cleaning,
+    Preparation,
+    is_prepared,
+    read_codes,
+)
+
+__all__ = ["Translation"]
+
+_log = logging.getLogger("datamodules")
+_SPLITS = ("train", "val", "test")
+_SHOWN = 100  # characters of a sample
+_SHOWN_PAIRS = 3
+
+
+class Translation(CachedDataModule):
+    """Parallel text in the layout of fairseq: `train.de`, `train.en`, `valid.*` and `test.*`.
+
+    Line n of one file translates line n of the other. `dict.<language>.txt` and BPE codes (`code`)
+    beside the text are used, if they are there. Ids: 0 `<s>`, 1 padding, 2 `</s>`, 3 `<unk>`, then
+    pieces by falling count. Batches are counted in tokens (`datamodules.core.token_order`) and are
+    described in `datamodules.text.translation.batches.PairCollate`.
+
+    Args:
+        path: Folder with these files, or an archive of it (.tar.gz, .tgz, .tar.xz, .tar.bz2).
+        source_language: Code of the language that is translated, as files are called.
+        target_language: Code of the language that it is translated to.
+        tokens: `subwords` is byte-level pair encoding, which gives every line back; `moses_bpe`
+            pieces of Moses' words, marked by `@@`; `prepared` is text that was cut into such pieces
+            before; `words` is what blanks separate. None takes `prepared` for text with `@@`
+            in it, `moses_bpe` for other text with codes beside it, and `subwords` otherwise.
+        merges: Merges of pair encoding, learned from both languages together, where no codes are.
+        codes_file: BPE codes of subword-nmt or fastBPE to use, in place of `code` beside the text.
+        joint_dictionary: Whether both languages have one dictionary.
+        dictionary_limit: Largest number of ids of a dictionary; rarer pieces become `<unk>`.
+        lower: Whether Moses' words are lower-cased.
+        max_ratio: Training pairs of which one side has more than so many times the words of the
+            other are left out. None keeps them.
+        max_words: Training pairs of which one side has more words are left out.
+        empty_lines: Whether a pair with an empty side is an error or left out.
+        max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps: of the
+            larger side, padding included.
+        eval_max_tokens: The same for one evaluation batch of one rank. None means max_tokens,
+            divided by the number of micro-batches of a step. Results do not depend on it.
+        max_length: Most tokens of a side, `</s>` included; the model's max_seq_len.
+        too_long: Whether a longer sentence is an error or cut off.
+        pad_multiple: Padded lengths are rounded up to a multiple of this.
+        **kwargs: Arguments of DataModule.
+    """
+
+    task = "translation"
+    title = "translation"
+    default_tokens: Method = "subwords"  # of text that is not cut, without codes beside it
+    cleaning_by_pieces = False
+    max_seq_len: int
+
+    def __init__(
+        self,
+        path: str = "",
+        source_language: str = "de",
+        target_language: str = "en",
+        tokens: Method | None = None,
+        merges: int = 8000,
+        codes_file: str | None = None,
+        joint_dictionary: bool = False,
+        dictionary_limit: int | None = None,
+        lower: bool = False,
+        max_ratio: float | None = None,
+        max_words: int | None = None,
+        empty_lines: EmptyLines = "error",
+        max_tokens: int = 4096,
+        eval_max_tokens: int | None = None,
+        max_length: int = 1024,
+        too_long: Literal["error", "cut"] = "error",
+        pad_multiple: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("data_dir") is None and path:
+            place = expand(path)
+            kwargs["data_dir"] = str(place if place.is_dir() else place.parent)
+        super().__init__(
+            batch_size=1,
+            eval_batch_size=None,
+            pad_to="longest",
+            pad_multiple=pad_multiple,
+            **kwargs,
+        )
+        require_one_of([None, *get_args(Method)], tokens=tokens)
+        require_one_of(get_args(EmptyLines), empty_lines=empty_lines)
+        require_one_of(("error", "cut"), too_long=too_long)
+        require_at_least(1, merges=merges, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
+        require_at_least(5, dictionary_limit=dictionary_limit)
+        require_at_least(2, max_length=max_length)
+        if source_language == target_language:
+            raise DataError(
+                f"source_language and target_language are both {source_language!r}; they name the "
+                f"files of two languages"
+            )
+        self.path = path
+        self.source_language, self.target_language = source_language, target_language
+        self.tokens, self.merges, self.codes_file = tokens, merges, codes_file
+        self.joint_dictionary, self.dictionary_limit = joint_dictionary, dictionary_limit
+        self.lower, self.empty_lines, self.too_long = lower, empty_lines, too_long
+        self.cleaning = Cleaning(max_ratio, max_words, self.cleaning_by_pieces)
+        self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
+        self.max_seq_len = max_length
+        self._coder: TextCoder | None = None
+        self._steps: int | None = None
+
+    # ---- the release -------------------------------------------------------------------------
+
+    def place(self) -> Path:
+        """Return the folder or archive of the text; a MissingDataError if there is none."""
+        place = required_path(self.path)
+        if place.is_file() and not is_archive(place):
+            raise DataError(
+                f"{place}: expected a folder, or an archive that ends in {', '.join(ARCHIVES)}"
+            )
+        return place
+
+    def wanted(self, name: str) -> bool:
+        """Whether a file of an archive is needed, by its name."""
+        names = [end for language in self.languages for end in (f".{language}", f".{language}.txt")]
+        return name.startswith("code") or name.endswith(tuple(names))
+
+    def find(self, folder: Path) -> Release:
+        """Find the text in a folder; a MissingDataError says what is missing."""
+        inner = sorted(p for p in folder.rglob("*") if p.is_dir()) if is_archive(folder) else []
+        for place in [folder, *inner]:
+            found = find_plain(self.title, place, *self.languages)
+            if found is not None:
+                return found
+        first, second = self.languages
+        files = ", ".join(f"{name}.{first}, {name}.{second}" for name in ("train", "valid", "test"))
+        raise MissingDataError(f"{self.path}: expected the files {files}")
+
+    @property
+    def published_counts(self) -> dict[str, int]:
+        """Published numbers of pairs, as far as there are any."""
+        return {}
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Codes of source and target language."""
+        return self.source_language, self.target_language
+
+    # ---- the cache ---------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        codes = None
+        if self.codes_file is not None:
+            text = read_codes(expand(self.codes_file)).text
+            codes = hashlib.sha256(text.encode()).hexdigest()
+        return {
+            **self.identity(),
+            "languages": list(self.languages),
+            "tokens": self.tokens,
+            "merges": self.merges,
+            "codes": codes,
+            "joint_dictionary": self.joint_dictionary,
+            "dictionary_limit": self.dictionary_limit,
+            "lower": self.lower,
+            "cleaning": vars(self.cleaning),
+            "empty_lines": self.empty_lines,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What names the text."""
+        return {"path": str(expand(self.path).resolve())}
+
+    def must_name(self) -> dict[str, Any]:
+        """The path has no default."""
+        return {"path": self.path} if self.path else {}
+
+    def sources(self) -> list[Path]:
+        """The archive or the files."""
+        place = self.place()
+        return [place] if is_archive(place) else self.find(place).paths
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read the text, and make pieces and dictionaries."""
+        spec = self.cache_spec
+        states = [(str(path), path.stat()) for path in self.sources()]
+        files = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
+        job = LineJob(self.cache_dir / f".{spec.name}.partial", [spec.settings, files])
+        if job.is_resumed:
+            _log.warning("resuming an interrupted preparation in %s", job.folder)
+        release = self.find(self.folder_for(job))
+        Preparation(
+            job,
+            release,
+            self._cutter(release),
+            Cleaning() if release.cleaned else self.cleaning,
+            self.empty_lines,
+            self.merges,
+            self.joint_dictionary,
+            self.dictionary_limit,
+            self.languages,
+            self.title,
+        ).run(writer)
+        job.remove()
+
+    def folder_for(self, job: LineJob) -> Path:
+        """Return the folder of the text; an archive is unpacked into that of the job."""
+        place = self.place()
+        return extract(place, job.folder, self.wanted) if is_archive(place) else place
+
+    def _cutter(self, release: Release) -> Cutter:
+        codes = expand(self.codes_file) if self.codes_file is not None else release.codes
+        method = self.tokens
+        if method is None:
+            if is_prepared(release.splits["train"].source):
+                method = "prepared"
+            else:
+                method = "moses_bpe" if codes is not None else self.default_tokens
+        elif method in ("moses_bpe", "subwords") and is_prepared(release.splits["train"].source):
+            raise DataError(
+                f"{release.splits['train'].source.name} is cut into pieces with @@ already, but "
+                f"tokens is {method}; set tokens to prepared, or give text that is not cut"
+            )
+        if method == "subwords" and self.codes_file is not None:
+            raise DataError(
+                "codes_file holds the codes of moses_bpe, but tokens is subwords; set tokens to "
+                "moses_bpe, or leave out codes_file"
+            )
+        source, target = (
+            Moses(language, self.lower, release.aggressive) for language in self.languages
+        )
+        if codes is None or method == "subwords":
+            return Cutter(method, source, target)
+        return Cutter(method, source, target, read_codes(codes).text)
+
+    # ---- text --------------------------------------------------------------------------------
+
+    @property
+    def coder(self) -> TextCoder:
+        """Turns text into ids and back; the text is prepared if it has not been."""
+        if self._coder is None:
+            self._coder = TextCoder.from_text(self.cache.array("coder").tobytes().decode())
+        return self._coder
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the target dictionary."""
+        return len(self.coder.target)
+
+    @property
+    def source_vocab_size(self) -> int:
+        """Ids of the source dictionary."""
+        return len(self.coder.source)
+
+    @property
+    def num_classes(self) -> int:
+        """Every piece of the target dictionary is a possible prediction."""
+        return self.vocab_size
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of source lines, `</s>` included."""
+        return self.coder.encode(lines)
+
+    def detokenise(self, ids: Sequence[int]) -> str:
+        """Return the line of target ids as people write it."""
+        return self.coder.detokenise(ids)
+
+    def tokenised(self, ids: Sequence[int]) -> str:
+        """Return the words of target ids as Moses separates them."""
+        return self.coder.tokenised(ids)
+
+    def references(self, split: str) -> list[str]:
+        """Return the target lines of validation or test, as they stand in the files.
+
+        Text that was cut into pieces before is detokenised.
+        """
+        lines = self._lines(split, "target")
+        return self._detokenised(lines, self.coder.cutter.target)
+
+    def source_lines(self, split: str) -> list[str]:
+        """Return the source lines of validation or test likewise."""
+        return self._detokenised(self._lines(split, "source"), self.coder.cutter.source)
+
+    def tokenised_references(self, split: str) -> list[str]:
+        """Return the words of the target lines of validation or test, as `tokenised` gives them."""
+        lines = self._lines(split, "target")
+        if self.coder.cutter.method == "prepared":
+            return lines
+        return list(self.coder.tokenised_lines(lines))
+
+    def _detokenised(self, lines: list[str], moses: Moses) -> list[str]:
+        is_prepared = self.coder.cutter.method == "prepared"
+        return [moses.line(line) for line in lines] if is_prepared else lines
+
+    def _lines(self, split: str, side: str) -> list[str]:
+        require_one_of(("val", "test"), split=split)
+        return self.cache.array(f"{split}_{side}_lines").tobytes().decode().split("\n")
+
+    # ---- splits ------------------------------------------------------------------------------
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the three splits; a DataError for a sentence longer than a batch or the model."""
+        splits: dict[str, Any] = {
+            name: SentencePairs.from_cache(cache, name, self.max_seq_len) for name in _SPLITS
+        }
+        for name, split in splits.items():
+            if self.too_long == "error":
+                split.refuse_longer(f"{self.title}: {name}")
+        longest = splits["train"].side_lengths(self.pad_multiple).longest
+        if longest > self.max_tokens:
+            raise DataError(
+                f"max_tokens={self.max_tokens} is below the longest training pair of {longest} "
+                f"tokens; raise it, or lower max_length and set too_long to cut"
+            )
+        self.notes = list(self._notes())
+        return splits
+
+    def _notes(self) -> Iterator[str]:
+        for name, count in self._facts["left_out"].items():
+            if count:
+                lines = self._facts["lines"][name]
+                yield f"{count} of {lines} pairs of {name} are left out: cleaning, or an empty side"
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(self.cache.array("facts").tobytes())
+        return facts
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    @property
+    def batch_setting(self) -> tuple[str, int]:
+        """Batches are counted in tokens."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of one pass over the training split (after `setup`)."""
+        if self._steps is None:
+            self._steps = self._order().steps_per_epoch
+        return self._steps
+
+    def _order(self) -> TokenBatchOrder:
+        rank, world_size = self._layout()
+        layout = rank, world_size, self._accumulation(), self._processed
+        lengths = self._pairs("train").side_lengths(self.pad_multiple)
+        return TokenBatchOrder(lengths, self.max_tokens, self.seed, *layout)
+
+    def _pairs(self, name: str) -> SentencePairs:
+        split: Any = self.split(name)
+        return split
+
+    def _training_order(self) -> TokenBatchOrder:
+        return self._order()
+
+    def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
+        rank, world_size = self._layout()
+        lengths = self._pairs(name).side_lengths(self.pad_multiple)
+        most = self.eval_max_tokens
+        if most is None:
+            most = max(lengths.longest, self.max_tokens // (world_size * self._accumulation()))
+        if lengths.longest > most:
+            raise DataError(
+                f"eval_max_tokens={most} is below the longest sentence of {name}, "
+                f"{lengths.longest} tokens; raise it"
+            )
+        return TokenEvaluationOrder(lengths, most, rank, world_size)
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch."""
+        return PairCollate(self.pad_multiple, self.max_seq_len)
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which dictionaries the ids are of, for checkpoints."""
+        return {"dictionaries": self._digests()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise a DataError if a checkpoint was trained with other dictionaries."""
+        before, now = state_dict["dictionaries"], self._digests()
+        for side, (size, digest) in now.items():
+            if list(before[side]) != [size, digest]:
+                raise DataError(
+                    f"the checkpoint was trained with a {side} dictionary of {before[side][0]} "
+                    f"ids, the data have another one of {size}: the ids would mean other words; "
+                    f"use the text and the settings of data of the training"
+                )
+
+    def _digests(self) -> dict[str, list[Any]]:
+        sides = {"source": self.coder.source, "target": self.coder.target}
+        return {
+            side: [len(d), hashlib.sha256("\n".join(d.pieces).encode()).hexdigest()]
+            for side, d in sides.items()
+        }
+
+    # ---- reports -----------------------------------------------------------------------------
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says: vocabularies, lengths, padding, unknown words, samples."""
+        one = ", joint" if self.coder.source == self.coder.target else ""
+        yield (
+            f"tokens: {self._facts['method']}, vocabulary {self.source_vocab_size} "
+            f"{self.source_language}, {self.vocab_size} {self.target_language}{one}"
+        )
+        for name in _SPLITS:
+            split = self._pairs(name)
+            yield f"{name}: {len(split)} pairs, {length_line(split.lengths, split)}"
+            for side, language in zip(("source", "target"), self.languages, strict=True):
+                unknown, total = self._facts["unknown"][name][side]
+                share = 100 * unknown / total
+                yield (
+                    f"  {language}: {total} tokens with </s>, {total / len(split):.1f} a sentence, "
+                    f"<unk> {unknown} ({share:.2f} %)"
+                )
+        lengths = self._pairs("train").side_lengths(self.pad_multiple)
+        shares = lengths.padding_shares(self.max_tokens)
+        parts = zip(shares, self.languages, strict=True)
+        told = ", ".join(f"{100 * share:.1f} % {language}" for share, language in parts)
+        yield f"padding in training batches: {told}"
+        lines = zip(self.source_lines("test"), self.references("test"), strict=True)
+        for number, pair in zip(range(_SHOWN_PAIRS), lines, strict=False):
+            cut = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …" for text in pair)
+            yield f"test pair {number + 1}: {' | '.join(cut)}"
+
+    def compare_sizes(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line for each published number of pairs, and whether ours is equal."""
+        from datamodules.core.report import compare_size
+
+        for name, expected in self.published_counts.items():
+            found = len(self.split(name))
+            yield compare_size(f"pairs of {name}", expected, found, found == expected)

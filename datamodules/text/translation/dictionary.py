@@ -1,0 +1,117 @@
+"""Dictionaries of translation: four special ids, then words by falling frequency."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.errors import DataError
+
+__all__ = ["BOS", "EOS", "PAD", "SPECIALS", "UNK", "Dictionary"]
+
+BOS, PAD, EOS, UNK = range(4)
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+_OVERWRITE = "#fairseq:overwrite"
+_MULTIPLE = 8  # tables of embeddings have a multiple of so many rows
+
+
+class Dictionary:
+    """Pieces of text and their ids; what it lacks is `<unk>`.
+
+    Source: the dictionaries of fairseq, whose files `dict.<language>.txt` it reads and writes: a
+    piece and its count per line, ids from 4 on in this order.
+
+    Args:
+        counts: Pieces with their counts, in the order of their ids.
+    """
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self.counts = dict(counts)
+        self.pieces = [*SPECIALS, *self.counts]
+        self._ids = {piece: number for number, piece in enumerate(self.counts, len(SPECIALS))}
+
+    @classmethod
+    def count(
+        cls,
+        lines: Iterable[Sequence[str]],
+        always: Iterable[str] = (),
+        most: int | None = None,
+    ) -> Dictionary:
+        """Return the dictionary of a text: by falling count, pieces of equal count by the alphabet.
+
+        Args:
+            lines: The pieces of each line.
+            always: Pieces that it has even if they do not occur.
+            most: Largest number of ids. None keeps every piece.
+        """
+        found: Counter[str] = Counter()
+        for pieces in lines:
+            found.update(pieces)
+        for special in SPECIALS:
+            found.pop(special, None)
+        found.update(dict.fromkeys(always, 0))
+        order = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        counts = dict(order[: None if most is None else max(0, most - len(SPECIALS))])
+        fill = -(len(counts) + len(SPECIALS)) % _MULTIPLE
+        return cls({**counts, **{f"madeupword{number:04d}": 0 for number in range(fill)}})
+
+    @classmethod
+    def from_text(cls, text: str, name: str) -> Dictionary:
+        """Read the content of a file; a DataError names the line that is no piece with a count."""
+        counts: dict[str, int] = {}
+        places: dict[str, int] = {}
+        lines = text.removesuffix("\n").split("\n") if text else []
+        for number, line in enumerate(lines, 1):
+            entry = line.rstrip("\r").removesuffix(_OVERWRITE).rstrip(" ")
+            piece, _, count = entry.rpartition(" ")
+            if not piece or not count.isdecimal():
+                raise DataError(
+                    f"{name}: line {number} is {line[:60]!r}: expected a piece of text, a blank "
+                    f"and its count, as in `dict.en.txt` of fairseq"
+                )
+            if piece in SPECIALS and not line.rstrip("\r").endswith(_OVERWRITE):
+                raise DataError(
+                    f"{name}: line {number} has {piece!r}, which every dictionary has by itself; "
+                    f"remove the line"
+                )
+            if piece in places and not line.rstrip("\r").endswith(_OVERWRITE):
+                raise DataError(
+                    f"{name}: {piece!r} is in line {places[piece]} and again in line {number}; "
+                    f"remove one of them"
+                )
+            places.setdefault(piece, number)
+            counts[piece] = int(count)
+        if not counts:
+            raise DataError(f"{name} is empty: expected a piece of text and its count per line")
+        return cls(counts)
+
+    @property
+    def text(self) -> str:
+        """The content of a file."""
+        return "".join(f"{piece} {count}\n" for piece, count in self.counts.items())
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dictionary) and self.pieces == other.pieces
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def ids(self, pieces: Sequence[str]) -> npt.NDArray[np.int32]:
+        """Return the ids of pieces and of the end, (num_pieces + 1,)."""
+        found = [self._ids.get(piece, UNK) for piece in pieces]
+        return np.array([*found, EOS], dtype=np.int32)
+
+    def words(self, ids: Iterable[int]) -> list[str]:
+        """Return the pieces of ids up to the first end, without padding and the beginning."""
+        found = []
+        for number in ids:
+            if number == EOS:
+                break
+            if number not in (BOS, PAD):
+                found.append(self.pieces[number])
+        return found

@@ -1,0 +1,229 @@
+"""Parallel text in files: which files there are, and their lines."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import read_tar
+
+__all__ = ["ARCHIVES", "EmptyLines", "Lines", "Pair", "Release", "check_pair", "extract"]
+__all__ += ["find_plain", "is_archive", "shown_name"]
+
+ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+EmptyLines = Literal["error", "drop"]
+# Our name of a split -> what its files may be called.
+_STEMS = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}
+_CODES = ("code", "codes", "bpe.codes")
+_SEGMENT = re.compile(r"<seg id[^>]*>\s*(.*?)\s*</seg>\s*$")
+_DROPPED = ("<url>", "<talkid>", "<keywords>")
+_STRIPPED = re.compile("</?(?:title|description)>")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of one language of one split: those of some files, one after the other.
+
+    Lines end with a newline, and with nothing else; a byte-order mark is skipped.
+
+    Args:
+        form: `plain` is a sentence per line; `tags` are the training files of IWSLT, where lines of
+            addresses, numbers and keywords are left out and those of titles and descriptions lose
+            their tags; `segments` are the lines `<seg id="…">` of XML or SGML files.
+    """
+
+    paths: tuple[Path, ...]
+    form: Literal["plain", "tags", "segments"] = "plain"
+
+    @property
+    def name(self) -> str:
+        """How messages call them."""
+        more = len(self.paths) - 1
+        return shown_name(self.paths[0]) + (f" and {more} more" if more else "")
+
+    def numbered(self) -> Iterator[tuple[Path, int, str]]:
+        """Yield file, line number and line; a DataError for what is not UTF-8."""
+        for path in self.paths:
+            with path.open("rb") as file:
+                for number, raw in enumerate(file, 1):
+                    try:
+                        line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                    except UnicodeDecodeError as error:
+                        raise DataError(
+                            f"{shown_name(path)}: line {number} is not UTF-8 (byte "
+                            f"0x{raw[error.start]:02x}); convert the file, as by `iconv -f latin1 "
+                            f"-t utf-8`"
+                        ) from None
+                    kept = self._kept(line.removesuffix("\n").removesuffix("\r"))
+                    if kept is not None:
+                        yield path, number, kept
+
+    def __iter__(self) -> Iterator[str]:
+        return (line for _, _, line in self.numbered())
+
+    def _kept(self, line: str) -> str | None:
+        if self.form == "tags":
+            if any(tag in line for tag in _DROPPED):
+                return None
+            return _STRIPPED.sub("", line).strip()
+        if self.form == "segments":
+            found = _SEGMENT.search(line)
+            return None if found is None else found[1].replace("’", "'")
+        return line.strip()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both languages of a split."""
+
+    source: Lines
+    target: Lines
+
+
+@dataclass(frozen=True)
+class Release:
+    """The text of the splits train, val and test, and what lies beside it.
+
+    Args:
+        splits: The splits; `val` may be missing where it is taken from `train`.
+        codes: BPE codes.
+        dictionaries: Dictionary of each language that has one.
+        held_out_every: Every so many-th training pair is taken for validation; 0 takes none.
+        cleaned: Whether pairs were left out of the training text before, so that none is now.
+        normalise: Whether punctuation of the training text is normalised.
+        aggressive: Whether Moses' tokeniser makes hyphens between letters words.
+    """
+
+    splits: Mapping[str, Pair]
+    codes: Path | None = None
+    dictionaries: Mapping[str, Path] = field(default_factory=dict)
+    held_out_every: int = 0
+    cleaned: bool = False
+    normalise: bool = False
+    aggressive: bool = False
+
+    @property
+    def paths(self) -> list[Path]:
+        """Every file."""
+        sides = [side for pair in self.splits.values() for side in (pair.source, pair.target)]
+        text = [path for side in sides for path in side.paths]
+        beside = [*self.dictionaries.values(), *([self.codes] if self.codes else [])]
+        return list(dict.fromkeys([*text, *beside]))
+
+
+def shown_name(path: Path) -> str:
+    """Return how messages call a file: one of an archive (see `extract`) by both names."""
+    for folder in path.parents:
+        if is_archive(folder):
+            return f"{folder.name}: {path.relative_to(folder)}"
+    return str(path)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path has the name of an archive."""
+    return path.name.endswith(ARCHIVES)
+
+
+def extract(archive: Path, parent: Path, wanted: Callable[[str], bool]) -> Path:
+    """Write the files of an archive whose names are wanted to a folder, as they lie in it.
+
+    Returns:
+        The folder; it has the archive's name, so that `shown_name` can tell.
+
+    Raises:
+        DataError: The archive is damaged.
+    """
+    folder = parent / archive.name
+    done = folder / ".done"
+    if done.is_file():
+        return folder
+
+    def take(member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+        parts = [part for part in Path(member.name).parts if part not in (".", "/")]
+        if not member.isfile() or ".." in parts or not parts or not wanted(parts[-1]):
+            return
+        place = folder.joinpath(*parts)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            stream = tar.extractfile(member)
+            while stream is not None and (block := stream.read(1 << 20)):
+                file.write(block)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    read_tar(archive, take)
+    done.touch()
+    return folder
+
+
+def find_plain(title: str, folder: Path, source: str, target: str) -> Release | None:
+    """Find the files `train.<language>`, `valid.<language>`, `test.<language>`; None if none is.
+
+    Raises:
+        MissingDataError: A side or a split is missing.
+    """
+    splits: dict[str, Pair] = {}
+    for name, stems in _STEMS.items():
+        for stem in stems:
+            sides = [folder / f"{stem}.{language}" for language in (source, target)]
+            present = [path for path in sides if path.is_file()]
+            if len(present) == 1:
+                (missing,) = (path for path in sides if path not in present)
+                raise MissingDataError(
+                    f"{title}: found {shown_name(present[0])}, but not {missing.name} beside it; "
+                    f"both languages are needed, line by line"
+                )
+            if present and name not in splits:
+                splits[name] = Pair(Lines((sides[0],)), Lines((sides[1],)))
+    if not splits:
+        return None
+    for name, stems in _STEMS.items():
+        if name not in splits:
+            have = next(iter(splits.values())).source.name
+            raise MissingDataError(
+                f"{title}: found {have}, but not {stems[0]}.{source} and {stems[0]}.{target} "
+                f"beside it"
+            )
+    codes = next((folder / name for name in _CODES if (folder / name).is_file()), None)
+    dictionaries = {
+        language: folder / f"dict.{language}.txt"
+        for language in (source, target)
+        if (folder / f"dict.{language}.txt").is_file()
+    }
+    return Release(splits, codes, dictionaries)
+
+
+def check_pair(pair: Pair, empty: EmptyLines) -> npt.NDArray[np.bool_]:
+    """Read both sides; return where neither is empty, (num_lines,).
+
+    Raises:
+        DataError: The sides differ in their number of lines, a line is not UTF-8, a line is empty
+            (where that is an error), or there is no line.
+    """
+    full: list[npt.NDArray[np.bool_]] = []
+    for lines in (pair.source, pair.target):
+        full.append(np.fromiter((bool(line) for line in lines), dtype=bool))
+    counts = [len(found) for found in full]
+    if counts[0] != counts[1]:
+        raise DataError(
+            f"{pair.source.name} has {counts[0]} lines and {pair.target.name} has {counts[1]}: "
+            f"line n of one must be the translation of line n of the other"
+        )
+    if not counts[0]:
+        raise DataError(f"{pair.source.name} and {pair.target.name} have no line of text")
+    if empty == "error":
+        for lines, found in zip((pair.source, pair.target), full, strict=True):
+            if not found.all():
+                path, number, _ = next(entry for entry in lines.numbered() if not entry[2])
+                raise DataError(
+                    f"{shown_name(path)}: line {number} is empty ({int((~found).sum())} such "
+                    f"lines); remove the line from both languages, or set empty_lines to drop"
+                )
+    return full[0] & full[1]

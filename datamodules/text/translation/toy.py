@@ -1,0 +1,112 @@
+"""A language pair that is made by rules: tests, smoke runs, profiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datamodules.core.errors import require_at_least
+from datamodules.core.files import write_whole
+from datamodules.core.order import hashes
+from datamodules.text.translation.coder import Method
+from datamodules.text.translation.data import Translation
+from datamodules.text.translation.job import LineJob
+
+__all__ = ["ToyTranslation"]
+
+_SPLITS = {"train": "train", "val": "valid", "test": "test"}
+_WORDS_PER_CLAUSE = 5
+_ENDINGS = {"n": "o", "a": "i", "v": "u"}  # of nouns, adjectives and verbs of the target language
+
+
+class ToyTranslation(Translation):
+    """Clauses whose translation follows rules: a word for each word, in another order.
+
+    A clause of the source is subject, verb, adjective, object, particle (`n3 v1 a0 n2 p`); the
+    target puts the verb last and the adjective behind its noun, gives each word an ending by its
+    kind, and repeats the particle at the beginning of the sentence. Pair i of a split is a pure
+    function of (data_seed, split, i), and no file is read.
+
+    Args:
+        num_train: Training pairs.
+        num_val: Validation pairs.
+        num_test: Test pairs.
+        num_words: Nouns, and half as many verbs and adjectives.
+        max_clauses: Most clauses of a sentence.
+        data_seed: Seed of the sentences.
+        **kwargs: Arguments of Translation.
+    """
+
+    task = "toy_translation"
+    title = "toy translation"
+    default_tokens: Method = "words"
+
+    def __init__(
+        self,
+        num_train: int = 512,
+        num_val: int = 64,
+        num_test: int = 64,
+        num_words: int = 12,
+        max_clauses: int = 3,
+        data_seed: int = 0,
+        max_tokens: int = 512,
+        max_length: int = 64,
+        **kwargs: Any,
+    ) -> None:
+        require_at_least(1, num_train=num_train, num_val=num_val, num_test=num_test)
+        require_at_least(2, num_words=num_words)
+        require_at_least(1, max_clauses=max_clauses)
+        super().__init__(
+            path="",
+            source_language="toy",
+            target_language="yot",
+            max_tokens=max_tokens,
+            max_length=max_length,
+            **kwargs,
+        )
+        self._num_pairs = {"train": num_train, "val": num_val, "test": num_test}
+        self._sizes = [num_words, max_clauses, data_seed]
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the sentences."""
+        return {"pairs": self._num_pairs, "sizes": self._sizes}
+
+    def sources(self) -> list[Path]:
+        """No file."""
+        return []
+
+    def folder_for(self, job: LineJob) -> Path:
+        """Write the sentences to the folder of the job."""
+        for name, file in _SPLITS.items():
+            pairs = list(self._pairs_of(name))
+            for side, language in enumerate(self.languages):
+                text = "".join(f"{pair[side]}\n" for pair in pairs)
+                write_whole(job.folder / f"{file}.{language}", text)
+        return job.folder
+
+    def _pairs_of(self, name: str) -> Iterator[tuple[str, str]]:
+        num_words, max_clauses, data_seed = self._sizes
+        count, width = self._num_pairs[name], max_clauses * _WORDS_PER_CLAUSE + 1
+        key = data_seed, list(_SPLITS).index(name)
+        for row in hashes(count * width, *key).reshape(count, width).tolist():
+            starts = range(1, 1 + (1 + row[0] % max_clauses) * _WORDS_PER_CLAUSE, _WORDS_PER_CLAUSE)
+            yield _sentence([row[first : first + _WORDS_PER_CLAUSE] for first in starts], num_words)
+
+
+def _sentence(clauses: list[list[int]], num_words: int) -> tuple[str, str]:
+    """Return a sentence and its translation, of one row of numbers per clause."""
+    few = max(1, num_words // 2)
+    source: list[str] = []
+    target: list[str] = []
+    particles = 0
+    for subject, verb, adjective, thing, particle in clauses:
+        words = [f"n{subject % num_words}", f"v{verb % few}", f"a{adjective % few}"]
+        words.append(f"n{thing % num_words}")
+        order = (words[0], words[3], words[2], words[1])
+        target += [word[1:] + _ENDINGS[word[0]] for word in order]
+        source += words
+        if particle % 2:
+            source.append("p")
+            particles += 1
+    return " ".join(source), " ".join(["pi"] * particles + target)

@@ -1,0 +1,291 @@
+"""Translate lines of standard input with a trained model: its run folder, or a checkpoint.
+
+    lit-probattn translate runs/NAME/0 < text.de > text.en
+    lit-probattn translate runs/NAME/0 --n_best 3 --out table.parquet < text.de
+    lit-probattn translate runs/NAME/0/average-10 --beam_size 4 --length_penalty 0.6 < text.en
+
+A translation a line, in the order of the lines; an empty line stays empty. With --n_best above 1
+every translation has a line of its own: the number of its source line, its rank, its score and its
+text, with tabs between them. A run folder means its best checkpoint, or without a validation its
+newest; RUN/average-10 is the mean of the ten newest. Search settings are those of the run unless
+they are given; the model's configuration and its vocabularies come from the run's config.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from lit_probattn.base.allowed_code import add_flag
+
+if TYPE_CHECKING:
+    from lit_probattn.models.search import Hypothesis
+    from lit_probattn.training.trained import Trained
+
+MAX_TOKENS = 4096
+# Lines that are read before the first of them is translated: long and short ones make batches.
+_BLOCK = 2048
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A line of the input, and its translations."""
+
+    number: int  # from 1
+    text: str
+    found: list[tuple[float, str]]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = argparse.ArgumentParser(
+        prog="lit-probattn translate",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a run folder, runs/NAME/0, or a checkpoint")
+    add("--beam_size", type=int, help="translations that the search keeps; 1 is greedy")
+    add("--length_penalty", type=float, help="exponent of the length that scores are divided by")
+    add("--max_length_a", type=float, help="at most a · source tokens + b tokens")
+    add("--max_length_b", type=int, help="the b of it")
+    add("--n_best", type=int, help="translations of every line (default 1)")
+    add("--temperature", type=float, help="draw tokens instead of searching; divides the logits")
+    add("--top_k", type=int, help="draw among the k likeliest tokens (default: all)")
+    add("--top_p", type=float, help="draw among the likeliest that have this probability together")
+    add("--seed", type=int, default=0, help="of the draw (default 0)")
+    add(
+        "--max_tokens",
+        type=int,
+        default=MAX_TOKENS,
+        help=f"tokens of the source in a batch, with padding (default {MAX_TOKENS})",
+    )
+    add("--out", type=Path, metavar="FILE.parquet", help="write sources, scores and ranks too")
+    add("--config", type=Path, action="append", help="default: that of the run folder")
+    add(
+        "--data",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="argument of the data, such as data_dir=FOLDER; may be repeated",
+    )
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
+    add_flag(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the translations; returns the exit status: 2 for what a user got wrong."""
+    options = make_parser().parse_args(arguments)
+    from lit_probattn.cli.errors import exit_status, quieten
+
+    quieten()
+    return exit_status(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Open the run, translate the lines, print them and write the table.
+
+    Raises:
+        CommandError: a flag is wrong, the run is not of translation, or a line cannot be read.
+    """
+    _check_flags(options)
+    trained = open_translator(options)
+    set_search(trained.task, options)
+    lines = translated(trained, read_lines(sys.stdin.buffer), options.max_tokens)
+    kept = []
+    for line in lines:
+        for text in _printed(line, trained.task.beam.n_best):
+            print(text, flush=True)
+        if options.out:
+            kept.append(line)
+    if options.out:
+        _write(kept, options.out)
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Refuse what is wrong whatever the run."""
+    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.commands.generate import check_table
+
+    for name, least in (("seed", 0), ("max_tokens", 1)):
+        if getattr(options, name) < least:
+            received = getattr(options, name)
+            raise CommandError(f"--{name} must be at least {least}, received {received}")
+    drawn = [name for name in ("top_k", "top_p") if getattr(options, name) is not None]
+    if drawn and not options.temperature:
+        raise CommandError(f"--{drawn[0]} is for drawing tokens: give --temperature too")
+    searched = [n for n in ("beam_size", "n_best") if (getattr(options, n) or 1) != 1]
+    if searched and options.temperature:
+        raise CommandError(f"--{searched[0]} is for searching: leave out --temperature")
+    if options.out is not None:
+        check_table(options.out)
+
+
+def open_translator(options: argparse.Namespace) -> Trained:
+    """Open a translation model and the data that know its vocabularies."""
+    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.configs import class_of, read_config
+    from lit_probattn.tasks import Translation
+    from lit_probattn.training.checkpoints import find_file, load_checkpoint
+    from lit_probattn.training.trained import open_trained
+
+    checkpoint = find_file(options.checkpoint)
+    config = read_config(checkpoint, options.config)
+    task = class_of(config["model"]["class_path"])
+    if not (isinstance(task, type) and issubclass(task, Translation)):
+        raise CommandError(
+            f"{options.checkpoint} is a run of {task.__name__}, which does not translate: give a "
+            "run of a translation model (lit_probattn.tasks.Translation)"
+        )
+    wanted = {"checkpoint": checkpoint, "data": ["num_workers=0", *options.data]}
+    trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
+    stored = load_checkpoint(checkpoint).get(type(trained.data).__qualname__)
+    if stored is not None:
+        trained.data.load_state_dict(stored)  # refuses other vocabularies
+    return trained
+
+
+def set_search(task: Any, options: argparse.Namespace) -> None:
+    """Change what is given of the run's own settings.
+
+    Raises:
+        CommandError: a number is out of range.
+    """
+    from lit_probattn.cli.errors import CommandError
+    from lit_probattn.models.decoding import Sampling
+
+    names = {"size": "beam_size", **{f.name: f.name for f in fields(task.beam) if f.name != "size"}}
+    given = {field: getattr(options, name, None) for field, name in names.items()}
+    try:
+        task.beam = replace(task.beam, **{k: v for k, v in given.items() if v is not None})
+        task.sampling = Sampling(
+            options.temperature or 0.0, options.top_k, options.top_p, seed=options.seed
+        )
+    except ValueError as error:
+        raise CommandError(f"--{error}") from error
+
+
+def read_lines(file: BinaryIO) -> Iterator[str]:
+    """Yield the lines of a file, without their ends.
+
+    Raises:
+        CommandError: a line is not UTF-8.
+    """
+    from lit_probattn.cli.errors import CommandError
+
+    for number, raw in enumerate(file, 1):
+        try:
+            yield raw.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise CommandError(
+                f"line {number} of standard input is not UTF-8 ({error.reason} at byte "
+                f"{error.start + 1}): convert it, for example with iconv -t UTF-8"
+            ) from error
+
+
+def translated(
+    trained: Trained,
+    lines: Iterable[str],
+    max_tokens: int,
+    write: Callable[[list[int]], str] | None = None,
+) -> Iterator[Translated]:
+    """Yield every line with its translations, in the order of the lines.
+
+    Args:
+        max_tokens: source tokens of a batch, with padding; a longer line is a batch of its own.
+        write: turns the ids of a translation into text. None is the data's `detokenise`.
+
+    Raises:
+        CommandError: a line is longer than the model reads.
+    """
+    numbered = enumerate(lines, 1)
+    while block := list(itertools.islice(numbered, _BLOCK)):
+        full = [(number, text) for number, text in block if text.strip()]
+        ids = trained.data.encode([text for _, text in full])
+        _check_lengths(full, ids, trained.task.model.max_seq_len)
+        named = {number: row for (number, _), row in zip(full, ids, strict=True)}
+        found: dict[int, list[Hypothesis]] = {}
+        for numbers in batches({n: len(row) for n, row in named.items()}, max_tokens):
+            found |= _translate(trained, {n: named[n] for n in numbers})
+        as_text = trained.data.detokenise if write is None else write
+        for number, text in block:
+            made = [(h.score, as_text(h.tokens)) for h in found.get(number, ())]
+            yield Translated(number, text, made)
+
+
+def _check_lengths(lines: list[tuple[int, str]], ids: list[list[int]], most: int) -> None:
+    from lit_probattn.cli.errors import CommandError
+
+    for (number, _), row in zip(lines, ids, strict=True):
+        if len(row) > most:
+            raise CommandError(
+                f"line {number} of standard input has {len(row)} tokens, its end included, but "
+                f"max_seq_len of the model is {most}: split it into sentences"
+            )
+
+
+def batches(lengths: dict[int, int], max_tokens: int) -> Iterator[list[int]]:
+    """Yield groups of line numbers of similar length, the longest first.
+
+    Args:
+        lengths: tokens of every line, by its number.
+        max_tokens: rows · longest is at most this, unless a single line is longer.
+    """
+    group: list[int] = []
+    for number in sorted(lengths, key=lambda n: (-lengths[n], n)):
+        if group and (len(group) + 1) * lengths[group[0]] > max_tokens:
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
+
+
+def _translate(trained: Trained, rows: dict[int, list[int]]) -> dict[int, list[Hypothesis]]:
+    """Return the hypotheses of every line, by its number."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from lit_probattn.models.encoder_decoder import PAD
+
+    ids = [torch.tensor(row, device=trained.device) for row in rows.values()]
+    source = pad_sequence(ids, batch_first=True, padding_value=PAD)
+    lengths = torch.tensor([len(row) for row in ids], device=trained.device)
+    mask = torch.arange(source.shape[1], device=trained.device) < lengths[:, None]
+    names = torch.tensor([number - 1 for number in rows], device=trained.device)
+    return dict(zip(rows, trained.task.translate(source, mask, names), strict=True))
+
+
+def _printed(line: Translated, n_best: int) -> Iterator[str]:
+    if n_best == 1:
+        yield line.found[0][1] if line.found else ""
+        return
+    for rank, (score, text) in enumerate(line.found, 1):
+        yield f"{line.number}\t{rank}\t{score:.6f}\t{text}"
+
+
+def _write(lines: list[Translated], path: Path) -> None:
+    import pandas as pd
+
+    from lit_probattn.records.provenance import replacing
+
+    rows = [
+        {"line": x.number, "source": x.text, "rank": rank, "score": score, "translation": text}
+        for x in lines
+        for rank, (score, text) in enumerate(x.found, 1)
+    ]
+    columns = ["line", "source", "rank", "score", "translation"]
+    with replacing(path) as file:
+        pd.DataFrame(rows, columns=columns).to_parquet(file, index=False)
+    print(f"table: {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

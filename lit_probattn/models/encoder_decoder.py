@@ -1,0 +1,291 @@
+"""Encoder-decoder for translation: source tokens, and target tokens so far -> the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.cache import Cache, Memory
+from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.models.embeddings import Sinusoid
+from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.randomness import RandomKey
+
+# The first ids of every vocabulary. A target begins after EOS and ends with it.
+BOS, PAD, EOS, UNK = 0, 1, 2, 3
+
+Share = Literal["decoder", "all", "none"]
+
+# Tell the draws of encoder and decoder apart.
+_ENCODER, _DECODER = 0, 1
+
+
+@dataclass
+class DecoderState:
+    """What decoding keeps of a batch of sentences.
+
+    Args:
+        caches: earlier target tokens, one per block.
+        memories: the source as the cross-attention of every block sees it.
+    """
+
+    caches: Sequence[Cache]
+    memories: Sequence[Memory]
+
+    @property
+    def length(self) -> int:
+        """Target tokens read so far."""
+        return self.caches[0].length
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        kept = [*self.caches, *(memory.cache for memory in self.memories)]
+        return sum(cache.num_bytes for cache in kept)
+
+    def reorder(self, rows: Tensor, same_sources: bool = False) -> None:
+        """Take rows of the batch, (B',) int64, in place of its own; a row may come again.
+
+        `same_sources` says that every row takes one of the same source, which then stays.
+        """
+        for cache in self.caches:
+            cache.reorder(rows)
+        for memory in () if same_sources else self.memories:
+            memory.reorder(rows)
+
+
+class EncoderDecoder(nn.Module):
+    """Transformer whose decoder looks at what an encoder made of the source.
+
+        source · √C + positions ─ drop ─ Block × L ───────────── memory (B, S, C)
+                                                                    │
+        inputs · √C + positions ─ drop ─ Block × L, causal, cross ──┴── hidden ─ output ─ logits
+
+    Source: Vaswani et al., 2017, as in fairseq's `transformer_iwslt_de_en`, which MGK (ICML 2022,
+    section 3.3) and FiSH (NeurIPS 2022, sections 3.2 and A.4) train; the defaults are its sizes.
+    Departs from the source: positions count tokens in place of skipping the padding's id, which is
+    the same for padding on the right; dropout and noise are drawn by `rng`.
+
+    The start is fairseq's: token tables and learned positions N(0, 1/C), padding zero; projections
+    of attention uniform by Xavier, those of queries, keys and values with gain 1/√2; the rest, with
+    what a variant learns beside its projections, as PyTorch or the variant makes it.
+
+    Args:
+        attention: makes the attention layers that the next three do not.
+        source_vocab_size: V of the source.
+        vocab_size: V of the target.
+        max_seq_len: most tokens of either side, EOS included.
+        encoder_attention: makes the encoder's layers. None means `attention`.
+        decoder_attention: makes the decoder's layers for self-attention. None means `attention`.
+        cross_attention: makes the decoder's layers for cross-attention. None means `attention`.
+        embed_dim: C.
+        head_dim: E.
+        mlp_dim: inner width of the MLPs.
+        dropout: of embeddings and of all branches of a block.
+        activation_dropout: within the MLPs, after the activation.
+        attention_dropout: of attention weights. None leaves it to the attention's own arguments.
+        attention_bias: whether projections have biases. None leaves it to the same.
+        norm_first: pre-norm (True) or post-norm.
+        positions: `sinusoidal`, or `learned` by each side.
+        share: which token tables are one: the decoder's input and output (`decoder`), the source's
+            too (`all`), or none.
+        activation_checkpointing: recompute each block in backward instead of storing its inside.
+
+    Raises:
+        ValueError: `share=all` with vocabularies of two sizes, a vocabulary without words, a
+            cross-attention that cannot be one, or a choice that is unknown.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        source_vocab_size: int,
+        vocab_size: int,
+        max_seq_len: int,
+        encoder_attention: AttentionFactory | None = None,
+        decoder_attention: AttentionFactory | None = None,
+        cross_attention: AttentionFactory | None = None,
+        embed_dim: int = 512,
+        head_dim: int = 128,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        mlp_dim: int = 1024,
+        dropout: float = 0.3,
+        activation_dropout: float = 0.0,
+        attention_dropout: float | None = 0.0,
+        attention_bias: bool | None = True,
+        norm_first: bool = False,
+        activation: Activation = "relu",
+        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        share: Share = "decoder",
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        _check(source_vocab_size, vocab_size, share, positions)
+        self.vocab_size, self.source_vocab_size = vocab_size, source_vocab_size
+        self.max_seq_len, self.embed_dim = max_seq_len, embed_dim
+        given = {"bias": attention_bias, "dropout": attention_dropout}
+        options: Any = {name: value for name, value in given.items() if value is not None}
+
+        def layers(own: AttentionFactory | None) -> AttentionFactory:
+            return partial(attention if own is None else own, **options)
+
+        stack = partial(
+            Transformer,
+            embed_dim=embed_dim,
+            head_dim=head_dim,
+            mlp_dim=mlp_dim,
+            dropout=dropout,
+            activation_dropout=activation_dropout,
+            norm_first=norm_first,
+            activation=activation,
+            activation_checkpointing=activation_checkpointing,
+        )
+
+        def places() -> nn.Module:
+            if positions == "learned":
+                return nn.Embedding(max_seq_len, embed_dim)
+            return Sinusoid(max_seq_len, embed_dim, "forward")
+
+        self.source_tokens: nn.Embedding | None = None
+        if share != "all":
+            self.source_tokens = nn.Embedding(source_vocab_size, embed_dim, padding_idx=PAD)
+        self.source_positions = places()
+        self.encoder = stack(layers(encoder_attention), num_layers=num_encoder_layers)
+        self.tokens = nn.Embedding(vocab_size, embed_dim, padding_idx=PAD)
+        self.positions = places()
+        self.decoder = stack(
+            layers(decoder_attention),
+            num_layers=num_decoder_layers,
+            cross_attention=layers(cross_attention),
+        )
+        self.output: nn.Linear | None = None
+        if share == "none":
+            self.output = nn.Linear(embed_dim, vocab_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, Attention):
+                for proj in (module.query_proj, module.key_proj, module.value_proj):
+                    nn.init.xavier_uniform_(proj.weight, gain=2**-0.5)
+                nn.init.xavier_uniform_(module.out_proj.weight)
+                if module.out_proj.bias is not None:
+                    nn.init.zeros_(module.out_proj.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=self.embed_dim**-0.5)
+                if module.padding_idx is not None:
+                    module.weight[module.padding_idx] = 0.0
+        if self.output is not None:
+            nn.init.normal_(self.output.weight, std=self.embed_dim**-0.5)
+
+    def forward(
+        self,
+        source: Tensor,
+        inputs: Tensor,
+        *,
+        source_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        rng: RandomKey | None = None,
+    ) -> Tensor:
+        """Return what the output layer reads, (B, T, C), for target tokens (B, T) of a source.
+
+        Args:
+            source: token ids, (B, S).
+            inputs: EOS and the target without its last token, (B, T); padding follows.
+            source_mask: real tokens of the source, (B, S) bool. None means all.
+            key_mask: real tokens of `inputs`, (B, T) bool. None means all.
+            rng: names the draw of attention dropout and noise.
+
+        Raises:
+            ValueError: a side is longer than `max_seq_len`.
+        """
+        memory = self.encode(source, source_mask, rng)
+        return self.decode(inputs, memory, memory_mask=source_mask, key_mask=key_mask, rng=rng)
+
+    def encode(
+        self, source: Tensor, source_mask: Tensor | None = None, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Return what the decoder looks at, (B, S, C)."""
+        table = self.tokens if self.source_tokens is None else self.source_tokens
+        x = self._embed("source", source, table, self.source_positions)  # (B, S, C)
+        key = None if rng is None else rng.fold(_ENCODER)
+        return self.encoder(x, key_mask=source_mask, rng=key)
+
+    def decode(
+        self,
+        inputs: Tensor,
+        memory: Tensor | None = None,
+        *,
+        memory_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        rng: RandomKey | None = None,
+        state: DecoderState | None = None,
+    ) -> Tensor:
+        """Return what the output layer reads, (B, T, C).
+
+        Args:
+            inputs: token ids, (B, T); with a state, those that follow what it has read.
+            memory: result of `encode`; a state holds it already.
+            memory_mask: the source's mask.
+            key_mask: real tokens of `inputs`. Causal attention does not see padding that follows.
+            rng: names the draw of attention dropout and noise.
+            state: from `new_state`.
+        """
+        first = 0 if state is None else state.length
+        x = self._embed("target", inputs, self.tokens, self.positions, first)  # (B, T, C)
+        key = None if rng is None else rng.fold(_DECODER)
+        if state is None:
+            seen: Any = {"memory": memory, "memory_mask": memory_mask, "query_mask": key_mask}
+        else:
+            seen = {"memory": state.memories, "caches": state.caches}
+        return self.decoder(x, is_causal=True, rng=key, **seen)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the scores of all words, (…, V), given `hidden` (…, C)."""
+        table = self.tokens if self.output is None else self.output
+        return nn.functional.linear(hidden, table.weight)
+
+    def new_state(
+        self, memory: Tensor, memory_mask: Tensor | None = None, capacity: int = 0
+    ) -> DecoderState:
+        """Project a memory for decoding, with room for `capacity` target tokens."""
+        return DecoderState(
+            self.decoder.new_caches(capacity), self.decoder.remember(memory, memory_mask)
+        )
+
+    def _embed(
+        self, side: str, ids: Tensor, table: nn.Embedding, positions: nn.Module, first: int = 0
+    ) -> Tensor:
+        end = first + ids.shape[1]
+        if end > self.max_seq_len:
+            raise ValueError(
+                f"cannot read a {side} of {end} tokens: max_seq_len is {self.max_seq_len}"
+            )
+        index = torch.arange(first, end, device=ids.device)
+        where = positions(index, end) if isinstance(positions, Sinusoid) else positions(index)
+        x: Tensor = table(ids) * self.embed_dim**0.5
+        return self.dropout(x + where.to(x.dtype))
+
+
+def _check(source_vocab_size: int, vocab_size: int, share: str, positions: str) -> None:
+    if share not in ("decoder", "all", "none"):
+        raise ValueError(f"share must be decoder, all or none, received {share!r}")
+    if positions not in ("sinusoidal", "learned"):
+        raise ValueError(f"positions must be sinusoidal or learned, received {positions!r}")
+    for name, size in (("source_vocab_size", source_vocab_size), ("vocab_size", vocab_size)):
+        if size <= UNK + 1:
+            raise ValueError(f"{name} must exceed the {UNK + 1} special tokens, received {size}")
+    if share == "all" and source_vocab_size != vocab_size:
+        raise ValueError(
+            f"share=all needs one vocabulary, received source_vocab_size={source_vocab_size} and "
+            f"vocab_size={vocab_size}; use share=decoder"
+        )

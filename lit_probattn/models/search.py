@@ -1,0 +1,321 @@
+"""Translating with an encoder-decoder: beam search, greedy and sampled tokens, from caches.
+
+A batch is rows: sentences, or their beams side by side. Rows of finished sentences leave it, so
+that none is computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_probattn.models.decoding import Sampling, next_tokens, uniform_numbers
+from lit_probattn.models.encoder_decoder import EOS, PAD, DecoderState
+from lit_probattn.randomness import RandomKey
+
+_NEVER = float("-inf")
+
+
+class Translator(Protocol):
+    """What a search needs of a model: these members of `EncoderDecoder`."""
+
+    training: bool
+    max_seq_len: int
+
+    def encode(
+        self, source: Tensor, source_mask: Tensor | None = None, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Return what the decoder looks at, (B, S, C)."""
+        ...
+
+    def new_state(
+        self, memory: Tensor, memory_mask: Tensor | None = None, capacity: int = 0
+    ) -> DecoderState:
+        """Project it for decoding, with room for `capacity` tokens."""
+        ...
+
+    def decode(
+        self, inputs: Tensor, *, state: DecoderState, rng: RandomKey | None = None
+    ) -> Tensor:
+        """Return what the output layer reads of the tokens that follow, (B, T, C)."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the scores of all words, (…, V)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Beam:
+    """How a translation is searched.
+
+    Source: fairseq's sequence generator and its defaults.
+    Departs from the source: the longest translation follows from a sentence's own length, there
+    from the longest of its batch; a batch therefore changes nothing.
+
+    Args:
+        size: partial translations that are kept of every sentence.
+        length_penalty: p of the score, Σ log p(token) / (tokens, EOS included)^p.
+        max_length_a: a of the most tokens without EOS, a · n + b, for n source tokens with EOS; the
+            model's max_seq_len − 1 is a bound too.
+        max_length_b: b of the same.
+        min_length: fewest tokens without EOS.
+        n_best: translations that are returned of every sentence.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    size: int = 5
+    length_penalty: float = 1.0
+    max_length_a: float = 1.2
+    max_length_b: int = 10
+    min_length: int = 1
+    n_best: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("size", 1), ("n_best", 1), ("min_length", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, received {getattr(self, name)}")
+        for name in ("length_penalty", "max_length_a", "max_length_b"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(
+                    f"{name} must be finite and at least 0, received {getattr(self, name)}"
+                )
+        if self.n_best > self.size:
+            raise ValueError(
+                f"n_best must be at most the beam's size, received n_best={self.n_best} and "
+                f"size={self.size}"
+            )
+
+    def limits(self, lengths: Tensor, max_seq_len: int) -> Tensor:
+        """Return the most tokens without EOS for sources of these lengths, (B,) int64."""
+        longest = (self.max_length_a * lengths.double() + self.max_length_b).long()
+        return longest.clamp(min=self.min_length, max=max_seq_len - 1)
+
+    def score(self, token_scores: list[float]) -> float:
+        """Return the score of a translation from the log-probabilities of its tokens."""
+        return sum(token_scores) / len(token_scores) ** self.length_penalty
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation.
+
+    Args:
+        tokens: ids without EOS.
+        score: as `Beam.score` defines it.
+        token_scores: log-probability of every token and of EOS.
+    """
+
+    tokens: list[int]
+    score: float
+    token_scores: list[float]
+
+
+@dataclass
+class _Rows:
+    """Partial translations of the sentences that go on, `width` of each side by side.
+
+    Args:
+        sentences: index of each sentence in the batch, (b,).
+        limits: most tokens of each, (b,).
+        tokens: those so far, EOS first, (b · width, t + 1).
+        scores: their log-probabilities, (b · width, t).
+        names: sample ids of the rows, which name their draws, (b · width,).
+    """
+
+    sentences: Tensor
+    limits: Tensor
+    tokens: Tensor
+    scores: Tensor
+    names: Tensor
+    state: DecoderState
+    rng: RandomKey
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, without EOS."""
+        return self.scores.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Rows of a sentence."""
+        return len(self.tokens) // len(self.sentences)
+
+    def next_scores(self, model: Translator, min_length: int) -> Tensor:
+        """Read the last tokens; return the log-probabilities of the next, (b · width, V)."""
+        rng = replace(self.rng, sample_ids=self.names)
+        hidden = model.decode(self.tokens[:, -1:], state=self.state, rng=rng)
+        logits = model.logits(hidden[:, -1])
+        if bool(logits.isnan().any()):
+            raise ValueError("logits are NaN: the model's output is not usable")
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        found = logits.to(wide).log_softmax(-1)
+        found[:, PAD] = _NEVER
+        if self.length < min_length:
+            found[:, EOS] = _NEVER
+        full = (self.limits == self.length).repeat_interleave(self.width)
+        end = found[:, EOS].clone()
+        found.masked_fill_(full[:, None], _NEVER)
+        found[:, EOS] = end
+        return found
+
+    def extend(self, rows: Tensor, tokens: Tensor, scores: Tensor, kept: Tensor) -> None:
+        """Go on from rows by a token each, with the sentences that are kept, (b,) bool."""
+        # As many as before: rows move within their sentences at most.
+        same = len(rows) == len(self.tokens)
+        if not same or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+            self.state.reorder(rows, same_sources=same)
+        self.tokens = torch.cat([self.tokens[rows], tokens[:, None]], 1)
+        self.scores = torch.cat([self.scores[rows], scores[:, None]], 1)
+        self.names = self.names[rows]
+        self.sentences, self.limits = self.sentences[kept], self.limits[kept]
+
+    def hypothesis(self, row: int, last: float, beam: Beam) -> Hypothesis:
+        """Return the translation that ends a row by EOS of log-probability `last`."""
+        scores = [*self.scores[row].tolist(), last]
+        return Hypothesis(self.tokens[row, 1:].tolist(), beam.score(scores), scores)
+
+
+@torch.inference_mode()
+def beam_search(
+    model: Translator,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    beam: Beam | None = None,
+    *,
+    rng: RandomKey | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the best translations of every sentence, best first.
+
+    Of a sentence's partial translations, each with every next token, the best 2 · size are looked
+    at: those among the first `size` that end are finished, the best that do not end go on. A
+    sentence is done when `size` translations are finished, or at its longest.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids, each row ended by EOS, padded on the right, (B, S).
+        source_mask: real tokens, (B, S) bool. None means all.
+        beam: the search. None is its defaults.
+        rng: names the rows for what a variant draws at evaluation. None: seed 0, rows 0 … B − 1.
+
+    Raises:
+        ValueError: the model is in training mode, the source does not fit, or logits are NaN.
+    """
+    beam = Beam() if beam is None else beam
+    rows = _start(model, source, source_mask, beam, rng)
+    finished: list[list[Hypothesis]] = [[] for _ in source]
+    while len(rows.sentences):
+        found = rows.next_scores(model, beam.min_length)
+        _step(rows, found, beam, finished)
+    for translations in finished:
+        translations.sort(key=lambda one: -one.score)
+    return [translations[: beam.n_best] for translations in finished]
+
+
+def _step(rows: _Rows, found: Tensor, beam: Beam, finished: list[list[Hypothesis]]) -> None:
+    """Finish the translations that end, and go on with the best of the others."""
+    count, width, words = len(rows.sentences), rows.width, found.shape[1]
+    totals = (rows.scores.sum(1, keepdim=True) + found).view(count, width * words)
+    best, index = totals.topk(min(2 * beam.size, width * words))
+    missing = (0, 2 * beam.size - best.shape[1])  # few words make few candidates
+    best, index = F.pad(best, missing, value=_NEVER), F.pad(index, missing)
+    tokens = index % words
+    origin = index // words + torch.arange(count, device=index.device)[:, None] * width
+    ends, possible = tokens == EOS, best > _NEVER
+    kept = (rows.limits > rows.length) & (possible & ~ends).any(1)
+    for place, rank in (ends & possible)[:, : beam.size].nonzero().tolist():
+        done = finished[int(rows.sentences[place])]
+        if len(done) < beam.size:
+            row = int(origin[place, rank])
+            done.append(rows.hypothesis(row, float(found[row, EOS]), beam))
+        if len(done) == beam.size:
+            kept[place] = False
+    # What can go on, in its order, before what only fills the rows.
+    fills = ends | ~possible
+    order = fills.long().sort(dim=1, stable=True).indices[:, : beam.size]
+    origin, tokens, fills = (x.gather(1, order)[kept].flatten() for x in (origin, tokens, fills))
+    rows.extend(origin, tokens, found[origin, tokens].masked_fill(fills, _NEVER), kept)
+
+
+def _start(
+    model: Translator,
+    source: Tensor,
+    source_mask: Tensor | None,
+    beam: Beam,
+    rng: RandomKey | None,
+) -> _Rows:
+    """Read the source; return one row per sentence, before its first token."""
+    if model.training:
+        raise ValueError("the model is in training mode: call model.eval() before translating")
+    if source.dim() != 2 or 0 in source.shape:
+        raise ValueError(
+            f"source has shape {tuple(source.shape)}, expected (batch, tokens) with at least one "
+            "token"
+        )
+    batch, device = len(source), source.device
+    real = torch.ones_like(source, dtype=torch.bool) if source_mask is None else source_mask
+    limits = beam.limits(real.sum(1), model.max_seq_len)
+    rng = RandomKey(0) if rng is None else rng
+    memory = model.encode(source, source_mask, rng)
+    return _Rows(
+        sentences=torch.arange(batch, device=device),
+        limits=limits,
+        tokens=torch.full((batch, 1), EOS, device=device),
+        scores=memory.new_zeros(batch, 0),
+        names=rng.samples(batch, device),
+        state=model.new_state(memory, source_mask, int(limits.max()) + 1),
+        rng=rng,
+    )
+
+
+@torch.inference_mode()
+def sample(
+    model: Translator,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    sampling: Sampling | None = None,
+    beam: Beam | None = None,
+    *,
+    rng: RandomKey | None = None,
+) -> list[Hypothesis]:
+    """Return one translation per sentence, token by token; scores are those without temperature.
+
+    Args:
+        sampling: how tokens are drawn; a row's depend on seed, step and its sample id alone. None
+            is greedy.
+        beam: lengths and length penalty; its size does not count. None is its defaults.
+
+    The other arguments and errors are those of `beam_search`.
+    """
+    sampling = Sampling() if sampling is None else sampling
+    beam = Beam() if beam is None else beam
+    rows = _start(model, source, source_mask, beam, rng)
+    finished: dict[int, Hypothesis] = {}
+    while len(rows.sentences):
+        found = rows.next_scores(model, beam.min_length)
+        tokens = next_tokens(found, sampling, uniform_numbers(sampling, rows.length, rows.names))
+        scores = found.gather(1, tokens[:, None])[:, 0]
+        kept = tokens != EOS
+        for row in (~kept).nonzero()[:, 0].tolist():
+            sentence = int(rows.sentences[row])
+            finished[sentence] = rows.hypothesis(row, float(scores[row]), beam)
+        rows.extend(kept.nonzero()[:, 0], tokens[kept], scores[kept], kept)
+    return [finished[sentence] for sentence in range(len(source))]
+
+
+def greedy(
+    model: Translator,
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    beam: Beam | None = None,
+    *,
+    rng: RandomKey | None = None,
+) -> list[Hypothesis]:
+    """Return the translation of every sentence that takes the likeliest token each time."""
+    return sample(model, source, source_mask, None, beam, rng=rng)

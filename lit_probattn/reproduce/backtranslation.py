@@ -1,0 +1,277 @@
+"""Make the training text of noisy back-translation: a reverse model translates target text.
+
+    python -m lit_probattn.reproduce.backtranslation --reverse runs/de_en/0/average-10 \\
+        --monolingual news.de --parallel data/wmt14_en_de --out data/wmt14_en_de_backtranslation
+    python -m lit_probattn.reproduce fish_backtranslation --set \\
+        data.init_args.path=data/wmt14_en_de_backtranslation
+
+The reverse model is an ordinary run from the target language into the source language. Every line
+of --monolingual is translated by beam search, or drawn with --temperature 1; the translation is
+made noisy and becomes the source of the line. --out is a folder in the layout of fairseq: the
+parallel text --upsample times, then the new pairs; validation, test, codes and dictionaries are
+those of --parallel. If --parallel is cut into pieces of BPE, so are the new pairs. An interrupted
+command goes on where it was.
+
+Source: Edunov et al., 2018, noise of section 3; FiSH, NeurIPS 2022, section 3.7.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datamodules.text.translation.files import Release, find_plain
+from datamodules.text.translation.job import LineJob, lines_of
+from datamodules.text.translation.preparation import is_prepared
+
+from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.cli.errors import CommandError, exit_status, quieten
+from lit_probattn.commands.translate import open_translator, set_search, translated
+
+MODULE = "lit_probattn.reproduce.backtranslation"
+_MARK = "@@"
+_TAB = "\t"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What is done to the words of a translated sentence.
+
+    Args:
+        deletion: probability that a word is left out.
+        filler: probability that a word that stays is replaced by `filler_token`.
+        swap: words move by at most so many places; 0 leaves them.
+
+    Raises:
+        CommandError: a number is out of range.
+    """
+
+    deletion: float = 0.1
+    filler: float = 0.1
+    swap: int = 3
+    filler_token: str = "<unk>"
+
+    def __post_init__(self) -> None:
+        for name in ("deletion", "filler"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise CommandError(f"--{name} must be in [0, 1), received {getattr(self, name)}")
+        if self.swap < 0:
+            raise CommandError(f"--swap must be at least 0, received {self.swap}")
+
+    def __call__(self, words: Sequence[str], seed: int, name: str) -> list[str]:
+        """Return noisy words, at least one; a pure function of the seed and the sentence's name.
+
+        Words are left out, then replaced, then moved: word i is sorted by i + u, for u uniform on
+        [0, swap + 1), so that none moves further than `swap` places.
+        """
+        digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+        generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+        draws = generator.random((3, len(words)))
+        kept = [word for word, u in zip(words, draws[0], strict=True) if u >= self.deletion]
+        kept = kept or list(words[:1])
+        filled = [
+            self.filler_token if u < self.filler else word
+            for word, u in zip(kept, draws[1], strict=False)
+        ]
+        places = np.arange(len(filled)) + draws[2][: len(filled)] * (self.swap + 1)
+        order = np.argsort(places, kind="stable") if self.swap else np.arange(len(filled))
+        return [filled[place] for place in order]
+
+
+def whole_words(line: str) -> list[str]:
+    """Return the words of a line, the pieces of each together: `@@` marks all but a word's last."""
+    words: list[str] = []
+    goes_on = False
+    for piece in line.split():
+        if goes_on:
+            words[-1] += f" {piece}"
+        else:
+            words.append(piece)
+        goes_on = piece.endswith(_MARK)
+    return words
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which pairs are kept: words of each side, and their ratio."""
+
+    most: int = 250
+    ratio: float = 1.5
+
+    def __call__(self, source: Sequence[str], target: Sequence[str]) -> bool:
+        """Whether a pair is kept."""
+        lengths = sorted((len(source), len(target)))
+        return lengths[0] > 0 and lengths[1] <= min(self.most, self.ratio * lengths[0])
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {MODULE}",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add, noise, kept = parser.add_argument, Noise(), Filter()
+    add("--reverse", type=Path, required=True, help="run of the reverse model, or a checkpoint")
+    add("--monolingual", type=Path, required=True, help="lines of the target language, plain text")
+    add("--parallel", type=Path, required=True, help="folder with train.*, valid.*, test.*")
+    add("--out", type=Path, required=True, help="folder that is made")
+    add("--upsample", type=int, default=16, help="how often the parallel text stands (default 16)")
+    add("--deletion", type=float, default=noise.deletion, help="share of words left out (0.1)")
+    add("--filler", type=float, default=noise.filler, help="share of words replaced (0.1)")
+    add("--swap", type=int, default=noise.swap, help="places that a word moves at most (3)")
+    add("--filler_token", default=noise.filler_token, help="what replaces a word (<unk>)")
+    add("--max_words", type=int, default=kept.most, help="longer pairs are left out (250)")
+    add("--max_ratio", type=float, default=kept.ratio, help="and such of unlike lengths (1.5)")
+    add("--seed", type=int, default=0, help="of noise and draws (default 0)")
+    add("--beam_size", type=int, help="default: that of the run")
+    add("--length_penalty", type=float, help="default: that of the run")
+    add("--temperature", type=float, help="draw tokens instead of searching")
+    add("--max_tokens", type=int, default=4096, help="tokens of a batch (default 4096)")
+    add("--config", type=Path, action="append", help="default: that of the run folder")
+    add("--data", action="append", default=[], metavar="KEY=VALUE", help="argument of the data")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
+    add_flag(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the text; returns the exit status: 2 for what a user got wrong."""
+    options = make_parser().parse_args(arguments)
+    quieten()
+    return exit_status(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Translate, make noisy, and write the folder.
+
+    Raises:
+        CommandError: a flag is wrong, or languages or forms of text do not go together.
+    """
+    noise = Noise(options.deletion, options.filler, options.swap, options.filler_token)
+    if options.upsample < 0:
+        raise CommandError(f"--upsample must be at least 0, received {options.upsample}")
+    if (options.out / "train.done").is_file():
+        raise CommandError(f"--out {options.out} is complete: name another folder, or remove it")
+    total = _count(options.monolingual)
+    options.checkpoint = options.reverse
+    trained = open_translator(options)
+    options.top_k = options.top_p = None
+    set_search(trained.task, options)
+    target, source = trained.data.languages
+    release = find_plain("--parallel", options.parallel, source, target)
+    if release is None:
+        raise CommandError(
+            f"--parallel {options.parallel} has no train.{source} and train.{target}; the reverse "
+            f"model translates from {target} into {source}"
+        )
+    make = _Pairs(trained, noise, Filter(options.max_words, options.max_ratio), options, release)
+    options.out.mkdir(parents=True, exist_ok=True)
+    job = LineJob(options.out / ".synthetic", make.identity)
+    path = job.lines("pairs", lines_of(options.monolingual), total, make, "back-translating")
+    added = _assemble(release, lines_of(path), options.out, (source, target), options.upsample)
+    (options.out / "train.done").touch()
+    job.remove()
+    print(f"{added} of {total} lines became pairs; text: {options.out}")
+
+
+class _Pairs:
+    """Turns monolingual lines into `noisy source<tab>target`, empty for pairs that are left out."""
+
+    def __init__(
+        self, trained: Any, noise: Noise, keep: Filter, options: Any, release: Release
+    ) -> None:
+        self.trained, self.noise, self.keep = trained, noise, keep
+        self.max_tokens, self.seed = options.max_tokens, options.seed
+        self.in_pieces = is_prepared(release.splits["train"].source)
+        coder = trained.data.coder
+        if self.in_pieces and coder.cutter.method not in ("moses_bpe", "prepared"):
+            raise CommandError(
+                f"--parallel is cut into pieces of BPE, the reverse model reads "
+                f"{coder.cutter.method}: train it on the same pieces, or give plain text"
+            )
+        self.identity = {
+            "checkpoint": str(trained.checkpoint),
+            "monolingual": str(options.monolingual.resolve()),
+            "noise": asdict(noise),
+            "filter": asdict(keep),
+            "search": [asdict(trained.task.beam), asdict(trained.task.sampling)],
+            "seed": options.seed,
+            "pieces": self.in_pieces,
+        }
+
+    def __call__(self, lines: Sequence[str]) -> Iterator[str]:
+        """Yield a pair per line."""
+        coder = self.trained.data.coder
+        write: Callable[[list[int]], str] | None = None
+        if self.in_pieces:
+            write = lambda ids: " ".join(coder.target.words(ids))  # noqa: E731
+        found = translated(self.trained, lines, self.max_tokens, write)
+        for line, made in zip(lines, found, strict=True):
+            target = coder.cutter.pieces([coder.cutter.words(line, "source")])[0]
+            target = target if self.in_pieces else " ".join(line.split())
+            words = whole_words(made.found[0][1]) if made.found else []
+            if not self.keep(words, whole_words(target)):
+                yield ""
+                continue
+            yield _TAB.join((" ".join(self.noise(words, self.seed, line)), target))
+
+
+def _count(path: Path) -> int:
+    """Return the number of lines; refuse what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            total = sum(1 for _ in file)
+    except OSError as error:
+        raise CommandError(f"--monolingual {path}: {error.strerror}") from error
+    if not total:
+        raise CommandError(f"--monolingual {path} is empty")
+    return total
+
+
+def _assemble(
+    release: Release, pairs: Iterable[str], out: Path, languages: tuple[str, str], upsample: int
+) -> int:
+    """Write the folder; return the number of pairs that were added."""
+    for name, stem in (("val", "valid"), ("test", "test")):
+        split = release.splits[name]
+        for side, language in zip((split.source, split.target), languages, strict=True):
+            _write(out / f"{stem}.{language}", iter(side))
+    if release.codes is not None:
+        shutil.copy(release.codes, out / "code")
+    for language, path in release.dictionaries.items():
+        shutil.copy(path, out / f"dict.{language}.txt")
+    train, added = release.splits["train"], 0
+    places = [out / f"train.{language}" for language in languages]
+    with (
+        places[0].open("w", encoding="utf-8") as first,
+        places[1].open("w", encoding="utf-8") as second,
+    ):
+        for _ in range(upsample):
+            for source, target in zip(train.source, train.target, strict=True):
+                first.write(f"{source}\n")
+                second.write(f"{target}\n")
+        for pair in pairs:
+            source, tab, target = pair.partition(_TAB)
+            if tab:
+                first.write(f"{source}\n")
+                second.write(f"{target}\n")
+                added += 1
+    return added
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,393 @@
+"""From one language into another: label-smoothed training, beam search, BLEU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.models.adaptive_softmax import MAX_LOGITS, in_parts
+from lit_probattn.models.decoding import Sampling
+from lit_probattn.models.encoder_decoder import EncoderDecoder, Share
+from lit_probattn.models.language_model import IGNORE
+from lit_probattn.models.search import Beam, Hypothesis, beam_search, sample
+from lit_probattn.models.transformer import Activation
+from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
+from lit_probattn.tasks.bleu import FORMS, BLEUForm, BLEUScore, check_installed, corpus_bleu
+from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
+from lit_probattn.tasks.schedules import ScheduleName
+
+
+class TranslationBatch(Batch):
+    """A batch of sentence pairs.
+
+    `source` (B, S) token ids, EOS at the end, padded on the right; `source_mask` (B, S) True where
+    the token is real. `inputs` (B, T): EOS, then the target but for its last token; `key_mask`
+    (B, T). `target` (B, T): the target and EOS, -100 where padded. `global_tokens` (): target
+    tokens of the whole optimiser step, over all ranks and accumulation steps; in training only.
+    """
+
+    source: Tensor
+    source_mask: Tensor
+    global_tokens: Tensor
+
+
+class _Line(NamedTuple):
+    """A translated sentence: its number, and hypothesis and reference in both forms."""
+
+    number: int
+    text: str
+    reference: str
+    tokens: str
+    reference_tokens: str
+
+
+class _Written(NamedTuple):
+    """The lines of a split: as people write them, and the references' words."""
+
+    source: list[str]
+    reference: list[str]
+    tokenised: list[str]
+
+
+def smoothed_losses(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """Return the losses of tokens with and without label smoothing, in nats.
+
+    The smoothed target has 1 − ε for the right word and ε / (V − 1) for every other:
+
+        loss = −(1 − ε) log p[target] − ε / (V − 1) Σ_{v ≠ target} log p[v]
+
+    Source: Szegedy et al., 2016, in the form of fairseq's label_smoothed_cross_entropy.
+
+    Args:
+        logits: (n, V).
+        target: right words, (n,).
+        smoothing: ε.
+
+    Returns:
+        Shape (n, 2), in float32 or better.
+    """
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    log_probs = exact.log_softmax(-1)
+    plain = -log_probs.gather(-1, target[:, None])[:, 0]
+    others = -log_probs.sum(-1) - plain
+    smoothed = (1.0 - smoothing) * plain + smoothing / (logits.shape[-1] - 1) * others
+    return torch.stack([smoothed, plain], dim=-1)
+
+
+class Translation(Task):
+    """Encoder–decoder, trained on the mean label-smoothed loss of the tokens of a global batch.
+
+    The mean is over all target tokens of an optimiser step, whatever ranks and accumulation steps
+    they are on: padding counts nowhere, and the layout changes nothing.
+
+    Logged beside what every task logs: `train/nll`, the training loss without smoothing. For `val`
+    and `test`, of every target token once, over all ranks: `loss` with smoothing and `nll` without,
+    in nats; both in bits, as fairseq prints them, `loss_bits` and `nll_bits`; `ppl`, exp(nll);
+    `tokens`. And `bleu` in the form of the argument, which selects checkpoints; in a test all
+    forms, each under its name (`lit_probattn.tasks.bleu`). `provenance` has the signatures.
+
+    `predict` writes source, reference, the `n_best` hypotheses and their scores.
+
+    Source: Vaswani et al., 2017; the translation recipes of fairseq, which MGK (ICML 2022) and FiSH
+    (NeurIPS 2022) follow.
+
+    Args:
+        attention: for all three attentions.
+        source_vocab_size, vocab_size: token ids of the two sides.
+        max_seq_len: longest side of a pair, EOS included.
+        encoder_attention: the encoder's self-attention in place of `attention`.
+        decoder_attention: the decoder's self-attention in place of `attention`.
+        cross_attention: the decoder's attention to the encoder in place of `attention`.
+        num_encoder_layers, num_decoder_layers: blocks of each side.
+        dropout: dropout of embeddings and of every branch of a block.
+        activation_dropout: dropout inside the MLPs.
+        positions: sinusoidal or learned.
+        share: which embeddings are one table: `decoder` its input and output, `all` the encoder's
+            too, `none`.
+        label_smoothing: ε, probability that the target gives to the other words.
+        bleu: form of `val/bleu` and `test/bleu`.
+        beam_size: hypotheses that the search keeps, in `test` and `predict`; 1 is greedy.
+        length_penalty: exponent of the length that a hypothesis' log-probability is divided by.
+        max_length_a, max_length_b: a hypothesis has at most a · source tokens + b tokens.
+        n_best: hypotheses that `predict` writes of a sentence.
+        val_beam_size: hypotheses that the search keeps in validations; 0 leaves BLEU out.
+        temperature: with a value above 0, `predict` draws tokens instead of searching.
+        top_k: draw among the k likeliest only.
+        top_p: draw among the fewest tokens whose probabilities sum to at least p.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    model: EncoderDecoder
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        source_vocab_size: int,
+        vocab_size: int,
+        max_seq_len: int,
+        encoder_attention: AttentionFactory | None = None,
+        decoder_attention: AttentionFactory | None = None,
+        cross_attention: AttentionFactory | None = None,
+        embed_dim: int = 512,
+        head_dim: int = 128,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        mlp_dim: int = 1024,
+        dropout: float = 0.3,
+        activation_dropout: float = 0.0,
+        norm_first: bool = False,
+        activation: Activation = "relu",
+        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        share: Share = "decoder",
+        attention_dropout: float | None = 0.0,
+        activation_checkpointing: bool = False,
+        max_logits: int = MAX_LOGITS,
+        label_smoothing: float = 0.1,
+        bleu: BLEUForm = "detokenised",
+        beam_size: int = 5,
+        length_penalty: float = 1.0,
+        max_length_a: float = 1.2,
+        max_length_b: int = 10,
+        n_best: int = 1,
+        val_beam_size: int = 5,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        lr: float = 5e-4,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-8,
+        schedule: ScheduleName = "inverse_sqrt",
+        warmup_steps: int = 4000,
+        **training_options: Any,
+    ) -> None:
+        optimisation: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps}
+        rising: dict[str, Any] = {"schedule": schedule, "warmup_steps": warmup_steps}
+        super().__init__(**optimisation, **rising, **training_options)
+        if not 0.0 <= label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing must be in [0, 1), received {label_smoothing}")
+        if val_beam_size < 0:
+            raise ValueError(f"val_beam_size must not be negative, received {val_beam_size}")
+        self.keep_arguments()
+        self.label_smoothing, self.max_logits = label_smoothing, max_logits
+        self.bleu_form: BLEUForm = bleu
+        self.beam = Beam(
+            size=beam_size,
+            length_penalty=length_penalty,
+            max_length_a=max_length_a,
+            max_length_b=max_length_b,
+            n_best=n_best,
+        )
+        self.val_beam_size = val_beam_size
+        self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
+        self.model = EncoderDecoder(attention, **model_arguments(EncoderDecoder, locals()))
+        self.provenance: dict[str, Any] = {}
+        self._plain: list[Tensor] = []  # losses without smoothing since the last step
+        self._sums = torch.zeros(3, dtype=torch.float64)  # smoothed, plain, tokens
+        self._lines: list[_Line] = []
+        self._texts: dict[str, _Written] = {}
+
+    def setup(self, stage: str) -> None:
+        """Check that what the coming validations or test need is installed."""
+        super().setup(stage)
+        if stage in ("test", "validate", "fit") and (stage == "test" or self.val_beam_size):
+            check_installed()
+
+    # ---- losses ------------------------------------------------------------------------------
+
+    def token_losses(self, batch: TranslationBatch) -> Tensor:
+        """Return the loss of every target token with and without smoothing, (num_tokens, 2)."""
+        hidden = self.model(
+            batch["source"],
+            batch["inputs"],
+            source_mask=batch["source_mask"],
+            key_mask=batch["key_mask"],
+            rng=self.random_key(batch),
+        )
+        return self.losses_of(hidden, batch["target"])
+
+    def losses_of(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Return these losses for what the output layer reads, (B, T, C), and targets (B, T)."""
+        scored = target != IGNORE
+
+        def part(rows: Tensor, words: Tensor) -> Tensor:
+            return smoothed_losses(self.model.logits(rows), words, self.label_smoothing)
+
+        rows = max(1, self.max_logits // self.model.vocab_size)
+        return in_parts(part, hidden[scored], target[scored], rows)
+
+    def batch_loss(self, batch: Any) -> Tensor:
+        """Return this micro-batch's part of the mean loss over the global batch's tokens.
+
+        The mean of the parts over ranks and accumulation steps is that loss. Shape ().
+        """
+        sums = self.token_losses(batch).sum(0)
+        trainer = self.trainer_or_none
+        parts = num_ranks() * (1 if trainer is None else trainer.accumulate_grad_batches)
+        smoothed, plain = sums * (parts / batch["global_tokens"].to(sums))
+        if self.training:
+            self._plain.append(plain.detach())
+        return smoothed
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do what every task does; log the loss without smoothing too."""
+        super().on_before_optimizer_step(optimizer)
+        plain = sum_over_ranks(torch.stack(self._plain).mean()[None].float())
+        self._plain = []
+        self.log("train/nll", float(plain) / num_ranks())
+
+    # ---- evaluation --------------------------------------------------------------------------
+
+    def evaluate(self, batch: Any, split: Split) -> None:
+        """Add losses and translations of the real rows of a batch."""
+        rows = _real_rows(batch)
+        if not len(rows["sample_ids"]):
+            return
+        losses = self.token_losses(rows).double()
+        total = torch.cat([losses.sum(0), losses.new_tensor([len(losses)])])
+        self._sums += total.to(self._sums)
+        size = self.beam.size if split == "test" else self.val_beam_size
+        if size:
+            found = self._search(rows, replace(self.beam, size=size, n_best=1))
+            self._lines += self._lines_of(rows, [best[0] for best in found], split)
+
+    def log_scores(self, split: Split) -> None:
+        """Log losses, perplexity and BLEU."""
+        smoothed, plain, count = sum_over_ranks(self._sums.to(self.device)).tolist()
+        per_token = 1.0 / count if count else float("nan")
+        loss, nll = smoothed * per_token, plain * per_token
+        scores = {"loss": loss, "nll": nll, "ppl": math.exp(min(nll, 700.0)), "tokens": count}
+        scores |= {f"{name}_bits": scores[name] / math.log(2) for name in ("loss", "nll")}
+        self.log_dict({f"{split}/{name}": value for name, value in scores.items()})
+        self._sums = torch.zeros(3, dtype=torch.float64)
+        self._log_bleu(split)
+
+    def _log_bleu(self, split: Split) -> None:
+        everyone = [line for lines in gather_objects(self._lines) for line in lines]
+        self._lines = []
+        if not everyone:
+            return
+        lines = sorted(everyone)
+        for form in FORMS if split == "test" else (self.bleu_form,):
+            found = score_lines(lines, form)
+            if form == self.bleu_form:
+                self.log(f"{split}/bleu", found.score, prog_bar=split == "val")
+            if split == "test":
+                self.log(f"{split}/bleu_{form}", found.score)
+                self._say(str(found))
+            told = self.provenance.setdefault("bleu", {"form": self.bleu_form})
+            told[form] = {name: value for name, value in asdict(found).items() if name != "form"}
+
+    # ---- translation -------------------------------------------------------------------------
+
+    def translate(
+        self, source: Tensor, source_mask: Tensor, sample_ids: Tensor
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of every row, best first.
+
+        Args:
+            source: (B, S) token ids, EOS at the end.
+            source_mask: real tokens, (B, S).
+            sample_ids: names the draws of sampling and of noise, (B,).
+        """
+        rows: Any = {"source": source, "source_mask": source_mask, "sample_ids": sample_ids}
+        if not len(source):
+            return []
+        if self.sampling.temperature:
+            key = self.random_key(rows)
+            drawn = sample(self.model, source, source_mask, self.sampling, self.beam, rng=key)
+            return [[hypothesis] for hypothesis in drawn]
+        return self._search(rows, self.beam)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Translate the real rows of a batch.
+
+        Returns:
+            `sample_id` (R,), and of each of the R rows `source`, `reference` and `hypothesis` as
+            text, `score` of the hypothesis, and with `n_best` above 1 `hypotheses` and `scores`.
+        """
+        rows, data = _real_rows(batch), self._coder()
+        found = self.translate(rows["source"], rows["source_mask"], rows["sample_ids"])
+        written = self._written_lines(data.predict_split)
+        numbers = rows["sample_ids"].tolist()
+        result: dict[str, Any] = {
+            "sample_id": rows["sample_ids"],
+            "source": [written.source[number] for number in numbers],
+            "reference": [written.reference[number] for number in numbers],
+            "hypothesis": [data.detokenise(row[0].tokens) for row in found],
+            "score": [row[0].score for row in found],
+        }
+        if self.beam.n_best > 1:
+            result["hypotheses"] = [[data.detokenise(h.tokens) for h in row] for row in found]
+            result["scores"] = [[h.score for h in row] for row in found]
+        return result
+
+    def _search(self, rows: Any, beam: Beam) -> list[list[Hypothesis]]:
+        key = self.random_key(rows)
+        return beam_search(self.model, rows["source"], rows["source_mask"], beam, rng=key)
+
+    def _lines_of(self, rows: Any, best: Sequence[Hypothesis], split: Split) -> list[_Line]:
+        """Return hypotheses and references as the forms of BLEU compare them."""
+        data, written = self._coder(), self._written_lines(split)
+        return [
+            _Line(
+                number,
+                data.detokenise(hypothesis.tokens),
+                written.reference[number],
+                data.tokenised(hypothesis.tokens),
+                written.tokenised[number],
+            )
+            for number, hypothesis in zip(rows["sample_ids"].tolist(), best, strict=True)
+        ]
+
+    def _written_lines(self, split: str) -> _Written:
+        """Return the lines of a split; read once."""
+        if split not in self._texts:
+            data = self._coder()
+            self._texts[split] = _Written(
+                data.source_lines(split), data.references(split), data.tokenised_references(split)
+            )
+        return self._texts[split]
+
+    def _coder(self) -> Any:
+        """Return the DataModule, which knows what the ids mean.
+
+        Raises:
+            ValueError: it does not.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not hasattr(data, "detokenise"):
+            kind = type(data).__name__
+            raise ValueError(
+                f"BLEU and predictions need data that turn ids into text (Translation), "
+                f"received {kind}; set val_beam_size to 0 to train without"
+            )
+        return data
+
+    def _say(self, line: str) -> None:
+        if self.trainer.is_global_zero:
+            print(line, flush=True)
+
+
+def score_lines(lines: Sequence[_Line], form: BLEUForm) -> BLEUScore:
+    """Return the BLEU of lines that hold both forms of text."""
+    if form == "detokenised":
+        return corpus_bleu([x.text for x in lines], [x.reference for x in lines], form)
+    return corpus_bleu([x.tokens for x in lines], [x.reference_tokens for x in lines], form)
+
+
+def _real_rows(batch: Any) -> dict[str, Any]:
+    """Return the rows of a batch that do not only fill it up."""
+    real = batch["sample_ids"] >= 0
+    return {
+        name: value[real] if isinstance(value, Tensor) and value.dim() else value
+        for name, value in batch.items()
+    }

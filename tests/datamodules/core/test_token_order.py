@@ -1,0 +1,147 @@
+"""Batches counted in tokens: pure, the same for every layout, with every pair, none too large."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, islice, pairwise
+
+import numpy as np
+import pytest
+
+from datamodules.core.order import FILL
+from datamodules.core.token_order import Lengths, TokenBatchOrder, TokenEvaluationOrder
+
+MOST, SEED = 97, 11
+_random = np.random.default_rng(3)
+SOURCE = _random.integers(2, 30, 211)
+TARGET = np.clip(SOURCE + _random.integers(-5, 6, 211), 2, None)
+LENGTHS = Lengths(SOURCE, TARGET)
+
+
+def order(rank: int = 0, world_size: int = 1, accumulation: int = 1, **options) -> TokenBatchOrder:
+    return TokenBatchOrder(LENGTHS, MOST, SEED, rank, world_size, accumulation, **options)
+
+
+def gather(world_size: int, accumulation: int, steps: int) -> list[list[tuple[int, int]]]:
+    """Return the places of each optimiser step, over all ranks and accumulation steps."""
+    orders = [order(rank, world_size, accumulation) for rank in range(world_size)]
+    streams = [list(islice(stream, steps * accumulation)) for stream in orders]
+    return [
+        [
+            place
+            for part in range(accumulation)
+            for stream in streams
+            for place in stream[step * accumulation + part]
+        ]
+        for step in range(steps)
+    ]
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 2), (2, 1), (2, 2), (3, 5)])
+def test_global_batches_do_not_depend_on_the_layout(world_size: int, accumulation: int) -> None:
+    steps = 2 * order().steps_per_epoch + 3
+    expected = gather(1, 1, steps)
+    found = gather(world_size, accumulation, steps)
+    for before, now in zip(expected, found, strict=True):
+        assert sorted(before) == sorted(place for place in now if place[0] != FILL)
+        assert len({tokens for _, tokens in now}) == 1
+        assert now[0][1] == sum(TARGET[pair] for pair, _ in before)
+
+
+def test_parts_of_a_step_differ_by_one_pair_and_none_is_empty() -> None:
+    world_size, accumulation = 2, 3
+    streams = [islice(order(rank, world_size, accumulation), 300) for rank in range(world_size)]
+    parts = [[len(batch) for batch in stream] for stream in streams]
+    assert min(map(min, parts)) >= 1
+    for first in range(0, 300, accumulation):
+        sizes = [size for part in parts for size in part[first : first + accumulation]]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_epoch_has_every_pair_once_and_no_batch_is_too_large() -> None:
+    steps = order().steps_per_epoch
+    batches = gather(1, 1, 2 * steps)
+    epochs = batches[:steps], batches[steps:]
+    for epoch in epochs:
+        pairs = Counter(pair for pair, _ in chain(*epoch))
+        assert pairs == Counter(range(len(LENGTHS)))
+    assert epochs[0] != epochs[1]
+    for batch in batches:
+        rows = [pair for pair, _ in batch]
+        assert len(rows) * max(SOURCE[rows].max(), TARGET[rows].max()) <= MOST
+    # Batches come in a random order, and pairs of one length are mixed anew.
+    sums = [batch[0][1] for batch in epochs[0]]
+    assert sums != sorted(sums)
+    assert {frozenset(b) for b in epochs[0]} != {frozenset(b) for b in epochs[1]}
+
+
+def test_cuts_are_greedy() -> None:
+    """One more pair, the next longer one, would not have fitted."""
+    cuts = LENGTHS.cuts(MOST).tolist()
+    larger = np.sort(np.maximum(SOURCE, TARGET))
+    for first, end in pairwise(cuts[:-1]):
+        assert (end - first + 1) * larger[end] > MOST
+
+
+def test_padding_is_counted_as_batches_have_it() -> None:
+    batches = gather(1, 1, order().steps_per_epoch)
+    rows = [[pair for pair, _ in batch] for batch in batches]
+    for lengths, share in zip((SOURCE, TARGET), LENGTHS.padding_shares(MOST), strict=True):
+        padded = sum(len(row) * lengths[row].max() for row in rows)
+        # Pairs of equal lengths may change places between batches, without changing the sum.
+        assert share == pytest.approx(1 - lengths.sum() / padded)
+        assert share < 0.2
+
+
+def test_padded_lengths_are_multiples_and_count() -> None:
+    lengths = Lengths(SOURCE, TARGET, pad_multiple=8, most=30)
+    assert [lengths.padded(n) for n in (2, 8, 9, 25, 31)] == [8, 8, 16, 30, 31]
+    cuts = lengths.cuts(MOST)
+    larger = np.sort(np.maximum(SOURCE, TARGET))
+    for first, end in pairwise(cuts):
+        assert (end - first) * lengths.padded(larger[end - 1]) <= MOST
+
+
+@pytest.mark.parametrize("start", [0, 1, 57, 10**9])
+def test_resume_is_arithmetic(start: int) -> None:
+    if start < 100:
+        walked = list(islice(order(1, 2, 2), start, start + 5))
+        assert list(islice(order(1, 2, 2, start=lambda: start), 5)) == walked
+    else:
+        assert len(next(iter(order(start=lambda: start)))) >= 1
+
+
+def test_a_far_place_of_many_pairs_is_reached_at_once() -> None:
+    """Counted in sorts, not by the clock: one of the pairs and one of the batches per epoch."""
+    calls: list[int] = []
+
+    class Counted(TokenBatchOrder):
+        def _sorted(self, epoch: int):
+            calls.append(epoch)
+            return super()._sorted(epoch)
+
+    stream = Counted(LENGTHS, MOST, SEED, start=lambda: 1000 * order().steps_per_epoch + 2)
+    list(islice(stream, 3))
+    assert calls == [1000]
+
+
+def test_seeds_differ() -> None:
+    streams = {
+        tuple(map(tuple, islice(TokenBatchOrder(LENGTHS, MOST, seed), 5))) for seed in range(5)
+    }
+    assert len(streams) == 5
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("most", [40, 97, 400])
+def test_evaluation_has_every_pair_once(world_size: int, most: int) -> None:
+    orders = [TokenEvaluationOrder(LENGTHS, most, rank, world_size) for rank in range(world_size)]
+    batches = [list(stream) for stream in orders]
+    assert {len(found) for found in batches} == {len(orders[0])}
+    pairs = [pair for found in batches for batch in found for pair, _ in batch]
+    assert Counter(pair for pair in pairs if pair != FILL) == Counter(range(len(LENGTHS)))
+    for together in zip(*batches, strict=True):
+        assert len({len(batch) for batch in together}) == 1
+        rows = [pair for batch in together for pair, _ in batch if pair != FILL]
+        widest = max(SOURCE[rows].max(), TARGET[rows].max())
+        assert len(together[0]) * widest <= most

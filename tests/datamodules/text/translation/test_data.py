@@ -1,0 +1,252 @@
+"""Translation from files to batches: the layout of fairseq, plain and in archives."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import ToyTranslation, Translation
+from datamodules.core.errors import DataError
+from datamodules.text.translation.batches import IGNORE
+from datamodules.text.translation.dictionary import EOS, PAD, UNK
+from datamodules.text.translation.job import LineJob
+from tests.datamodules.text.translation import made
+
+METHODS = ("subwords", "moses_bpe", "words")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return made.write(tmp_path / "text")
+
+
+def opened(folder: Path, **options) -> Translation:
+    module = Translation(str(folder), **{"merges": 60, "max_tokens": 128, **options})
+    module.prepare_data()
+    module.setup()
+    return module
+
+
+def lines(folder: Path, name: str) -> list[str]:
+    return (folder / name).read_text("utf-8").splitlines()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_text_comes_back(folder: Path, method: str) -> None:
+    module = opened(folder, tokens=method)
+    for name, file in (("val", "valid"), ("test", "test")):
+        targets = [pair.target for pair in map(module.split(name).__getitem__, range(7))]
+        assert [module.detokenise(ids) for ids in targets] == lines(folder, f"{file}.en")[:7]
+        assert module.references(name) == lines(folder, f"{file}.en")
+        assert module.source_lines(name) == lines(folder, f"{file}.de")
+        tokenised = [module.tokenised(ids) for ids in targets]
+        assert tokenised == module.tokenised_references(name)[:7]
+    sources = [pair.source.tolist() for pair in map(module.split("test").__getitem__, range(7))]
+    assert module.encode(lines(folder, "test.de")) == sources
+    if method == "moses_bpe":
+        assert tokenised[0].endswith(" .")
+
+
+def test_ids_are_those_of_fairseq(folder: Path) -> None:
+    module = opened(folder, tokens="words")
+    words = Counter(word for line in lines(folder, "train.en") for word in line.split())
+    by_count = sorted(words, key=lambda word: (-words[word], word))
+    assert module.coder.target.pieces[: 4 + len(words)] == [
+        *("<s>", "<pad>", "</s>", "<unk>"),
+        *by_count,
+    ]
+    assert len(module.coder.target) % 8 == 0
+    first = module.split("train")[0]
+    expected = [4 + by_count.index(word) for word in lines(folder, "train.en")[0].split()]
+    assert first.target.tolist() == [*expected, EOS]
+    assert module.encode(["der unbekannte Hund"])[0][1] == UNK
+
+
+def test_one_dictionary_for_both(folder: Path) -> None:
+    module = opened(folder, joint_dictionary=True, dictionary_limit=40, tokens="words")
+    assert module.coder.source is module.coder.target
+    assert module.vocab_size == module.source_vocab_size == 40
+    assert opened(folder, tokens="words").vocab_size != 40
+
+
+@pytest.mark.parametrize("end", [".tar.gz", ".tgz", ".tar.xz"])
+def test_archives_are_read(folder: Path, tmp_path: Path, end: str) -> None:
+    archive = tmp_path / f"text{end}"
+    with tarfile.open(archive, "w:xz" if end == ".tar.xz" else "w:gz") as file:
+        file.add(folder, arcname="inner/folder")
+    packed, plain = opened(archive), opened(folder)
+    assert packed.coder.text == plain.coder.text
+    assert packed.references("test") == plain.references("test")
+    assert packed.source_hashes.keys() == {archive.name}
+    assert not list(packed.cache_dir.glob("*.partial"))
+
+
+def test_prepared_text_with_its_codes_and_dictionaries(folder: Path, tmp_path: Path) -> None:
+    raw = opened(folder, tokens="moses_bpe", lower=True)
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    cutter = raw.coder.cutter
+    for name in ("train", "valid", "test"):
+        for side, language in (("source", "de"), ("target", "en")):
+            words = [cutter.words(line, side) for line in lines(folder, f"{name}.{language}")]
+            text = "".join(f"{line}\n" for line in cutter.pieces(words))
+            (prepared / f"{name}.{language}").write_text(text, "utf-8")
+    assert "@@ " in (prepared / "train.de").read_text("utf-8")
+    (prepared / "code").write_text(cutter.codes or "", "utf-8")
+    (prepared / "dict.de.txt").write_text(raw.coder.source.text, "utf-8")
+    (prepared / "dict.en.txt").write_text(raw.coder.target.text, "utf-8")
+    module = opened(prepared, lower=True)
+    assert module.coder.cutter.method == "prepared"
+    assert module.coder.source == raw.coder.source
+    for place in range(9):
+        assert module.split("val")[place].source.tolist() == raw.split("val")[place].source.tolist()
+    assert module.encode(lines(folder, "test.de")) == raw.encode(lines(folder, "test.de"))
+    assert module.references("test") == [line.lower() for line in lines(folder, "test.en")]
+    assert module.tokenised_references("test") == raw.tokenised_references("test")
+
+
+def test_a_batch(folder: Path) -> None:
+    module = opened(folder, tokens="words")
+    batches = list(islice(module.train_dataloader(), module.steps_per_epoch))
+    seen: list[int] = []
+    for batch in batches:
+        rows, width = batch["target"].shape
+        assert batch["source"].shape == batch["source_mask"].shape
+        assert batch["inputs"].shape == batch["key_mask"].shape == (rows, width)
+        assert rows * max(width, batch["source"].shape[1]) <= module.max_tokens
+        assert int(batch["global_tokens"]) == int(batch["key_mask"].sum())
+        assert batch["global_tokens"].shape == ()
+        for row, sample in enumerate(batch["sample_ids"].tolist()):
+            pair = module.split("train")[sample]
+            real = int(batch["key_mask"][row].sum())
+            assert batch["source"][row][batch["source_mask"][row]].tolist() == pair.source.tolist()
+            assert set(batch["source"][row][~batch["source_mask"][row]].tolist()) <= {PAD}
+            assert batch["target"][row].tolist()[:real] == pair.target.tolist()
+            assert set(batch["target"][row].tolist()[real:]) <= {IGNORE}
+            assert batch["inputs"][row].tolist()[:real] == [EOS, *pair.target.tolist()[:-1]]
+            assert set(batch["inputs"][row].tolist()[real:]) <= {PAD}
+        seen += batch["sample_ids"].tolist()
+    assert sorted(seen) == list(range(60))
+
+
+def test_evaluation_batches(folder: Path) -> None:
+    module = opened(folder, eval_max_tokens=40, tokens="words")
+    batches = list(module.test_dataloader())
+    assert len(batches) == len(module.test_dataloader()) > 1
+    assert "global_tokens" not in batches[0]
+    assert sorted(i for batch in batches for i in batch["sample_ids"].tolist()) == list(range(7))
+
+
+def test_rows_that_fill_up_score_nothing(folder: Path) -> None:
+    module = opened(folder, tokens="words")
+    batch = module.collate()([module.split("train")[place] for place in ((-1, 9), (3, 9))])
+    assert batch["sample_ids"].tolist() == [-1, 3]
+    assert (batch["target"][0] == IGNORE).all()
+    assert batch["source_mask"].any(1).all()
+    assert batch["key_mask"].any(1).all()
+    assert int(batch["global_tokens"]) == 9
+
+
+def test_long_sentences_are_refused_or_cut(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"sentence pairs of more than max_length=8 tokens.*pair"):
+        opened(folder, tokens="words", max_length=8)
+    module = opened(folder, tokens="words", max_length=8, too_long="cut")
+    whole = opened(folder, tokens="words").split("train")[0].target.tolist()
+    assert module.split("train").num_cut > 0
+    assert len(whole) > 8
+    assert module.split("train")[0].target.tolist() == [*whole[:7], EOS]
+    with pytest.raises(DataError, match="max_tokens=9 is below the longest training pair"):
+        opened(folder, tokens="words", max_tokens=9)
+
+
+def test_cleaning_leaves_pairs_out(folder: Path) -> None:
+    german, english = (lines(folder, f"train.{language}") for language in ("de", "en"))
+    counts = [(len(a.split()), len(b.split())) for a, b in zip(german, english, strict=True)]
+    kept = [max(a, b) <= 10 and max(a / b, b / a) <= 1.3 for a, b in counts]
+    module = opened(folder, tokens="words", max_words=10, max_ratio=1.3)
+    assert 0 < sum(kept) < 60
+    train = [module.detokenise(module.split("train")[i].target) for i in range(sum(kept))]
+    assert train == [line for line, stays in zip(english, kept, strict=True) if stays]
+    assert len(module.split("train")) == sum(kept)
+    assert f"{60 - sum(kept)} of 60 pairs of train are left out" in module.notes[0]
+
+
+def test_empty_lines_are_refused_or_dropped(folder: Path) -> None:
+    made.strange_line(folder, "train.en", 4, b"  ")
+    with pytest.raises(DataError, match=r"train\.en: line 4 is empty"):
+        opened(folder)
+    assert len(opened(folder, empty_lines="drop").split("train")) == 59
+
+
+def test_an_interrupted_preparation_goes_on(folder: Path, monkeypatch) -> None:
+    whole = opened(folder, tokens="moses_bpe", cache_dir=str(folder.parent / "whole"))
+    monkeypatch.setattr("datamodules.text.translation.job._LINES_PER_STATE", 7)
+    converted: list[str] = []
+    original = LineJob.lines
+
+    def interrupted(self, name, source, total, convert, title):
+        def stop(block):
+            converted.extend([name] * len(block))
+            if len(converted) == 77:
+                raise KeyboardInterrupt
+            return convert(block)
+
+        return original(self, name, source, total, stop, title)
+
+    monkeypatch.setattr(LineJob, "lines", interrupted)
+    module = Translation(str(folder), tokens="moses_bpe", merges=60, max_tokens=128)
+    with pytest.raises(KeyboardInterrupt):
+        module.prepare_data()
+    (partial,) = module.cache_dir.glob("*.partial")
+    with (partial / "train.source.words.txt").open("a", encoding="utf-8") as file:
+        file.write("half a li")  # beyond what the state claims
+    module.prepare_data()
+    assert Counter(converted)["train.source.words"] == 60  # not once more
+    assert module.coder.text == whole.coder.text
+    for array in whole.cache.meta["files"]:
+        name = array.removesuffix(".npy")
+        assert np.array_equal(module.cache.array(name), whole.cache.array(name)), name
+    assert not partial.exists()
+
+
+def test_another_dictionary_does_not_fit_a_checkpoint(folder: Path) -> None:
+    module = opened(folder, tokens="words")
+    other = opened(folder, tokens="words", dictionary_limit=16)
+    module.load_state_dict(module.state_dict())
+    with pytest.raises(DataError, match="another one of 16"):
+        other.load_state_dict(module.state_dict())
+
+
+def test_a_toy_pair_follows_its_rules() -> None:
+    module = ToyTranslation(num_train=40, max_clauses=1, num_words=20)
+    module.prepare_data()
+    module.setup()
+    for source, target in zip(module.source_lines("test"), module.references("test"), strict=True):
+        words = source.removesuffix(" p").split()
+        particle = ["pi"] if source.endswith(" p") else []
+        subject, verb, adjective, thing = (word[1:] for word in words)
+        assert target.split() == [
+            *particle,
+            f"{subject}o",
+            f"{thing}o",
+            f"{adjective}i",
+            f"{verb}u",
+        ]
+    assert len({line for line in module.source_lines("test")}) > 50
+    again = ToyTranslation(num_train=40, max_clauses=1, num_words=20, data_seed=1)
+    assert again.references("test") != module.references("test")
+
+
+def test_loader_processes_change_nothing(folder: Path) -> None:
+    batches = []
+    for workers in (0, 1):
+        module = opened(folder, tokens="words", num_workers=workers)
+        batches.append(list(islice(module.train_dataloader(), 3)))
+    for first, second in zip(*batches, strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,69 @@
+"""Means of a run's newest checkpoints: their numbers, their names, who takes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lit_probattn.training.checkpoints import (
+    CheckpointError,
+    average_newest,
+    checkpoint_path,
+    find_file,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from tests.support.runs import arguments, error_of, only_version, run
+
+
+def saved(folder, step, **more):
+    generator = torch.Generator().manual_seed(step)
+    weights = {"model.w": torch.randn(7, 5, generator=generator), "eval.n": torch.tensor(step)}
+    content = {"global_step": step, "state_dict": {**weights, **more}, "optimizer_states": [step]}
+    save_checkpoint(content, checkpoint_path(folder, "step", step))
+    return weights["model.w"]
+
+
+def test_the_mean_of_the_newest_is_summed_in_float64(tmp_path):
+    weights = [saved(tmp_path, step) for step in (3, 5, 11)]
+    path = average_newest(tmp_path, 2)
+    assert path.name == "average-2-00000011.ckpt"
+    made = load_checkpoint(path)
+    mean = ((weights[1].double() + weights[2].double()) / 2).float()
+    assert torch.equal(made["state_dict"]["model.w"], mean)
+    assert int(made["state_dict"]["eval.n"]) == 11  # the newest's own
+    assert made["averaged"] == ["step-00000011.ckpt", "step-00000005.ckpt"]
+    assert "optimizer_states" not in made
+    # An average is no step of the run.
+    assert len(list_checkpoints(tmp_path, "step")) == 3
+
+
+def test_a_run_folder_is_asked_for_its_average(tmp_path):
+    for step in (3, 5):
+        saved(tmp_path / "checkpoints", step)
+    assert find_file(tmp_path / "average-2").parent == tmp_path / "checkpoints"
+
+
+def test_too_few_checkpoints_and_other_models_are_refused(tmp_path):
+    saved(tmp_path, 3)
+    for count, needed in ((0, 1), (2, 2)):
+        with pytest.raises(CheckpointError, match=rf"average-{count} needs {needed} step .* are 1"):
+            average_newest(tmp_path, count)
+    saved(tmp_path, 5, **{"model.more": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"differ in model\.more"):
+        average_newest(tmp_path, 2)
+
+
+def test_an_average_is_scored_and_not_trained_on(tmp_path, capsys):
+    run(arguments("fit", tmp_path, "--run.checkpoint_every", "4"))
+    run(arguments("test", tmp_path, "--ckpt_path", "average-2"))
+    version = only_version(tmp_path)
+    report = json.loads((version / "test-average-2-00000016.json").read_text())
+    assert report["num_samples"] == 21
+    told = error_of(arguments("fit", tmp_path, "--ckpt_path", "average-2"), capsys)
+    assert "an average has no optimiser state" in told
+    told = error_of(arguments("test", tmp_path, "--ckpt_path", "average-9"), capsys)
+    assert "average-9 needs 9 step checkpoints" in told
