@@ -373,6 +373,7 @@ def sweep_config(place: Place, name: str) -> SweepConfig:
     content["model"] |= {"mlp_dim": 24, "vocab_size": 53}
     content["grid"] |= {"embed_dim": [32], "seq_len": [16], "batch_size": [1], "dtype": ["float32"]}
     content["grid"]["mode"] = content["grid"]["mode"][-1:]
+    content["more_grids"] = []
     kept = [name for name, v in config.variants.items() if v.baseline is None][:2]
     content["variants"] = {name: content["variants"][name] for name in kept}
     content |= {"device": "cpu", "timing": {"warmup": 0, "repeats": 2}}
@@ -488,7 +489,7 @@ def _tested(name: str) -> list[Row]:
 
 def _tuning(place: Place) -> list[Phase]:
     """Candidates are compiled on all cores before the GPU times them."""
-    cases, sizes = tuned_cases(), (64, 128)
+    cases, sizes = tuned_cases(), [64, 128]
     if place.rehearses:
         cases, sizes = cases[:1], sizes[:1]
     dtype, capability = torch.bfloat16, place.capability
@@ -562,6 +563,7 @@ STAGES = (
     _sweep_stage("lm", "lm_cuda", "The language model over D and N", 8),
     _table_stage("train", "Losses with kernels and with the reference", 4, _train),
     _sweep_stage("attention", "attention_cuda", "One layer over D and N", 8),
+    _sweep_stage("lm_wide", "lm_wide_cuda", "The same for other D and N", 8),
     _kernel_stage("speed_more", "kernels_cuda", "Other lengths, heads of 32, float32", 8, 2),
     _table_stage("tests", "The tests of the kernels", 8, _tests),
     _table_stage("tuning", "The fastest launch configurations", 8, _tuning),
