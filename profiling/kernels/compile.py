@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -44,6 +44,7 @@ _REGISTERS, _THREADS = 65536, 2048  # of a multiprocessor; 1 KiB of shared memor
 HEAD_DIMS = (16, 32, 64, 128)
 _LENGTH = 1024  # a multiple of every tile, as the tests of speed use
 _TOKENS, _TUNED_LENGTH, _REPEATS = 16384, 4096, 5
+WARPS, STAGES = (4, 8), (2, 3)  # of a program, that tuning tries
 
 
 @dataclass(frozen=True)
@@ -301,11 +302,49 @@ def faults(rows: Sequence[CompiledRow]) -> list[str]:
 def candidates(shape: Shape) -> Iterator[Launch]:
     """Return what is worth trying for a kernel."""
     tiles = [(128, 64), (128, 32), (64, 64), (64, 32), (128, 128), (64, 128), (32, 64), (32, 32)]
-    for (block_q, block_k), warps, stages in product(tiles, (4, 8), (2, 3)):
+    for (block_q, block_k), warps, stages in product(tiles, WARPS, STAGES):
         if "key" in shape.kernel or "value" in shape.kernel:  # the outer tile is one of keys
             block_q, block_k = block_k, block_q
         if block_q * block_k * shape.num_tiles <= 128 * 128 * 2:
             yield Launch(block_q, block_k, warps, stages)
+
+
+def tuned_call(
+    case: Case, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], object]:
+    """Return forward and backward of a layer, at the size that tuning times."""
+    heads = max(1, 512 // head_dim // case.options.get("num_components", 1))
+    torch.manual_seed(0)
+    options = {**case.options, "num_heads": heads}
+    layer = case.layer(head_dim, head_dim=head_dim, **options).to(device)
+    inputs = make_inputs(layer, case, _TUNED_LENGTH, _TUNED_LENGTH, dtype, seed=0, clear=False)
+    return lambda: heads_and_gradients(layer, "triton", inputs, dtype)
+
+
+def candidate_launches(
+    case: Case, head_dim: int, dtype: torch.dtype, capability: int, resources: Mapping[str, int]
+) -> Iterator[Launched]:
+    """Return what `tune` launches with these resources (`Launch.resources`); nothing runs.
+
+    These are the launches of every candidate; the first resources have those of the defaults too.
+    """
+    run = tuned_call(case, head_dim, dtype, torch.device("cpu"))
+
+    def launches() -> list[Launched]:
+        with recording(capability) as found:
+            run()
+        return found
+
+    with seen_shapes() as shapes:
+        defaults = launches()
+    if resources == {"num_warps": WARPS[0], "num_stages": STAGES[0]}:
+        yield from defaults
+    for shape in shapes:
+        for launch in candidates(shape):
+            if launch.resources == resources:
+                with outside_modes(), forced(launch, shape.key):
+                    both = zip(launches(), defaults, strict=True)
+                    yield from (new for new, old in both if new.options != old.options)
 
 
 def tune(
@@ -320,16 +359,7 @@ def tune(
     best: dict[str, Launch] = {}
     lines: list[dict[str, object]] = []
     for case, head_dim, dtype in product(cases, head_dims, dtypes):
-        heads = max(1, 512 // head_dim // case.options.get("num_components", 1))
-        torch.manual_seed(0)
-        layer = case.layer(head_dim, head_dim=head_dim, **{**case.options, "num_heads": heads}).to(
-            device
-        )
-        inputs = make_inputs(layer, case, _TUNED_LENGTH, _TUNED_LENGTH, dtype, seed=0, clear=False)
-
-        def run() -> None:
-            heads_and_gradients(layer, "triton", inputs, dtype)  # noqa: B023
-
+        run = tuned_call(case, head_dim, dtype, device)
         with seen_shapes() as shapes:
             run()
         for shape in shapes:

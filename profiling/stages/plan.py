@@ -17,7 +17,7 @@ from lit_probattn.configs import ConfigError
 from lit_probattn.kernels import selftest
 from lit_probattn.records.provenance import device_name, git_revision, versions
 from lit_probattn.records.tables import markdown_lines
-from profiling.kernels.cases import CASES, Case
+from profiling.kernels.cases import CASES, Case, compile_cases
 from profiling.kernels.command import PARITY_SHAPES, header
 from profiling.kernels.config import Grid as KernelsGrid
 from profiling.kernels.config import KernelsConfig, Side, TorchSdpa, load_kernels, points
@@ -35,7 +35,7 @@ from profiling.measure.rows import append_rows, repair, without, write_tables
 from profiling.measure.timing import NotCapturedError, captured, time_once
 from profiling.report.page import write_report
 from profiling.stages.units import Row, Skipped, Unit, read_units
-from profiling.stages.warm import compile_units, compiled_kernels
+from profiling.stages.warm import compile_units, compiled_kernels, tuning_units
 from profiling.sweep.config import SweepConfig, load_sweep
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import measure_point
@@ -373,6 +373,7 @@ def sweep_config(place: Place, name: str) -> SweepConfig:
     content["model"] |= {"mlp_dim": 24, "vocab_size": 53}
     content["grid"] |= {"embed_dim": [32], "seq_len": [16], "batch_size": [1], "dtype": ["float32"]}
     content["grid"]["mode"] = content["grid"]["mode"][-1:]
+    content["more_grids"] = []
     kept = [name for name, v in config.variants.items() if v.baseline is None][:2]
     content["variants"] = {name: content["variants"][name] for name in kept}
     content |= {"device": "cpu", "timing": {"warmup": 0, "repeats": 2}}
@@ -487,16 +488,26 @@ def _tested(name: str) -> list[Row]:
 
 
 def _tuning(place: Place) -> list[Phase]:
-    from profiling.kernels.cases import compile_cases
-
-    cases = [case for case in compile_cases() if "dropout" not in case.name]
+    """Candidates are compiled on all cores before the GPU times them."""
+    cases, sizes = tuned_cases(), [64, 128]
+    if place.rehearses:
+        cases, sizes = cases[:1], sizes[:1]
+    dtype, capability = torch.bfloat16, place.capability
     units = [
-        Unit(f"{case.name}, {size}", partial(_tuned, place, case, size), 150, 3)
-        for size in (64, 128)
+        Unit(f"{case.name}, {size}", partial(_tuned, place, case, size), 20, 3)
+        for size in sizes
         for case in cases
-        if "linear" not in case.name and "fish" not in case.name
     ]
-    return [Phase(units[:1] if place.rehearses else units)]
+    return [
+        Phase(tuning_units(cases, sizes, dtype, capability), place.cores),
+        Phase(units),
+    ]
+
+
+def tuned_cases() -> list[Case]:
+    """Return the cases that are tuned; tiles of FiSH and chunks of linear attention are planned."""
+    left_out = ("dropout", "linear", "fish")
+    return [case for case in compile_cases() if not any(word in case.name for word in left_out)]
 
 
 def _tuned(place: Place, case: Case, head_dim: int) -> list[Row]:
@@ -552,6 +563,7 @@ STAGES = (
     _sweep_stage("lm", "lm_cuda", "The language model over D and N", 8),
     _table_stage("train", "Losses with kernels and with the reference", 4, _train),
     _sweep_stage("attention", "attention_cuda", "One layer over D and N", 8),
+    _sweep_stage("lm_wide", "lm_wide_cuda", "The same for other D and N", 8),
     _kernel_stage("speed_more", "kernels_cuda", "Other lengths, heads of 32, float32", 8, 2),
     _table_stage("tests", "The tests of the kernels", 8, _tests),
     _table_stage("tuning", "The fastest launch configurations", 8, _tuning),

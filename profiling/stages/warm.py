@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lit_probattn.kernels.runtime import interpreted, recording
-from profiling.kernels.compile import compile_launch
+from profiling.kernels.cases import Case
+from profiling.kernels.compile import STAGES, WARPS, candidate_launches, compile_launch
 from profiling.kernels.config import KernelsConfig, Side
 from profiling.kernels.speed import side_function
 from profiling.stages.units import Skipped, Unit
@@ -53,3 +57,38 @@ def compile_side(side: Side, point: KernelsConfig, capability: int) -> list[dict
     for launched in launches:
         compile_launch(launched, capability)
     return [{"launches": len(launches), "new_kernels": compiled_kernels() - before}]
+
+
+def tuning_units(
+    cases: Sequence[Case], head_dims: Sequence[int], dtype: torch.dtype, capability: int
+) -> list[Unit]:
+    """Return units that compile the candidates of the tuning, by their warps and stages."""
+    return [
+        Unit(
+            f"compile: {case.name}, {size}, {warps} warps, {stages} stages",
+            partial(compile_candidates, case, size, dtype, capability, warps, stages),
+            60,
+        )
+        for case, size, warps, stages in product(cases, head_dims, WARPS, STAGES)
+    ]
+
+
+def compile_candidates(
+    case: Case, head_dim: int, dtype: torch.dtype, capability: int, warps: int, stages: int
+) -> list[dict[str, Any]]:
+    """Compile the candidates of a case with so many warps and stages.
+
+    What cannot be compiled is counted: tuning passes over it.
+    """
+    if interpreted():
+        raise Skipped("nothing is compiled in the interpreter")
+    resources = {"num_warps": warps, "num_stages": stages}
+    before, launches, refused = compiled_kernels(), 0, 0
+    for launched in candidate_launches(case, head_dim, dtype, capability, resources):
+        launches += 1
+        try:
+            compile_launch(launched, capability)
+        except Exception:  # as in tuning: a candidate may ask for more than the GPU has
+            refused += 1
+    found = {"launches": launches, "refused": refused}
+    return [{**found, "new_kernels": compiled_kernels() - before}]
