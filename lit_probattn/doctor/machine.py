@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from lit_probattn.records.provenance import hardware
 from lit_probattn.training.memory import available_bytes
 
 PACKAGE = "lit-probattn"
+_EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
+_FOR_DEVELOPERS = ("dev", "docs")
 # With less free space, checkpoints and caches of the papers' tasks do not fit.
 LEAST_FREE_BYTES = 1 << 30
 
@@ -36,13 +39,24 @@ def check_versions() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         yield Finding(section, PACKAGE, "problem", "not installed: pip install -e .")
         return
+    told = {PACKAGE}  # an extra may ask for another one, and several for one package
     for need in requirements:
+        if need.name in told:
+            continue
         try:
             found = metadata.version(need.name)
         except metadata.PackageNotFoundError:
-            text = f"not installed; {need.specifier} is needed"
-            yield Finding(section, need.name, "note" if need.marker else "problem", text)
+            extra = _EXTRA.search(str(need.marker or ""))
+            if extra is None:
+                text = f"not installed; {need.specifier} is needed"
+                yield Finding(section, need.name, "problem", text)
+                told.add(need.name)
+            elif extra[1] not in _FOR_DEVELOPERS:
+                told.add(need.name)
+                text = f"not installed; if you need it: pip install '{PACKAGE}[{extra[1]}]'"
+                yield Finding(section, need.name, "note", text)
             continue
+        told.add(need.name)
         fits = need.specifier.contains(found, prereleases=True)
         text = found if fits else f"{found} does not fit {need.specifier}"
         yield Finding(section, need.name, "ok" if fits else "problem", text)

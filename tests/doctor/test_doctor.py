@@ -59,6 +59,31 @@ def test_report_names_what_is_there(tmp_path, capsys):
     assert (status, text) == (("ok", "passes its self-test") if library else ("note", why_not))
 
 
+def test_what_is_missing_names_its_extra(monkeypatch):
+    """Of a wheel: what only developers need is not missed, and nothing is told twice."""
+    wanted = ["torch>=2.11", 'wandb>=0.19; extra == "wandb"', 'ruff>=0.8; extra == "dev"']
+    wanted += ['numpy>=9; extra == "dev"', 'numpy>=9; extra == "text"', "none>=1"]
+    wanted += ['lit-probattn[text]; extra == "subwords"', 'shtab>=1.7; extra == "dev"']
+    wanted += ['shtab>=1.7; extra == "completion"']
+    here = {"torch": "2.15.0", "numpy": "2.3.5", "lit-probattn": "0.1.0"}
+
+    def version(name):
+        if name not in here:
+            raise metadata.PackageNotFoundError(name)
+        return here[name]
+
+    monkeypatch.setattr(machine.metadata, "requires", lambda name: wanted)
+    monkeypatch.setattr(machine.metadata, "version", version)
+    _, *found = [(f.name, f.status, f.text) for f in machine.check_versions()]
+    assert found == [
+        ("torch", "ok", "2.15.0"),
+        ("wandb", "note", "not installed; if you need it: pip install 'lit-probattn[wandb]'"),
+        ("numpy", "problem", "2.3.5 does not fit >=9"),
+        ("none", "problem", "not installed; >=1 is needed"),
+        ("shtab", "note", "not installed; if you need it: pip install 'lit-probattn[completion]'"),
+    ]
+
+
 def test_caches_are_found(tmp_path, capsys):
     sizes = ["--min_length", "5", "--max_length", "20", "--num_train", "9", "--num_val", "1"]
     from datamodules.__main__ import main as prepare

@@ -18,6 +18,7 @@ from tests.support.paths import ROOT
 # A block is one of commands if a line of it begins like this.
 _STARTS = r"(?:\w+=\S+ )*(?:sudo |time )?(?:python|make|bash|lit-probattn|torchrun|sbatch)\b"
 _ASSIGNMENT = re.compile(r"(?:export )?\w+=[^ ]*$|\w+=\"[^\"]*\"$|export .*$")
+SNIPPET = re.compile(r"^--8<--\n(.+)\n--8<--$", re.MULTILINE)  # a file that the site puts there
 SECONDS = 1800.0  # a command that runs longer is killed
 
 
@@ -55,7 +56,8 @@ def commands(page: str) -> list[Command]:
             continue
         first = token.map[0] + 1 + (token.type == "fence")
         if token.info == "python":
-            found.append(Command(page, first, token.content, python=True))
+            text = SNIPPET.sub(lambda name: (ROOT / name[1]).read_text("utf-8"), token.content)
+            found.append(Command(page, first, text, python=True))
         elif re.search(rf"^{_STARTS}", token.content, re.MULTILINE):
             found += _lines(page, first, token.content)
     return found

@@ -10,6 +10,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from lit_probattn.tasks.schedules import check_schedule, lengths_of_run, schedule_values
+from tests.tasks import tiny
 
 
 @pytest.mark.parametrize(("total", "warmup"), [(50, 10), (53, 7), (31, 30), (20, 2)])
@@ -94,3 +95,28 @@ def test_lengths_without_meaning_are_refused():
 )
 def test_a_warm_up_as_long_as_the_run_is_scaled_to_it(max_steps, schedule_steps, warmup, expected):
     assert lengths_of_run(max_steps, schedule_steps, warmup) == expected
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "schedule_steps", "said"),
+    [
+        (
+            8,
+            None,
+            "warm-up scaled: warmup_steps 9 would outlast the run of max_steps 8, so",
+        ),
+        (8, 50, "max_steps 8 ends within the warm-up of 9 steps: for a run of its own set --model"),
+        (9, 50, "max_steps 9 ends within the warm-up of 9 steps"),
+        (10, 50, ""),
+        (10, None, ""),
+    ],
+)
+def test_what_becomes_of_the_warm_up_is_one_line(max_steps, schedule_steps, said, capsys):
+    steps = {"schedule_steps": schedule_steps, "warmup_steps": 9}
+    task = tiny.task(schedule="cosine_global", **steps)
+    task.trainer = tiny.trainer(max_steps)
+    capsys.readouterr()
+    task.setup("fit")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == bool(said)
+    assert all(line.startswith(said) for line in lines)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +163,10 @@ def test_check_prints_the_published_sizes(tmp_path: Path, capsys) -> None:
         "published test: 17437; here 11: DIFFERENT",
     ):
         assert line in printed
+    for name in PAIR_FILES.values():
+        (path,) = tmp_path.rglob(name)
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert re.search(rf"^  sha256 {found} .* {name}$", printed, re.MULTILINE)
 
 
 def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""`lit-probattn data`: the name of a task stands for its data set and the options in its file."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_probattn.__main__ import main
+from lit_probattn.commands import data
+from lit_probattn.configs import read_yaml
+from tests.datamodules.test_commands import write_reviews
+from tests.support.paths import CONFIGS
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("LIT_PROBATTN_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_task_is_its_data_set_with_the_options_of_its_file(monkeypatch):
+    given = []
+    monkeypatch.setattr(data, "data_main", lambda words: given.append(words) or 0)
+    assert main(["data", "check", "tiny/lra_listops", "--batch_size", "3"]) == 0
+    own = read_yaml(CONFIGS / "tasks/tiny/lra_listops.yaml")["data"]["init_args"]
+    (words,) = given
+    assert words[:2] == ["check", "listops"]
+    assert words[-2:] == ["--batch_size", "3"]  # the user's come last, and win
+    assert dict(word[2:].split("=") for word in words[2:-2]) == {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in own.items()
+    }
+
+
+def test_check_takes_the_name_of_a_task(tmp_path, capsys):
+    path = write_reviews(tmp_path / "mine.csv")
+    assert main(["data", "check", "own_texts", "--path", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("LabelledTexts: num_classes 2, ")
+    assert "\nnote: " in shown
+    assert len([line for line in shown.splitlines() if line.startswith("sample ")]) == 3
+    assert main(["data", "check", str(path)]) == 0
+    sizes = [line for line in shown.splitlines() if " texts, lengths" in line]
+    assert len(sizes) == 3
+    assert set(sizes) <= set(capsys.readouterr().out.splitlines())
+
+
+def test_what_is_neither_a_task_nor_a_data_set_is_one_line(capsys):
+    assert main(["data", "check", "own_text_s"]) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "did you mean own_texts?" in error
