@@ -193,7 +193,7 @@ def test_an_interrupted_preparation_goes_on(folder: Path, monkeypatch) -> None:
     def interrupted(self, name, source, total, convert, title):
         def stop(block):
             converted.extend([name] * len(block))
-            if len(converted) == 77:
+            if len(converted) == 74:
                 raise KeyboardInterrupt
             return convert(block)
 
