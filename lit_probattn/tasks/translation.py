@@ -196,8 +196,18 @@ class Translation(Task):
         self._texts: dict[str, _Written] = {}
 
     def setup(self, stage: str) -> None:
-        """Check that what the coming validations or test need is installed."""
+        """Check that a shared table is of one vocabulary, and that BLEU can be counted.
+
+        Raises:
+            ValueError: one of them does not hold; see also `Task.setup`.
+        """
         super().setup(stage)
+        coder = getattr(getattr(self.trainer, "datamodule", None), "coder", None)
+        if self.model.source_tokens is None and coder is not None and coder.source != coder.target:
+            raise ValueError(
+                "share=all needs one vocabulary of both languages, the data have two: set "
+                "--data.init_args.joint_dictionary true, or --model.init_args.share decoder"
+            )
         if stage in ("test", "validate", "fit") and (stage == "test" or self.val_beam_size):
             check_installed()
 

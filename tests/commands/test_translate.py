@@ -1,4 +1,4 @@
-"""`translate`: lines of standard input, in their order, by a tiny model of sentences made by rules."""
+"""`translate`: lines of standard input, in their order, by a tiny model of a made-up language."""
 
 from __future__ import annotations
 
