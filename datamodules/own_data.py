@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from datamodules.core.errors import DataError, MissingDataError, nearest
 from datamodules.core.files import expand
 from datamodules.core.tables import TABLES, read_table
+from datamodules.text.translation.files import is_archive
 
 __all__ = ["KINDS", "kind_of"]
 
 # Kind on the command line -> name in the registry.
 KINDS = {"texts": "own_texts", "text": "own_text", "series": "own_series"}
-KINDS["pictures"] = "own_pictures"
+KINDS["pictures"], KINDS["translation"] = "own_pictures", "translation"
 _PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 _SERIES = (".ts", ".npz")
+_LANGUAGE = re.compile(r"train\.(?!ts|md)[a-z]{2}")
 
 
 def kind_of(path: str, given: str | None = None) -> str:
@@ -33,6 +36,8 @@ def kind_of(path: str, given: str | None = None) -> str:
         raise MissingDataError(f"{path}: no such file or folder, and no data set has this name")
     if given is not None:
         return given
+    if is_archive(place) or _is_parallel(place):
+        return "translation"
     found = [place] if place.is_file() else sorted(p for p in place.rglob("*.*") if p.is_file())
     for file in found:
         suffix = file.suffix.lower()
@@ -47,6 +52,12 @@ def kind_of(path: str, given: str | None = None) -> str:
     if any(file.suffix.lower() in SUFFIXES for file in found):
         return "text"
     raise DataError(f"{path}: cannot tell what these data are; add --kind {', '.join(KINDS)}")
+
+
+def _is_parallel(place: Path) -> bool:
+    """Whether a folder has training text of two languages, as `train.de` and `train.en`."""
+    names = [path.name for path in place.glob("train.*")] if place.is_dir() else []
+    return sum(_LANGUAGE.fullmatch(name) is not None for name in names) == 2
 
 
 def _kind_of_table(path: Path) -> str:

@@ -68,6 +68,7 @@ def fused_attention(
         out = call(query, num_keys, _block_mask(masks, masks.all_rows, query, keys_per_position))
     else:
         parts = []
+        shared = _causal_mask(masks, query, keys_per_position) if plain else None
         for start in range(0, num_queries, _BLOCK_ROWS):
             rows = range(start, min(start + _BLOCK_ROWS, num_queries))
             block = query[..., rows.start : rows.stop, :]
@@ -75,7 +76,11 @@ def fused_attention(
             if cols == 0:
                 parts.append(block * 0.0)
                 continue
-            parts.append(call(block, cols, _block_mask(masks, rows, query, keys_per_position)))
+            if shared is None:
+                mask = _block_mask(masks, rows, query, keys_per_position)
+            else:  # its last rows, and its last columns
+                mask = shared[-len(rows) :, (num_keys - cols) * keys_per_position :]
+            parts.append(call(block, cols, mask))
         out = torch.cat(parts, -2)
     return out[..., :value_dim]
 
@@ -92,6 +97,22 @@ def _block_mask(masks: Masks, rows: range, query: Tensor, keys_per_position: int
     if mask is None:
         return None
     return mask if keys_per_position == 1 else mask.repeat_interleave(keys_per_position, -1)
+
+
+def _causal_mask(masks: Masks, query: Tensor, keys_per_position: int) -> Tensor | None:
+    """Return what all blocks of rows take parts of, where only later keys are hidden.
+
+    Counted from its last row and its last key, every block has the same triangle. Backward keeps
+    the masks of all blocks; parts of one are O(N), where masks of their own are O(N²).
+    """
+    if query.device.type == "cuda":
+        return None  # its kernels want aligned masks
+    rows = min(_BLOCK_ROWS, masks.num_queries)
+    shape = Masks(rows, max(masks.num_keys, rows), is_causal=True)
+    hidden = ~shape.allowed(shape.all_rows, range(shape.num_keys), query.device)[0, 0]
+    mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
+    mask.masked_fill_(hidden, float("-inf"))
+    return mask[:, shape.num_keys - masks.num_keys :].repeat_interleave(keys_per_position, -1)
 
 
 def _kernel_size(size: int, device: torch.device) -> int:

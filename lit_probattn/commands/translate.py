@@ -169,7 +169,8 @@ def set_search(task: Any, options: argparse.Namespace) -> None:
             options.temperature or 0.0, options.top_k, options.top_p, seed=options.seed
         )
     except ValueError as error:
-        raise CommandError(f"--{error}") from error
+        text = str(error)
+        raise CommandError(f"--{'beam_' if text.startswith('size ') else ''}{text}") from error
 
 
 def read_lines(file: BinaryIO) -> Iterator[str]:

@@ -12,6 +12,7 @@ from datamodules.core.errors import DataError
 from datamodules.lra import aan, cifar, imdb, listops_release, pathfinder_release
 from datamodules.pictures.files import find_root
 from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
+from datamodules.text.translation import iwslt14, wmt14
 from datamodules.text.wikitext_release import find_release
 from lit_probattn.doctor.findings import Finding, size
 
@@ -108,6 +109,8 @@ _LOOK: dict[str, Look] = {
     ),
     "imagenet": _release(find_root),
     "uea": _uea,
+    "iwslt14": _release(iwslt14.find_release),
+    "wmt14": _release(wmt14.find_release),
     "wikitext103": _several(
         lambda name, data: find_release(data, corpus=name),  # type: ignore[arg-type]
         *("wikitext-103", "wikitext-2"),

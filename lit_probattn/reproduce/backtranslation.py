@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from datamodules.text.translation.files import Release, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
-
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.cli.errors import CommandError, exit_status, quieten
 from lit_probattn.commands.translate import open_translator, set_search, translated

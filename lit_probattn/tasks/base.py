@@ -343,20 +343,20 @@ class Task(pl.LightningModule):
                 loss scaling, a gradient overflow lets the scaler skip the step; the tenth in a
                 row stops.
         """
-        losses = torch.stack([loss.float() for _, _, loss in self._window])
+        wide = [loss if loss.dtype == torch.float64 else loss.float() for *_, loss in self._window]
+        losses = torch.stack(wide)
         largest = largest_gradient(self.parameters()).to(losses.device)
-        bad = torch.stack([~losses.isfinite().all(), ~largest.isfinite()]).float()
+        bad = torch.stack([~losses.isfinite().all(), ~largest.isfinite()]).to(losses)
         stop = bad.new_tensor(stop_counts(self.stop_requested))
-        loss, bad_losses, bad_gradients, *stops = sum_over_ranks(
-            torch.cat([losses.mean()[None], bad, stop])
-        ).tolist()
+        summed = sum_over_ranks(torch.cat([losses.mean()[None], bad, stop]))
+        _, bad_losses, bad_gradients, *stops = summed.tolist()
         self.stop_agreed = agreed_signal(stops)
         self._overflows_in_a_row = self._overflows_in_a_row + 1 if bad_gradients else 0
         if bad_losses or (bad_gradients and not self._scaler_may_skip()):
             raise NonFiniteError(self._describe_non_finite(bool(bad_losses)))
         self._window.clear()
         self._apply_schedule(optimizer)
-        self.log("train/loss", loss / num_ranks(), prog_bar=True)
+        self.log("train/loss", summed[0] / num_ranks(), prog_bar=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step the optimiser, then the priors that follow an M-step."""

@@ -196,8 +196,18 @@ class Translation(Task):
         self._texts: dict[str, _Written] = {}
 
     def setup(self, stage: str) -> None:
-        """Check that what the coming validations or test need is installed."""
+        """Check that a shared table is of one vocabulary, and that BLEU can be counted.
+
+        Raises:
+            ValueError: one of them does not hold; see also `Task.setup`.
+        """
         super().setup(stage)
+        coder = getattr(getattr(self.trainer, "datamodule", None), "coder", None)
+        if self.model.source_tokens is None and coder is not None and coder.source != coder.target:
+            raise ValueError(
+                "share=all needs one vocabulary of both languages, the data have two: set "
+                "--data.init_args.joint_dictionary true, or --model.init_args.share decoder"
+            )
         if stage in ("test", "validate", "fit") and (stage == "test" or self.val_beam_size):
             check_installed()
 
@@ -240,9 +250,9 @@ class Translation(Task):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Do what every task does; log the loss without smoothing too."""
         super().on_before_optimizer_step(optimizer)
-        plain = sum_over_ranks(torch.stack(self._plain).mean()[None].float())
+        plain = sum_over_ranks(torch.stack(self._plain).mean()[None])
         self._plain = []
-        self.log("train/nll", float(plain) / num_ranks())
+        self.log("train/nll", plain[0] / num_ranks())
 
     # ---- evaluation --------------------------------------------------------------------------
 
@@ -266,7 +276,8 @@ class Translation(Task):
         loss, nll = smoothed * per_token, plain * per_token
         scores = {"loss": loss, "nll": nll, "ppl": math.exp(min(nll, 700.0)), "tokens": count}
         scores |= {f"{name}_bits": scores[name] / math.log(2) for name in ("loss", "nll")}
-        self.log_dict({f"{split}/{name}": value for name, value in scores.items()})
+        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in scores.items()}
+        self.log_dict({f"{split}/{name}": value for name, value in exact.items()})
         self._sums = torch.zeros(3, dtype=torch.float64)
         self._log_bleu(split)
 

@@ -126,14 +126,12 @@ def _advice(
         if step.train:
             accumulate = trainer.accumulate_grad_batches * smallest
             yield f"--trainer.accumulate_grad_batches {accumulate} for the same step{fewer}"
-            batch_size = getattr(data, "batch_size", None)
-            if batch_size is not None:
-                yield f"--data.init_args.batch_size {batch_size // smallest}{fewer}"
+            name, value = getattr(data, "batch_setting", ("batch_size", None))
+            if value is not None:
+                yield f"--data.init_args.{name} {value // smallest}{fewer}"
         else:
-            yield (
-                f"--data.init_args.eval_batch_size {step.num_rows // smallest}, with the same "
-                f"results{fewer}"
-            )
+            name, value = getattr(data, "eval_batch_setting", ("eval_batch_size", step.num_rows))
+            yield f"--data.init_args.{name} {value // smallest}, with the same results{fewer}"
     for name in _BACKENDS:
         if name in backends:
             continue

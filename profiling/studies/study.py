@@ -31,7 +31,7 @@ from profiling.measure.processes import RanksError
 from profiling.measure.timing import Side, round_ratios, spread, time_sides
 
 STUDIES = (
-    *("ddp_overhead", "fish_memory", "layouts", "linear_scaling"),
+    *("ddp_overhead", "decoding", "fish_memory", "layouts", "linear_scaling"),
     *("running_text", "step_ratio", "swin_step"),
 )
 
@@ -84,6 +84,7 @@ class Report:
         tables: the tables to print, by caption.
         picture: columns (x, y, *groups) of a bar chart of `y`, with its quantiles.
         passed: False makes the exit status 1.
+        finding: what was found, in a sentence.
     """
 
     title: str
@@ -92,11 +93,13 @@ class Report:
     notes: Sequence[str] = ()
     picture: tuple[str, ...] = ()
     passed: bool = True
+    finding: str = ""
 
     def text(self, facts: Mapping[str, str]) -> str:
         """Return the report as Markdown."""
         lines = [f"# {self.title}", "", *provenance.head_lines(facts)]
         lines += [f"- {note}" for note in self.notes]
+        lines += ["", f"Finding: {self.finding}"] if self.finding else []
         for caption, table in self.tables.items():
             lines += ["", f"{caption}:", "", *markdown_lines(table)]
         return "\n".join(lines)

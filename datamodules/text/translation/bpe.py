@@ -65,16 +65,16 @@ class Codes:
         Departs from the source: of pairs with equal counts, which is merged first.
         """
         package = tokenizers_package("BPE codes to be learned", "set codes_file")
+        characters: set[str] = set()
         ends: set[str] = set()
-        inner: set[str] = set()
         for word in set(itertools.chain.from_iterable(line.split() for line in lines())):
-            inner.update(word[:-1])
+            characters.update(word)
             ends.add(word[-1])
         model = package.models.BPE(end_of_word_suffix=_END)
         tokenizer = package.Tokenizer(model)
         tokenizer.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
         trainer = package.trainers.BpeTrainer(
-            vocab_size=len(inner) + len(ends) + num_merges,
+            vocab_size=len(characters) + len(ends) + num_merges,
             min_frequency=2,
             end_of_word_suffix=_END,
             show_progress=False,

@@ -180,7 +180,7 @@ class TextCoder:
                 "the text was cut into pieces by BPE codes that are not beside it, so other lines "
                 "cannot be cut like it; put the file `code` beside the text, or set codes_file"
             )
-        return [self.source.ids(line.split(" ")).tolist() for line in self.cutter.pieces(words)]
+        return [self.source.ids(line.split()).tolist() for line in self.cutter.pieces(words)]
 
     def detokenise(self, ids: Iterable[int]) -> str:
         """Return the line of target ids as people write it: marks of BPE and Moses undone."""

@@ -42,6 +42,8 @@ from datamodules.text.translation.preparation import (
 
 __all__ = ["Translation"]
 
+Tokens = Literal["auto", "subwords", "moses_bpe", "prepared", "words"]
+
 _log = logging.getLogger("datamodules")
 _SPLITS = ("train", "val", "test")
 _SHOWN = 100  # characters of a sample
@@ -62,7 +64,7 @@ class Translation(CachedDataModule):
         target_language: Code of the language that it is translated to.
         tokens: `subwords` is byte-level pair encoding, which gives every line back; `moses_bpe`
             pieces of Moses' words, marked by `@@`; `prepared` is text that was cut into such pieces
-            before; `words` is what blanks separate. None takes `prepared` for text with `@@`
+            before; `words` is what blanks separate. `auto` takes `prepared` for text with `@@`
             in it, `moses_bpe` for other text with codes beside it, and `subwords` otherwise.
         merges: Merges of pair encoding, learned from both languages together, where no codes are.
         codes_file: BPE codes of subword-nmt or fastBPE to use, in place of `code` beside the text.
@@ -94,7 +96,7 @@ class Translation(CachedDataModule):
         path: str = "",
         source_language: str = "de",
         target_language: str = "en",
-        tokens: Method | None = None,
+        tokens: Tokens = "auto",
         merges: int = 8000,
         codes_file: str | None = None,
         joint_dictionary: bool = False,
@@ -120,7 +122,7 @@ class Translation(CachedDataModule):
             pad_multiple=pad_multiple,
             **kwargs,
         )
-        require_one_of([None, *get_args(Method)], tokens=tokens)
+        require_one_of(get_args(Tokens), tokens=tokens)
         require_one_of(get_args(EmptyLines), empty_lines=empty_lines)
         require_one_of(("error", "cut"), too_long=too_long)
         require_at_least(1, merges=merges, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
@@ -167,7 +169,10 @@ class Translation(CachedDataModule):
                 return found
         first, second = self.languages
         files = ", ".join(f"{name}.{first}, {name}.{second}" for name in ("train", "valid", "test"))
-        raise MissingDataError(f"{self.path}: expected the files {files}")
+        raise MissingDataError(
+            f"{self.path}: expected the files {files}; source_language and target_language name "
+            f"other languages"
+        )
 
     @property
     def published_counts(self) -> dict[str, int]:
@@ -243,16 +248,15 @@ class Translation(CachedDataModule):
 
     def _cutter(self, release: Release) -> Cutter:
         codes = expand(self.codes_file) if self.codes_file is not None else release.codes
+        train = release.splits["train"].source
         method = self.tokens
-        if method is None:
-            if is_prepared(release.splits["train"].source):
-                method = "prepared"
-            else:
-                method = "moses_bpe" if codes is not None else self.default_tokens
-        elif method in ("moses_bpe", "subwords") and is_prepared(release.splits["train"].source):
+        if method == "auto":
+            uncut = "moses_bpe" if codes is not None else self.default_tokens
+            method = "prepared" if is_prepared(train) else uncut
+        elif method in ("moses_bpe", "subwords") and is_prepared(train):
             raise DataError(
-                f"{release.splits['train'].source.name} is cut into pieces with @@ already, but "
-                f"tokens is {method}; set tokens to prepared, or give text that is not cut"
+                f"{train.name} is cut into pieces with @@ already, but tokens is {method}; set "
+                f"tokens to prepared, or give text that is not cut"
             )
         if method == "subwords" and self.codes_file is not None:
             raise DataError(
@@ -365,6 +369,11 @@ class Translation(CachedDataModule):
     def batch_setting(self) -> tuple[str, int]:
         """Batches are counted in tokens."""
         return "max_tokens", self.max_tokens
+
+    @property
+    def eval_batch_setting(self) -> tuple[str, int]:
+        """Name and value of the setting that says what an evaluation batch holds."""
+        return "eval_max_tokens", self.eval_max_tokens or self.max_tokens
 
     @property
     def steps_per_epoch(self) -> int:

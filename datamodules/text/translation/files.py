@@ -222,8 +222,10 @@ def check_pair(pair: Pair, empty: EmptyLines) -> npt.NDArray[np.bool_]:
         for lines, found in zip((pair.source, pair.target), full, strict=True):
             if not found.all():
                 path, number, _ = next(entry for entry in lines.numbered() if not entry[2])
+                more = int((~found).sum()) - 1
                 raise DataError(
-                    f"{shown_name(path)}: line {number} is empty ({int((~found).sum())} such "
-                    f"lines); remove the line from both languages, or set empty_lines to drop"
+                    f"{shown_name(path)}: line {number} is empty"
+                    f"{f', and {more} more are' if more else ''}; remove such lines from both "
+                    f"languages, or set empty_lines to drop"
                 )
     return full[0] & full[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ __all__ = ["Cleaning", "Preparation", "is_prepared", "read_text"]
 
 SIDES: tuple[Side, Side] = ("source", "target")
 _LOOKED_AT = 1000  # lines that tell whether text was cut into pieces already
+_CUT = re.compile(rf"\S{MARK} ")
 # A dictionary that lacks more of the training text belongs to other text.
 _MOST_UNKNOWN = 0.1
 
@@ -192,6 +194,13 @@ class Preparation:
     def _dictionaries(self, chosen: npt.NDArray[np.bool_]) -> tuple[Dictionary, Dictionary]:
         given = self.release.dictionaries
         if given:
+            for language in self.languages:
+                if language not in given:
+                    have = shown_name(next(iter(given.values())))
+                    raise DataError(
+                        f"found {have}, but no dict.{language}.txt beside it; add it, or remove "
+                        f"both to have dictionaries made"
+                    )
             source, target = (self._given_dictionary(language) for language in self.languages)
             if self.joint_dictionary and source != target:
                 raise DataError(
@@ -211,7 +220,7 @@ class Preparation:
     def _count(self, chosen: npt.NDArray[np.bool_], sides: Sequence[Side]) -> Dictionary:
         paths = [self._pieces_path("train", side) for side in sides]
         lines = (line for path in paths for line in itertools.compress(lines_of(path), chosen))
-        pieces = (line.split(" ") for line in lines)
+        pieces = (line.split() for line in lines)
         return Dictionary.count(pieces, self.cutter.alphabet, self.dictionary_limit)
 
     # ---- results -----------------------------------------------------------------------------
@@ -233,7 +242,7 @@ class Preparation:
             def ids(side: Side = side, dictionary: Dictionary = dictionary) -> Iterator[Any]:
                 path = self._pieces_path(origin, side)
                 for line in itertools.compress(lines_of(path), chosen):
-                    tokens = dictionary.ids(line.split(" "))
+                    tokens = dictionary.ids(line.split())
                     found[True] += int((tokens == UNK).sum())  # noqa: B023
                     yield tokens
 
@@ -263,7 +272,7 @@ class Preparation:
 
 def is_prepared(lines: Lines) -> bool:
     """Whether text was cut into pieces already, by the marks in its first lines."""
-    return any(f"{MARK} " in line for line in itertools.islice(lines, _LOOKED_AT))
+    return any(_CUT.search(line) for line in itertools.islice(lines, _LOOKED_AT))
 
 
 def read_codes(path: Path) -> Codes:

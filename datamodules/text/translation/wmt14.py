@@ -148,7 +148,7 @@ class WMT14(Translation):
 
     def _raw(self, folder: Path, places: Sequence[Path]) -> Release:
         news = {"val": ("newstest2013",), "test": ("newstest2014",)}
-        train = self._pairs_of(places, {"train": ("train",)})
+        train = self._pairs_of([folder], {"train": ("train",)})
         if train is None:
             corpora = [self._pairs_of(places, {"train": names}) for names in _CORPORA]
             if None in corpora:

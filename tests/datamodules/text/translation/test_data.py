@@ -193,7 +193,7 @@ def test_an_interrupted_preparation_goes_on(folder: Path, monkeypatch) -> None:
     def interrupted(self, name, source, total, convert, title):
         def stop(block):
             converted.extend([name] * len(block))
-            if len(converted) == 77:
+            if len(converted) == 74:
                 raise KeyboardInterrupt
             return convert(block)
 
@@ -250,3 +250,16 @@ def test_loader_processes_change_nothing(folder: Path) -> None:
         batches.append(list(islice(module.train_dataloader(), 3)))
     for first, second in zip(*batches, strict=True):
         assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_text_about_patches_is_not_taken_for_pieces(folder: Path) -> None:
+    made.strange_line(folder, "train.de", 2, b"@@ -1,3 +1,4 @@ der Hund")
+    assert opened(folder).coder.cutter.method == "subwords"
+
+
+def test_a_line_without_words_is_its_end(folder: Path) -> None:
+    """The tokeniser of Moses leaves control characters out."""
+    made.strange_line(folder, "train.de", 2, b"\x01")
+    module = opened(folder, tokens="moses_bpe")
+    assert module.split("train")[1].source.tolist() == [EOS]
+    assert module.encode(["", "\x01"]) == [[EOS], [EOS]]

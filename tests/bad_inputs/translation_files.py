@@ -1,0 +1,176 @@
+"""Parallel text: both sides, their lines, BPE codes and dictionaries; the releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from datamodules import IWSLT14, WMT14, Translation
+from tests.bad_inputs.cases import Case, command_error, data_error, data_main
+from tests.datamodules.text.translation import made
+
+_DICTIONARY = "der 3\nHund 2\n"
+
+
+def parallel(change: Callable[[Path], object], **options: object) -> Callable[[Path], str]:
+    """A folder of parallel text that is changed before it is read."""
+
+    def read(folder: Path) -> None:
+        made.write(folder / "text")
+        change(folder / "text")
+        arguments = {"tokens": "words", "max_tokens": 128, **options}
+        module = Translation(str(folder / "text"), **arguments)  # type: ignore[arg-type]
+        module.prepare_data()
+        module.setup()
+        module._evaluation_order("test")
+
+    return data_error(read)
+
+
+def _remove(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def _line(name: str, line: bytes) -> Callable[[Path], object]:
+    return lambda folder: made.strange_line(folder, name, 4, line)
+
+
+def _write(**texts: str) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        for name, text in texts.items():
+            place = name.replace("_", ".", 1) if "dict" not in name else name.replace("_", ".")
+            (folder / place).write_text(text, encoding="utf-8")
+
+    return write
+
+
+def _one_line_less(folder: Path) -> None:
+    lines = (folder / "train.en").read_text("utf-8").splitlines(keepends=True)
+    (folder / "train.en").write_text("".join(lines[:-1]), "utf-8")
+
+
+def _dictionaries(german: str, english: str) -> Callable[[Path], object]:
+    return _write(dict_de_txt=german, dict_en_txt=english)
+
+
+def _codes(text: str) -> Callable[[Path], object]:
+    return _write(code=text)
+
+
+def _side_cases() -> Iterator[Case]:
+    area = "Parallel text (folder or archive)"
+    yield Case(area, "no path", data_error(lambda folder: Translation().prepare_data()))
+    yield Case(
+        area, "no such folder", data_error(lambda f: Translation(str(f / "x")).prepare_data())
+    )
+    yield Case(area, "a file that is no archive", data_error(_no_archive))
+    yield Case(area, "an archive that is cut off", data_error(_cut_archive))
+    yield Case(area, "an empty folder", parallel(_empty))
+    yield Case(area, "other languages", parallel(lambda f: None, source_language="fr"))
+    yield Case(area, "a side that is missing", parallel(_remove("valid.en")))
+    yield Case(area, "a training side that is missing", parallel(_remove("train.de")))
+    yield Case(
+        area,
+        "a split that is missing",
+        parallel(lambda f: [(f / n).unlink() for n in ("test.de", "test.en")]),
+    )
+    yield Case(area, "sides of unequal numbers of lines", parallel(_one_line_less))
+    yield Case(area, "files without a line", parallel(_write(test_de="", test_en="")))
+    yield Case(area, "an empty line", parallel(_line("train.en", b"")))
+    yield Case(area, "an empty line in a test file", parallel(_line("test.de", b" \r")))
+    yield Case(
+        area, "another encoding than UTF-8", parallel(_line("train.de", "größer".encode("latin1")))
+    )
+    yield Case(area, "a sentence longer than the model", parallel(lambda f: None, max_length=9))
+    yield Case(area, "a sentence longer than a batch", parallel(lambda f: None, max_tokens=9))
+    yield Case(
+        area,
+        "a sentence longer than an evaluation batch",
+        parallel(lambda f: None, eval_max_tokens=5),
+    )
+    yield Case(area, "nothing left after cleaning", parallel(lambda f: None, max_words=1))
+    yield Case(area, "a ratio below 1", parallel(lambda f: None, max_ratio=0.5))
+    yield Case(area, "one language twice", parallel(lambda f: None, target_language="de"))
+    unknown = ["check", "translation", "--path", ".", "--tokens", "bpe"]
+    yield Case(area, "unknown tokens", lambda _: command_error(unknown, data_main))
+
+
+def _beside_cases() -> Iterator[Case]:
+    area = "BPE codes and dictionaries of translation"
+    bpe = {"tokens": "moses_bpe"}
+    yield Case(
+        area, "a line of codes that is no pair", parallel(_codes("#version: 0.2\ne n\nen\n"), **bpe)
+    )
+    yield Case(area, "codes of an unknown version", parallel(_codes("#version: 0.9\ne n\n"), **bpe))
+    yield Case(area, "codes without merges", parallel(_codes("#version: 0.2\n"), **bpe))
+    yield Case(area, "no such codes", parallel(lambda f: None, codes_file="DIR/code", **bpe))
+    yield Case(area, "codes for sub-words", data_error(_codes_for_subwords))
+    cut = _line("train.de", b"der gro@@ \xc3\x9fe Hund")
+    yield Case(area, "text that is cut already", parallel(cut, **bpe))
+    yield Case(area, "a dictionary without a count", parallel(_dictionaries("der\n", _DICTIONARY)))
+    twice = parallel(_dictionaries("der 3\nder 2\n", _DICTIONARY))
+    yield Case(area, "a word twice", twice)
+    yield Case(area, "a special token", parallel(_dictionaries("<pad> 3\n", _DICTIONARY)))
+    yield Case(area, "an empty dictionary", parallel(_dictionaries("", _DICTIONARY)))
+    yield Case(area, "a dictionary that is not UTF-8", parallel(_latin_dictionary))
+    lacking = parallel(_dictionaries(_DICTIONARY, _DICTIONARY))
+    yield Case(area, "a dictionary that lacks the words of the text", lacking)
+    one = parallel(_write(dict_de_txt=_DICTIONARY))
+    yield Case(area, "a dictionary of one language", one)
+    joint = parallel(_dictionaries(_DICTIONARY, "the 1\n"), joint_dictionary=True)
+    yield Case(area, "two dictionaries as a joint one", joint)
+
+
+def _release_cases() -> Iterator[Case]:
+    area = "IWSLT'14 and WMT'14"
+    yield Case(area, "no IWSLT'14", data_error(lambda f: IWSLT14(data_dir=str(f)).prepare_data()))
+    yield Case(area, "no WMT'14", data_error(lambda f: WMT14(data_dir=str(f)).prepare_data()))
+    yield Case(area, "IWSLT'14 without a test file", data_error(_half_of_iwslt))
+    yield Case(area, "WMT'14 without newstest2014", data_error(_half_of_wmt))
+
+
+def _no_archive(folder: Path) -> None:
+    (folder / "text.doc").write_text("text")
+    Translation(str(folder / "text.doc")).prepare_data()
+
+
+def _cut_archive(folder: Path) -> None:
+    (folder / "text.tar.gz").write_bytes(b"\x1f\x8b\x08\x00")
+    Translation(str(folder / "text.tar.gz")).prepare_data()
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _latin_dictionary(folder: Path) -> None:
+    (folder / "dict.en.txt").write_text(_DICTIONARY)
+    (folder / "dict.de.txt").write_bytes("größer 3\n".encode("latin1"))
+
+
+def _codes_for_subwords(folder: Path) -> None:
+    made.write(folder / "text")
+    (folder / "codes").write_text("#version: 0.2\ne n\n")
+    options = {"tokens": "subwords", "codes_file": str(folder / "codes")}
+    Translation(str(folder / "text"), **options).prepare_data()  # type: ignore[arg-type]
+
+
+def _half_of_iwslt(folder: Path) -> None:
+    release = made.write_iwslt(folder / "de-en")
+    (release / "IWSLT14.TED.tst2012.de-en.en.xml").unlink()
+    IWSLT14(data_dir=str(folder)).prepare_data()
+
+
+def _half_of_wmt(folder: Path) -> None:
+    for name in ("train.tok.clean.bpe.32000", "newstest2013.tok.bpe.32000"):
+        for language in ("de", "en"):
+            (folder / f"{name}.{language}").write_text("a@@ b\n")
+    WMT14(data_dir=str(folder)).prepare_data()
+
+
+def cases() -> Iterator[Case]:
+    """Every case of this file."""
+    yield from _side_cases()
+    yield from _beside_cases()
+    yield from _release_cases()

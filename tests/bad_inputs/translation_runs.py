@@ -1,0 +1,97 @@
+"""Translation models: what they cannot be built of, checkpoints of other words, wrong lines."""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import yaml
+
+from tests.bad_inputs.cases import Case, command_error
+from tests.support.paths import ROOT
+from tests.support.runs import only_version, run, write_attention
+
+TASK = str(ROOT / "configs/tasks/tiny/translation.yaml")
+TEXT = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
+
+
+def _words(command: str, folder: Path, *more: str, task: str = TASK, **attention: int) -> list[str]:
+    files = ["--config", task, "--config", write_attention(folder, **attention)]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    place += ["--data.init_args.cache_dir", str(_cache()), "--trainer.devices", "1"]
+    return [command, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+
+
+@functools.cache
+def _cache() -> Path:
+    return Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+
+
+@functools.cache
+def _trained() -> Path:
+    """A run folder in which the tiny task was trained for one step."""
+    folder = Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    run(_words("fit", folder, "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"))
+    return only_version(folder)
+
+
+def _fit(*more: str, **attention: int) -> Callable[[Path], str]:
+    return lambda folder: command_error(_words("fit", folder, *more, **attention))
+
+
+def _test(*more: str) -> Callable[[Path], str]:
+    """A test of the trained run with other settings."""
+    config = ("test", "--config", str(_trained() / "config.yaml"), "--ckpt_path")
+    return lambda _: command_error([*config, *(more or ("last",))]).replace(str(_trained()), "RUN")
+
+
+def _translate(lines: bytes, *more: str) -> Callable[[Path], str]:
+    """Lines that are given to the trained run."""
+
+    def tell(folder: Path) -> str:
+        given = SimpleNamespace(buffer=io.BytesIO(lines))
+        with mock.patch.object(sys, "stdin", given):
+            words = ["translate", str(_trained()), "--device", "cpu", *more]
+            return command_error(words).replace(str(_trained()), "RUN")
+
+    return tell
+
+
+def _other_data(folder: Path) -> str:
+    """The task of translation on labelled texts."""
+    config = yaml.safe_load(Path(TEXT).read_text(encoding="utf-8"))
+    config["model"] = {"class_path": "lit_probattn.tasks.Translation"}
+    (folder / "task.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    files = ["--config", str(folder / "task.yaml"), "--config", write_attention(folder)]
+    return command_error(["fit", *files])
+
+
+def cases() -> Iterator[Case]:
+    """Every case of this file."""
+    area = "Translation models"
+    yield Case(area, "an attention that cannot be a cross-attention", _fit(rotary_dim=4))
+    yield Case(area, "`share: all` of two vocabularies", _fit("--model.init_args.share", "all"))
+    yield Case(area, "`bleu: mixed`", _fit("--model.init_args.bleu", "mixed"))
+    yield Case(area, "`label_smoothing: 1`", _fit("--model.init_args.label_smoothing", "1"))
+    yield Case(area, "more hypotheses than the beam has", _fit("--model.init_args.n_best", "4"))
+    yield Case(area, "data of one language", _other_data)
+    area = "Translation: checkpoints and lines"
+    yield Case(
+        area,
+        "data of another vocabulary",
+        lambda folder: _test("last", "--data.init_args.num_words", "9")(folder),
+    )
+    yield Case(area, "the mean of more checkpoints than there are", lambda f: _test("average-5")(f))
+    yield Case(
+        area, "`translate`, data of another vocabulary", _translate(b"n1", "--data", "num_words=9")
+    )
+    yield Case(area, "a line that is longer than the model", _translate(b"n0\n" + b"n1 " * 40))
+    yield Case(area, "a line that is not UTF-8", _translate(b"n0\nn\xe4\n"))
+    yield Case(area, "`--n_best` above the beam", _translate(b"n0", "--n_best", "9"))
+    yield Case(area, "`--top_k` without a temperature", _translate(b"n0", "--top_k", "3"))

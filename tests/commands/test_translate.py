@@ -1,0 +1,142 @@
+"""`translate`: lines of standard input, in their order, by a tiny model of a made-up language."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from lit_probattn.__main__ import main
+from lit_probattn.commands.translate import batches, read_lines
+from tests.support.paths import ROOT
+from tests.support.runs import arguments, only_version, run, write_attention
+
+pytest.importorskip("sacrebleu")
+LINES = ["n3 v1 a0 n2 p", "", "n0 v0 a1 n1", "n1 v2 a2 n0 p n2 v0 a0 n4", "  ", "n5 v1 a1 n3"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(
+        [
+            *("fit", "--config", str(ROOT / "configs/tasks/tiny/translation.yaml")),
+            *("--config", write_attention(folder), "--run.root", str(folder / "runs")),
+            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
+            *("--trainer.max_steps", "4", "--trainer.enable_progress_bar", "false"),
+            *("--data.init_args.cache_dir", str(folder / "cache")),
+        ]
+    )
+    return only_version(folder)
+
+
+@pytest.fixture
+def translate(trained, monkeypatch, capsys):
+    def call(*words, lines=LINES, checkpoint=trained, raw=None):
+        data = "".join(f"{line}\n" for line in lines).encode() if raw is None else raw
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+        capsys.readouterr()
+        status = main(["translate", str(checkpoint), "--device", "cpu", *words])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return call
+
+
+def test_lines_keep_their_order_and_empty_ones_stay_empty(translate):
+    status, out, _ = translate()
+    found = out.split("\n")[:-1]
+    assert status == 0
+    assert len(found) == len(LINES)
+    assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
+    alone = [translate(lines=[line])[1].rstrip("\n") for line in LINES[:4]]
+    assert found[:4] == alone
+
+
+def test_batches_change_nothing(translate):
+    assert translate("--max_tokens", "1")[1] == translate("--max_tokens", "1000")[1]
+
+
+def test_groups_of_lines_hold_so_many_tokens():
+    lengths = {1: 5, 2: 9, 3: 2, 4: 5, 5: 30}
+    groups = list(batches(lengths, 18))
+    assert groups == [[5], [2, 1], [4, 3]]
+    for group in groups[1:]:
+        assert len(group) * max(lengths[n] for n in group) <= 18
+
+
+def test_several_translations_have_number_rank_and_score(translate, tmp_path):
+    table = tmp_path / "table.parquet"
+    status, out, err = translate("--n_best", "2", "--out", str(table))
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert status == 0
+    assert [row[:2] for row in rows] == [[str(n), str(r)] for n in (1, 3, 4, 6) for r in (1, 2)]
+    for best, second in zip(rows[::2], rows[1::2], strict=True):
+        assert float(best[2]) >= float(second[2])
+    kept = pd.read_parquet(table)
+    assert kept["translation"].tolist() == [row[3] for row in rows]
+    assert kept["source"].tolist()[:2] == [LINES[0]] * 2
+    assert str(table) in err
+
+
+def test_greedy_is_a_beam_of_one_and_draws_repeat(translate):
+    _, greedy, _ = translate("--beam_size", "1")
+    assert greedy.count("\n") == len(LINES)
+    draw = ("--temperature", "1.5", "--seed", "3")
+    assert translate(*draw)[1] == translate(*draw)[1]
+    assert translate(*draw)[1] != translate("--temperature", "1.5", "--seed", "4")[1]
+
+
+def test_the_mean_of_checkpoints_translates(translate, trained):
+    status, out, _ = translate(checkpoint=trained / "average-1")
+    assert status == 0
+    assert out == translate(checkpoint=trained / "last")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--beam_size", "0"), "--beam_size must be at least 1, received 0"),
+        (("--n_best", "9"), "--n_best must be at most the beam's size"),
+        (("--top_k", "2"), "--top_k is for drawing tokens: give --temperature too"),
+        (("--n_best", "2", "--temperature", "1"), "--n_best is for searching"),
+        (("--max_tokens", "0"), "--max_tokens must be at least 1, received 0"),
+        (("--out", "a.txt"), "--out must end in .parquet, received a.txt"),
+    ],
+)
+def test_wrong_flags_are_one_line(translate, words, message):
+    status, _, err = translate(*words)
+    assert status == 2
+    (line,) = err.splitlines()
+    assert message in line
+
+
+def test_a_line_that_is_too_long_or_not_utf8_is_named(translate):
+    status, _, err = translate(lines=["n1", "n1 " * 40])
+    assert status == 2
+    assert "line 2 of standard input has 41 tokens" in err
+    assert "max_seq_len of the model is 32" in err
+    status, _, err = translate(raw=b"n1 v0\nn\xe4\n")
+    assert status == 2
+    assert "line 2 of standard input is not UTF-8 (invalid continuation byte at byte 2)" in err
+
+
+def test_ends_of_lines_of_other_systems_are_no_text():
+    assert list(read_lines(io.BytesIO(b"a b\r\nc\n\nd"))) == ["a b", "c", "", "d"]
+
+
+def test_other_vocabularies_are_refused(translate):
+    status, _, err = translate("--data", "num_words=9")
+    assert status == 2
+    (line,) = [line for line in err.splitlines() if line.startswith("error")]
+    assert "the checkpoint was trained with a source dictionary of" in line
+
+
+def test_runs_of_other_tasks_are_refused(translate, tmp_path):
+    run(arguments("fit", tmp_path, "--trainer.max_steps", "1"))
+    status, _, err = translate(checkpoint=only_version(tmp_path))
+    assert status == 2
+    assert "is a run of SequenceClassifier, which does not translate" in err
