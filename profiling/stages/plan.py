@@ -373,7 +373,6 @@ def sweep_config(place: Place, name: str) -> SweepConfig:
     content["model"] |= {"mlp_dim": 24, "vocab_size": 53}
     content["grid"] |= {"embed_dim": [32], "seq_len": [16], "batch_size": [1], "dtype": ["float32"]}
     content["grid"]["mode"] = content["grid"]["mode"][-1:]
-    content["more_grids"] = []
     kept = [name for name, v in config.variants.items() if v.baseline is None][:2]
     content["variants"] = {name: content["variants"][name] for name in kept}
     content |= {"device": "cpu", "timing": {"warmup": 0, "repeats": 2}}
@@ -563,7 +562,8 @@ STAGES = (
     _sweep_stage("lm", "lm_cuda", "The language model over D and N", 8),
     _table_stage("train", "Losses with kernels and with the reference", 4, _train),
     _sweep_stage("attention", "attention_cuda", "One layer over D and N", 8),
-    _sweep_stage("lm_wide", "lm_wide_cuda", "The same for other D and N", 8),
+    _sweep_stage("lm_long", "lm_long_cuda", "The language model, N of 128 and 8192", 8),
+    _sweep_stage("lm_wide", "lm_wide_cuda", "The language model, D of 4096", 8),
     _kernel_stage("speed_more", "kernels_cuda", "Other lengths, heads of 32, float32", 8, 2),
     _table_stage("tests", "The tests of the kernels", 8, _tests),
     _table_stage("tuning", "The fastest launch configurations", 8, _tuning),

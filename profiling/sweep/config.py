@@ -172,17 +172,13 @@ class Figure(Strict):
 
 
 class SweepConfig(Strict):
-    """The file of `python -m profiling sweep`.
-
-    Points of `more_grids` follow those of `grid`; a sweep whose points are no product has some.
-    """
+    """The file of `python -m profiling sweep`."""
 
     name: str
     model: ModelConfig
     variants: dict[str, Variant] = Field(min_length=1)
     baseline: str | None = None
     grid: Grid
-    more_grids: list[Grid] = Field(default_factory=list)
     measure: list[Quantity] = Field(default=["cost"], min_length=1)
     device: str = "cpu"
     timing: TimingConfig = Field(default_factory=TimingConfig)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from lit_probattn.base.config_files import find
 from lit_probattn.configs import ConfigError, read_yaml
 from profiling.measure.rows import Quantity
-from profiling.sweep.config import Grid, ModelConfig, SweepConfig
+from profiling.sweep.config import ModelConfig, SweepConfig
 
 _SIZES = ("num_layers", "mlp_dim", "vocab_size", "num_classes", "dropout", "head_dim")
 
@@ -124,12 +124,6 @@ def model_sizes(
     return sizes, problem
 
 
-def _places(grid: Grid, variants: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    heads: list[int | None] = [None] if grid.num_heads is None else [*grid.num_heads]
-    sizes = (grid.embed_dim, grid.seq_len, heads, grid.batch_size)
-    return itertools.product(*sizes, grid.mode, grid.backend, grid.dtype, variants)
-
-
 def make_plan(config: SweepConfig, root: Path) -> list[Point]:
     """Return every point of a sweep: counting first, then memory, then time.
 
@@ -137,16 +131,22 @@ def make_plan(config: SweepConfig, root: Path) -> list[Point]:
         config: the sweep.
         root: folder that paths in the file start from.
     """
-    points: list[Point] = []
+    grid, points = config.grid, []
     attentions = {name: v.attention.resolve(root) for name, v in config.variants.items()}
     order = [q for q in ("cost", "memory", "time") if q in config.measure]
-    grids = [config.grid, *config.more_grids]
-    places = (
-        (quantity, grid, *place)
-        for quantity, grid in itertools.product(order, grids)
-        for place in _places(grid, config.variants)
+    heads_axis: list[int | None] = [None] if grid.num_heads is None else [*grid.num_heads]
+    axes = itertools.product(
+        order,
+        grid.embed_dim,
+        grid.seq_len,
+        heads_axis,
+        grid.batch_size,
+        grid.mode,
+        grid.backend,
+        grid.dtype,
+        config.variants,
     )
-    for quantity, grid, width, length, heads, batch, mode, backend, dtype, name in places:
+    for quantity, width, length, heads, batch, mode, backend, dtype, name in axes:
         sizes, problem = model_sizes(config.model, width, root)
         own = config.variants[name].backend
         if own is not None and backend != grid.backend[0]:

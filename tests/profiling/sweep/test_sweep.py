@@ -252,19 +252,8 @@ def test_five_kills_lose_and_repeat_nothing(tmp_path, measure):
     assert table == [row.model_dump(exclude=timed) for row in whole]
 
 
-def test_a_second_grid_follows_the_first():
-    grids = {"embed_dim": [8], "seq_len": [4]}, {"embed_dim": [16, 24], "seq_len": [2]}
-    both = sweep(grid=grids[0], more_grids=[grids[1]], measure=["memory", "time"])
-    found = [(p.quantity, p.embed_dim, p.seq_len) for p in make_plan(both, ROOT)]
-    assert list(dict.fromkeys(found)) == [
-        (quantity, *sizes)
-        for quantity in ("memory", "time")
-        for sizes in ((8, 4), (16, 2), (24, 2))
-    ]
-
-
-def test_two_sweeps_share_the_plane_of_width_and_length():
-    names = ("lm_cuda", "lm_wide_cuda")
+def test_three_sweeps_share_the_plane_of_width_and_length():
+    names = ("lm_cuda", "lm_long_cuda", "lm_wide_cuda")
     places = [
         {
             (p.embed_dim, p.seq_len)
@@ -273,5 +262,5 @@ def test_two_sweeps_share_the_plane_of_width_and_length():
         for name in names
     ]
     widths, lengths = (256, 512, 1024, 2048, 4096), (128, 256, 512, 1024, 2048, 4096, 8192)
-    assert not places[0] & places[1]
-    assert places[0] | places[1] == set(itertools.product(widths, lengths))
+    assert sum(map(len, places)) == len(widths) * len(lengths)
+    assert set().union(*places) == set(itertools.product(widths, lengths))
