@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lit_probattn.base.torch_internals import outside_graphs
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
@@ -34,7 +36,7 @@ STREAM_MASKING = 4  # words that a masked language model hides
 STREAM_SAMPLING = 5  # words that a language model generates
 
 
-@torch.compiler.disable
+@outside_graphs
 def philox4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -95,12 +97,12 @@ class RandomKey:
     sample_ids: Tensor | None = None
     layer: int = 0
 
-    @torch.compiler.disable
+    @outside_graphs
     def fold(self, layer: int) -> RandomKey:
         """Return the key of layer `layer`; folding twice mixes both indices."""
         return replace(self, layer=mix_integers(self.layer, layer + 1))
 
-    @torch.compiler.disable
+    @outside_graphs
     def philox_key(self, stream: int) -> tuple[int, int]:
         """Return the two key words of one purpose, a `STREAM_` number."""
         mixed = mix_integers(int(self.seed), self.step, self.layer, stream)
@@ -149,7 +151,7 @@ class AttentionDropout:
         """Factor on kept weights, 1 / (1 - p) for the p really used."""
         return 65536 / (32768 - self.threshold)
 
-    @torch.compiler.disable
+    @outside_graphs
     def keep(
         self,
         batch_size: int,
@@ -187,7 +189,7 @@ def _chunks(rows: range, per_row: int, device: torch.device) -> Iterator[tuple[s
         yield slice(start - rows.start, stop - rows.start), index
 
 
-@torch.compiler.disable
+@outside_graphs
 def normal_noise(
     key: RandomKey,
     batch_size: int,

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.functional import Heads
+from lit_probattn.base.memory import is_predicting
+from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
 Backend = Literal["auto", "reference", "sdpa", "blockwise", "rows", "native", "triton"]
@@ -241,11 +243,15 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def native_refusal(device: str) -> str | None:
     """Say why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
     if device != "cpu":
         return f"cannot run on {device}: it is for the CPU"
+    if is_predicting():  # nothing would run: nothing is compiled and tested
+        from lit_probattn.kernels.cpu.library import obstacle
+
+        return obstacle()
     from lit_probattn.kernels.cpu.selftest import failure
 
     return failure()
@@ -270,7 +276,7 @@ def kernel_refusal(
     return _refusal(family, call.device, call.dtype, (head_dims[0], head_dims[-1]))
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _refusal(
     family: str, device: str, dtype: torch.dtype, head_dims: tuple[int, int]
 ) -> str | None:
@@ -278,6 +284,6 @@ def _refusal(
     from lit_probattn.kernels.selftest import failure
 
     reason = refusal(device, dtype, *head_dims)
-    if reason is None and device == "cuda":
+    if reason is None and device == "cuda" and not is_predicting():
         reason = failure(family, dtype, head_dims)
     return reason

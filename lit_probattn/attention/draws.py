@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn import randomness
+from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 
@@ -81,7 +82,7 @@ def philox_words(key: RandomKey, stream: int, batch_size: int, device: torch.dev
 # ---- now, outside of a graph -------------------------------------------------------------------
 
 
-@torch.compiler.disable
+@outside_graphs
 def _keep_pairs(
     dropout: AttentionDropout,
     batch_size: int,
@@ -91,6 +92,9 @@ def _keep_pairs(
     device: torch.device,
     first_head: int,
 ) -> Tensor:
+    if device.type == "meta":
+        shape = (batch_size, num_heads, len(rows), len(cols))
+        return torch.empty(shape, dtype=torch.bool, device=device)
     if _plain(device):
         from lit_probattn.kernels.cpu import rows as native
         from lit_probattn.kernels.cpu.selftest import failure
@@ -107,7 +111,7 @@ def _keep_pairs(
     return dropout.keep(batch_size, num_heads, rows, cols, device, first_head)
 
 
-@torch.compiler.disable
+@outside_graphs
 def _normal_noise(
     key: RandomKey,
     batch_size: int,
@@ -117,6 +121,8 @@ def _normal_noise(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
+    if device.type == "meta":
+        return torch.empty((batch_size, num_maps, len(rows), len(cols)), dtype=dtype, device=device)
     if dtype == torch.float32 and _plain(device):
         from lit_probattn.kernels.cpu import rows as native
         from lit_probattn.kernels.cpu.selftest import draws_noise

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from lit_probattn.base.memory import is_predicting
+from lit_probattn.base.torch_internals import outside_graphs
+
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 
 HEAD_DIMS = range(1, 129)  # wider heads do not fit the registers of a program
@@ -102,7 +105,7 @@ def launch(kernel: Any, num_programs: int, args: tuple[Any, ...], options: dict[
     Raises:
         ValueError: the device cannot run kernels.
     """
-    if num_programs == 0:
+    if num_programs == 0 or is_predicting():
         return
     if _recorders:
         _recorders[-1][1].append(Launched(kernel, args, options))
@@ -131,7 +134,7 @@ def unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-@torch.compiler.disable
+@outside_graphs
 def draw_tensor(key: tuple[int, int], samples: Tensor) -> Tensor:
     """Return what kernels draw from: [key word, key word, sample words …], int64 on the device.
 

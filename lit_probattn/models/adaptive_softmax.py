@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lit_probattn.base.torch_internals import outside_graphs
+
 # Logits that exist at a time: 256 MiB in float32.
 MAX_LOGITS = 1 << 26
 
 
-@torch.compiler.disable
+@outside_graphs
 def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, max_logits: int
 ) -> Tensor:
@@ -118,7 +120,7 @@ class AdaptiveSoftmax(nn.Module):
     def _words(self, table: Tensor, low: int, high: int) -> tuple[Tensor, Tensor | None]:
         return table[low:high], None if self.bias is None else self.bias[low:high]
 
-    @torch.compiler.disable
+    @outside_graphs
     def forward(self, hidden: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """Return the losses of words `target` (n,) given `hidden` (n, C); (n,) float32."""
         entry = target.clone()

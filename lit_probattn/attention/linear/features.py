@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.functional import check_choice
+from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32
 
 FeatureName = Literal["elu", "relu", "dpfp", "favor"]
@@ -144,7 +145,7 @@ def default_num_features(head_dim: int) -> int:
     return max(head_dim, math.ceil(head_dim * math.log(head_dim)))
 
 
-@torch.compiler.disable
+@outside_graphs
 def orthogonal_projection(normals: Tensor) -> Tensor:
     """Turn independent normals (F, 2, E) into F rows w_m: orthogonal in groups of E, norms kept.
 
@@ -161,7 +162,7 @@ def orthogonal_projection(normals: Tensor) -> Tensor:
     return torch.cat(blocks) * normals[:, 1].norm(dim=-1, keepdim=True)
 
 
-@torch.compiler.disable
+@outside_graphs
 def feature_normals(key: RandomKey, num_features: int, head_dim: int) -> Tensor:
     """Return the normals of one draw, (F, 2, E) float64 on the CPU, the same on every rank.
 

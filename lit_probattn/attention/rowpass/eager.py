@@ -10,6 +10,8 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowFactors, RowGrads, RowTerms
+from lit_probattn.base.memory import has_numbers
+from lit_probattn.base.torch_internals import outside_graphs
 
 # How far components may be apart for one exponential: their sum keeps at least exp(-40) of the
 # largest factor, and float32 begins at exp(-87).
@@ -26,7 +28,7 @@ class TorchRows:
 
     least_rows = 1  # larger blocks were slower: every operation goes through its maps once more
 
-    @torch.compiler.disable
+    @outside_graphs
     def prepare(self, terms: RowTerms) -> RowTerms:
         """See `RowPass`."""
         row, col = terms.row, terms.col
@@ -37,11 +39,11 @@ class TorchRows:
         below = (top - col).masked_fill_(top == float("-inf"), 0.0)
         highest = row.amax(-1, keepdim=True)
         near = ((highest - row).amax((1, 2)) < _FAR) | (below.amax((1, 2)) < _FAR)  # NaN: no
-        return replace(
-            terms, factors=RowFactors((row - highest).exp_(), (-below).exp_(), top, near.tolist())
-        )
+        found = near.tolist() if has_numbers(near) else [True] * len(near)
+        factors = RowFactors((row - highest).exp_(), (-below).exp_(), top, found)
+        return replace(terms, factors=factors)
 
-    @torch.compiler.disable
+    @outside_graphs
     def forward(
         self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
     ) -> None:
@@ -52,7 +54,7 @@ class TorchRows:
         if factor is not None:
             weights.mul_(factor)
 
-    @torch.compiler.disable
+    @outside_graphs
     def backward(
         self,
         terms: RowTerms,

@@ -14,6 +14,7 @@ from timm.models.swin_transformer import get_relative_position_index
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention
+from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import RandomKey
 
 
@@ -23,7 +24,7 @@ class KeySlot:
     def __init__(self) -> None:
         self.key: RandomKey | None = None
 
-    @torch.compiler.disable
+    @outside_graphs
     def of_layer(self, index: int, windows: int = 1) -> RandomKey | None:
         """Return the key of layer `index`, for `windows` sequences of each sample."""
         if self.key is None:
@@ -116,7 +117,7 @@ class WindowAttention(_Replaced):
         out = self.attention(x, attn_mask=allowed, bias=self.position_bias(), rng=self._key(x))
         return self.proj_drop(out)
 
-    @torch.compiler.disable
+    @outside_graphs
     def _key(self, x: Tensor) -> RandomKey | None:
         key = self.slot.key
         if key is None or key.sample_ids is None:
