@@ -28,10 +28,12 @@ from lit_probattn.attention.functional import (
 )
 from lit_probattn.attention.layer import Attention
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.memory import has_numbers, telling
 from lit_probattn.randomness import AttentionDropout
 
 # Range of α: at 1 the mapping is the softmax, which its formula reaches only in the limit.
 ALPHA_RANGE = (1.01, 2.0)
+_BISECTIONS = 50
 
 
 def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
@@ -54,8 +56,9 @@ def entmax(scores: Tensor, allowed: Tensor | None, alpha: Tensor) -> Tensor:
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     empty = scores.detach().amax(-1, keepdim=True) == float("-inf")
+    steps = _BISECTIONS if has_numbers(scores) else 3  # every step holds what the third holds
     weights: Tensor = entmax_bisect(
-        scores.masked_fill(empty, 0.0), alpha[None, :, None, None].to(scores.dtype), dim=-1
+        *(scores.masked_fill(empty, 0.0), alpha[None, :, None, None].to(scores.dtype), -1, steps)
     )
     return weights.masked_fill(empty, 0.0)
 
@@ -111,8 +114,11 @@ def ast_blockwise(given: Heads, arguments: ASTArguments, block_rows: int | None 
         # Bisection keeps about four tensors of a block's size.
         per_row = 4 * query.shape[0] * query.shape[1] * masks.num_keys
         block_rows = block_length(per_row, masks.num_queries, query.device)
-    outs = []
-    for start in range(0, masks.num_queries, block_rows):
+    starts, outs = range(0, masks.num_queries, block_rows), []
+    made = telling(starts)
+    if len(made) < len(starts):  # a prediction: of the others only what they leave
+        outs.append(query.new_empty(*query.shape[:2], made[0], value.shape[-1]))
+    for start in made:
         rows = range(start, min(start + block_rows, masks.num_queries))
         part = query[..., rows.start : rows.stop, :]
         outs.append(

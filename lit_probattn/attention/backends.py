@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import philox_words
 from lit_probattn.attention.functional import Heads
+from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
@@ -247,6 +248,10 @@ def native_refusal(device: str) -> str | None:
     """Say why the C library cannot serve tensors on a device ("cannot …"), or None if it can."""
     if device != "cpu":
         return f"cannot run on {device}: it is for the CPU"
+    if is_predicting():  # nothing would run: nothing is compiled and tested
+        from lit_probattn.kernels.cpu.library import obstacle
+
+        return obstacle()
     from lit_probattn.kernels.cpu.selftest import failure
 
     return failure()
@@ -279,6 +284,6 @@ def _refusal(
     from lit_probattn.kernels.selftest import failure
 
     reason = refusal(device, dtype, *head_dims)
-    if reason is None and device == "cuda":
+    if reason is None and device == "cuda" and not is_predicting():
         reason = failure(family, dtype, head_dims)
     return reason

@@ -25,6 +25,7 @@ from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import autocast_off, grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.memory import device_type, telling
 from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
 
@@ -102,8 +103,12 @@ class _Plan:
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, value: Tensor, *inputs: Tensor) -> Tensor:
-        outs = []
-        for block in plan.blocks():
+        outs, blocks = [], plan.blocks()
+        made = telling(blocks)
+        if len(made) < len(blocks):  # a prediction: of the others only what they leave
+            shape = (len(value), plan.num_heads, made[0].rows.start, value.shape[-1])
+            outs.append(value.new_empty(shape))
+        for block in made:
             parts = [plan.slices(x, a, block) for x, a in zip(inputs, plan.axes, strict=True)]
             scores = plan.scores(parts, block)
             if plan.rows is not None:
@@ -133,7 +138,7 @@ class _Blockwise(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         grad_value = torch.zeros_like(value) if ctx.needs_input_grad[1] else None
         grads = [torch.zeros_like(x) if n else None for x, n in zip(inputs, needed, strict=True)]
-        for block in plan.blocks():
+        for block in telling(plan.blocks()):
             rows = grad_out[..., block.rows.start : block.rows.stop, :]
             _backward_block(plan, block, value, inputs, needed, grad_value, grads, rows)
         return (None, grad_value, *grads)
@@ -254,5 +259,5 @@ def blockwise_attention(
 
 def block_length(row_scores: int, num_queries: int, device: torch.device) -> int:
     """Return how many queries, each with `row_scores` scores, a block on this device holds."""
-    budget = BLOCK_SCORES["cpu" if device.type == "cpu" else "cuda"]
+    budget = BLOCK_SCORES["cpu" if device_type(device) == "cpu" else "cuda"]
     return max(1, min(num_queries, budget // max(1, row_scores)))

@@ -36,6 +36,7 @@ from lit_probattn.attention.functional import (
     reference_weights,
 )
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 # With a cache, calls with at most this many new tokens read it part by part.
@@ -267,7 +268,7 @@ class Core(nn.Module):
         """Return what the choice of a backend may depend on."""
         query, bias = call.query, call.masks.bias
         return Call(
-            device=query.device.type,
+            device=device_type(query.device),
             dtype=query.dtype,
             num_scores=self.num_scores(query.shape[0], query.shape[2], call.value.shape[2]),
             num_keys=call.value.shape[2],

@@ -92,6 +92,9 @@ def _keep_pairs(
     device: torch.device,
     first_head: int,
 ) -> Tensor:
+    if device.type == "meta":
+        shape = (batch_size, num_heads, len(rows), len(cols))
+        return torch.empty(shape, dtype=torch.bool, device=device)
     if _plain(device):
         from lit_probattn.kernels.cpu import rows as native
         from lit_probattn.kernels.cpu.selftest import failure
@@ -118,6 +121,8 @@ def _normal_noise(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
+    if device.type == "meta":
+        return torch.empty((batch_size, num_maps, len(rows), len(cols)), dtype=dtype, device=device)
     if dtype == torch.float32 and _plain(device):
         from lit_probattn.kernels.cpu import rows as native
         from lit_probattn.kernels.cpu.selftest import draws_noise

@@ -1,8 +1,10 @@
-"""Peak memory of a step, predicted on fake tensors."""
+"""Peak memory of a step, predicted on tensors that have shapes only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +28,71 @@ def predicted_bytes(build: Callable[[], tuple[StepFunction, Resident]]) -> tuple
     with FakeTensorMode():
         step, resident = build()
         peak = peak_bytes(resident, step)
+        held = resident_bytes(resident)
+    return peak - held, held
+
+
+_Block = TypeVar("_Block")
+
+# What the meta device stands for in the predictions under way, the innermost last.
+_devices: list[str] = []
+
+
+@contextmanager
+def predicting(device: str) -> Iterator[None]:
+    """Let tensors on the meta device stand for those of a device, `cpu` or `cuda`, in predictions.
+
+    Blocks have that device's sizes; one block of many is made where all use the same room.
+    """
+    _devices.append(device)
+    try:
+        yield
+    finally:
+        _devices.pop()
+
+
+def is_predicting() -> bool:
+    """Whether memory is being predicted on the meta device."""
+    return bool(_devices)
+
+
+def telling(blocks: Sequence[_Block]) -> Sequence[_Block]:
+    """Return the last three of blocks that follow one another; outside of a prediction all of them.
+
+    No block holds more than the last: a causal mask shows it the most keys, or one that is whole
+    comes before a smaller last one; and a block is made while the one before it is still held.
+    """
+    return blocks[-3:] if _devices else blocks
+
+
+def device_type(device: torch.device) -> str:
+    """Return the type of a device; in a prediction of the one that the meta device stands for."""
+    return _devices[-1] if _devices and device.type == "meta" else device.type
+
+
+def has_numbers(tensor: torch.Tensor) -> bool:
+    """Whether there is memory behind a tensor: fake ones and those on the meta device have none."""
+    return type(tensor) is torch.Tensor and tensor.device.type != "meta"
+
+
+def outlined_bytes(
+    build: Callable[[], tuple[StepFunction, Resident]],
+    device: str = "cpu",
+    inside: Mapping[str, Callable[..., Any]] | None = None,
+) -> tuple[int, int]:
+    """Predict the same as `predicted_bytes` on the meta device, in a fifth of its time.
+
+    For steps in which PyTorch chooses nothing by the device, as it does in its fused attention.
+
+    Args:
+        build: as there.
+        device: `cpu` or `cuda`, whose blocks the step has.
+        inside: functions that operators run, by name: what they make inside counts too.
+    """
+    with predicting(device):
+        with torch.device("meta"):
+            step, resident = build()
+        peak = peak_bytes(resident, step, inside)
         held = resident_bytes(resident)
     return peak - held, held
 

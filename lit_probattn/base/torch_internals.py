@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -108,10 +108,15 @@ class _LiveBytes(TorchDispatchMode):
     PyTorch and finds the same bytes, goes over all modules at every operation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inside: Mapping[str, Callable[..., Any]] | None = None) -> None:
         super().__init__()
+        self.inside = inside or {}
         self.live = self.peak = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would import the compiler, which takes longer than most predictions
 
     def add(self, tensor: Tensor) -> None:
         """Count the storage of a tensor, or what it has grown or shrunk by."""
@@ -127,19 +132,27 @@ class _LiveBytes(TorchDispatchMode):
         self.live -= self._known.pop(key)[1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        run = self.inside.get(func._schema.name)
+        if run is None:
+            out = func(*args, **(kwargs or {}))
+        else:
+            with self:
+                out = run(*args, **(kwargs or {}))
         for value in tree_iter(out):
             if isinstance(value, Tensor):
                 self.add(value)
         return out
 
 
-def peak_bytes(resident: Any, step: Any) -> int:
-    """Return the most bytes on the CPU that exist at a time while `step` runs, `resident` included.
+def peak_bytes(
+    resident: Any, step: Any, inside: Mapping[str, Callable[..., Any]] | None = None
+) -> int:
+    """Return the most bytes that exist at a time while `step` runs, `resident` included.
 
-    Called under FakeTensorMode, for tensors that it made.
+    For tensors that have shapes only. `inside` has functions that operators run, by name: what
+    they make inside counts too.
     """
-    tracker = _LiveBytes()
+    tracker = _LiveBytes(inside)
     for item in resident:
         owned = [item] if isinstance(item, Tensor) else [*item.parameters(), *item.buffers()]
         for tensor in owned:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import outside_graphs
 
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
@@ -104,7 +105,7 @@ def launch(kernel: Any, num_programs: int, args: tuple[Any, ...], options: dict[
     Raises:
         ValueError: the device cannot run kernels.
     """
-    if num_programs == 0:
+    if num_programs == 0 or is_predicting():
         return
     if _recorders:
         _recorders[-1][1].append(Launched(kernel, args, options))

@@ -17,6 +17,7 @@ from lit_probattn.attention import (
     HeadLayout,
     KVCache,
     SoftmaxAttention,
+    blockwise,
 )
 from lit_probattn.attention.ast import (
     ASTArguments,
@@ -28,6 +29,7 @@ from lit_probattn.attention.ast import (
 from lit_probattn.attention.functional import Heads
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.configs import class_of
+from lit_probattn.kernels.cpu.selftest import failure
 from lit_probattn.randomness import RandomKey
 from profiling.measure.counters import torch_flops
 from tests.attention.mgk.oracles import visible_pairs
@@ -347,3 +349,12 @@ def test_without_the_package_the_layer_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "entmax", None)
     with pytest.raises(ValueError, match=r"pip install 'lit-probattn\[entmax\]'"):
         ASTAttention(8, 2, head_dim=4)
+
+
+def test_the_first_training_step_of_a_process_may_draw_dropout_in_a_checkpoint(monkeypatch):
+    """The library's self-test saves tensors of its own while a checkpoint counts those saved."""
+    monkeypatch.setitem(blockwise.BLOCK_SCORES, "cpu", 1 << 10)
+    failure.cache_clear()
+    layer = ASTAttention(8, 2, backend="blockwise", dropout=0.1)
+    layer(torch.randn(2, 37, 8)).sum().backward()
+    assert layer.core.pre_alpha.grad is not None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 
 import lightning.pytorch as pl
 import pytest
@@ -255,3 +257,36 @@ def test_the_store_on_loopback_serves_a_process_group_of_the_same_port(monkeypat
         assert listening_on(store.port) == [LOOPBACK]
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_layer_is_imported_without_the_compiler():
+    """It takes as long as PyTorch itself, and no layer needs it before it is compiled."""
+    code = (
+        "import sys, torch, lit_probattn.attention, lit_probattn.functional\n"
+        "late = 'torch._dynamo torch._inductor sympy triton lightning pandas timm'.split()\n"
+        "print(*(name for name in late if name in sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
+
+
+def test_functions_outside_of_graphs_run_as_they_are():
+    traced = []
+
+    @torch_internals.outside_graphs
+    def outside(x):
+        traced.append(torch.compiler.is_compiling())
+        return x.sum().item()
+
+    @torch_internals.constant_in_graphs
+    def constant(text):
+        return len(text)
+
+    def whole(x):
+        return x * outside(x) + constant("abc")
+
+    compiled = torch.compile(whole, backend="eager")
+    assert compiled(torch.ones(3)).tolist() == whole(torch.ones(3)).tolist() == [6.0, 6.0, 6.0]
+    assert traced == [False, False]
+    inner = torch.compile(lambda x: x + constant("ab"), backend="eager", fullgraph=True)
+    assert inner(torch.ones(1)).tolist() == [3.0]

@@ -23,6 +23,7 @@ from lit_probattn.attention.rowpass.mixed import mixed_attention
 from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.rowpass.terms import RowPass
 from lit_probattn.attention.sdpa import fused_attention
+from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import STREAM_NOISE, AttentionDropout, RandomKey
 
 ScalePosition = Literal["before", "after"]
@@ -312,7 +313,7 @@ def wide_heads(
     if own_maps:
         return 1
     heads, head_dim = value.shape[1], value.shape[3]
-    if widest is None and value.device.type == "cpu":
+    if widest is None and device_type(value.device) == "cpu":
         return heads
     widest = _WIDEST_VALUE if widest is None else widest
     fitting = [g for g in range(1, heads + 1) if heads % g == 0 and g * head_dim <= widest]

@@ -30,6 +30,7 @@ from lit_probattn.attention.linear.functions import (
     real_keys,
 )
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.memory import device_type
 
 Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
 
@@ -206,7 +207,7 @@ def read_moving_states(
         rows = rows[:, :, -offset:]
     widest = max(num_global, *(w.shape[0] for w in mixing.weights))
     if positions is None:
-        budget = CHUNK_STATES["cpu" if rows.device.type == "cpu" else "cuda"]
+        budget = CHUNK_STATES["cpu" if device_type(rows.device) == "cpu" else "cuda"]
         positions = max(1, budget // (batch * widest * features * value.shape[-1]))
 
     def read(state: Tensor, rows: Tensor, cols: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_probattn.base.memory import device_type
+
 # Pairs that one span may hold, all heads together: small enough for the cache of a CPU core.
 SPAN_PAIRS = {"cpu": 1 << 19, "cuda": 1 << 26}
 
@@ -71,7 +73,7 @@ def causal_product(
     length = grouped.shape[-2]
     chunk = max(1, min(chunk, length))
     if span is None:
-        budget = SPAN_PAIRS["cpu" if query.device.type == "cpu" else "cuda"]
+        budget = SPAN_PAIRS["cpu" if device_type(query.device) == "cpu" else "cuda"]
         span = budget // max(1, batch * heads * chunk)
     span = max(1, span // chunk) * chunk
     out, state_after = _CausalProduct.apply(grouped, key, value, state, chunk, span)

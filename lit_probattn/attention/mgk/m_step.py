@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_probattn.attention.functional import biased, compute_dtype, masked_softmax
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
+from lit_probattn.base.memory import telling
 
 
 @torch.no_grad()
@@ -53,7 +54,7 @@ def responsibility_sums(
     numerator = torch.zeros(shape, dtype=torch.float64, device=query.device)
     denominator = torch.zeros_like(numerator)
     step = max(1, block_scores // (batch * heads * components * num_keys))
-    for start in range(0, num_queries, step):
+    for start in telling(range(0, num_queries, step)):
         rows = range(start, min(start + step, num_queries))
         cols = range(num_keys)
         scores = component_scores(query[:, :, rows.start : rows.stop], key, arguments)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowFactors, RowGrads, RowTerms
+from lit_probattn.base.memory import has_numbers
 from lit_probattn.base.torch_internals import outside_graphs
 
 # How far components may be apart for one exponential: their sum keeps at least exp(-40) of the
@@ -38,9 +39,9 @@ class TorchRows:
         below = (top - col).masked_fill_(top == float("-inf"), 0.0)
         highest = row.amax(-1, keepdim=True)
         near = ((highest - row).amax((1, 2)) < _FAR) | (below.amax((1, 2)) < _FAR)  # NaN: no
-        return replace(
-            terms, factors=RowFactors((row - highest).exp_(), (-below).exp_(), top, near.tolist())
-        )
+        found = near.tolist() if has_numbers(near) else [True] * len(near)
+        factors = RowFactors((row - highest).exp_(), (-below).exp_(), top, found)
+        return replace(terms, factors=factors)
 
     @outside_graphs
     def forward(

@@ -20,6 +20,7 @@ from lit_probattn.attention.rowpass.products import (
     product,
 )
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.memory import device_type, is_predicting
 from lit_probattn.randomness import AttentionDropout
 
 # Noise of a block from a sample, its queries and its keys, (G, n, l).
@@ -45,7 +46,7 @@ class _Mixed(torch.autograd.Function):
         heads = terms.num_heads
         out = value.new_zeros(value.shape[0], query.shape[2], value.shape[2])
         terms, buffer = replace(terms, coef=coef), Buffers(query)
-        for sample in range(query.shape[0]):
+        for sample in _samples(query):
             for part in places(terms, 1, query.device, run.least_rows):
                 if not part.cols:
                     continue
@@ -77,7 +78,7 @@ class _Mixed(torch.autograd.Function):
         grads = [torch.zeros_like(x) if x is not None and n else None for x, n in tensors]
         grad_query, grad_key, grad_value, grad_coef, grad_scale, grad_bias = grads
         buffer = Buffers(query)
-        for sample in range(query.shape[0]):
+        for sample in _samples(query):
             for part in places(terms, 1, query.device, run.least_rows):
                 if not part.cols:
                     continue
@@ -107,9 +108,14 @@ class _Mixed(torch.autograd.Function):
         return (None, None, None, *grads)
 
 
+def _samples(query: Tensor) -> range:
+    """Return the samples, or one of them in a prediction: all use the same room."""
+    return range(query.shape[0])[-1:] if is_predicting() else range(query.shape[0])
+
+
 def _head_groups(part: Place, sample: int, heads: int, device: torch.device) -> Iterator[Place]:
     """Cut the heads of a sample into blocks of about the same size as one head's."""
-    budget = BLOCK_SCORES["cpu" if device.type == "cpu" else "cuda"]
+    budget = BLOCK_SCORES["cpu" if device_type(device) == "cpu" else "cuda"]
     count = max(1, min(heads, budget // max(1, len(part.rows) * len(part.cols))))
     for first in range(0, heads, count):
         here = min(count, heads - first)

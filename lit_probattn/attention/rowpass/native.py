@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.rowpass.eager import TorchRows
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowTerms
+from lit_probattn.base.memory import has_numbers
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_DROPOUT
 
@@ -31,8 +31,8 @@ class NativeRows:
         self, terms: RowTerms, place: Place, maps: Sequence[Tensor], out: Tensor, room: Buffers
     ) -> None:
         """See `RowPass`."""
-        if type(out) is not Tensor:  # a tensor that only carries its shape
-            return TorchRows().forward(terms, place, maps, out, room)
+        if not has_numbers(out):  # the library writes in place
+            return
         from lit_probattn.kernels.cpu import rows as native
 
         native.rows_forward(_block(terms, place), maps, out)
@@ -49,8 +49,6 @@ class NativeRows:
         room: Buffers,
     ) -> None:
         """See `RowPass`."""
-        if type(grad) is not Tensor:
-            return TorchRows().backward(terms, place, maps, weights, grad, wanted, room)
         from lit_probattn.kernels.cpu import rows as native
 
         count, rows, cols = place.shape
@@ -63,7 +61,8 @@ class NativeRows:
             found.col_terms = grad.new_zeros(threads, count, components, cols)
         if terms.coef is not None:
             found.coef = grad.new_empty(count, rows, components)
-        native.rows_backward(_block(terms, place), maps, weights, grad, found)
+        if has_numbers(grad):
+            native.rows_backward(_block(terms, place), maps, weights, grad, found)
         if wanted.row is not None and found.row_terms is not None:
             wanted.row.copy_(found.row_terms)
         if wanted.col is not None and found.col_terms is not None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.rowpass.terms import Place, RowTerms
+from lit_probattn.base.memory import device_type, is_predicting, telling
 
 # Scores of one map in a block of whole heads: small enough to stay in the cache of a CPU core with
 # their gradients; on CUDA large enough to fill the device.
@@ -24,7 +26,7 @@ def places(
     Under a causal mask blocks stay small, because they leave out the keys that none of their rows
     may see.
     """
-    masks, budget = terms.masks, BLOCK_SCORES["cpu" if device.type == "cpu" else "cuda"]
+    masks, budget = terms.masks, BLOCK_SCORES["cpu" if device_type(device) == "cpu" else "cuda"]
     rows = budget // max(1, masks.num_keys)
     if not masks.is_causal:
         rows = max(rows, min(least_rows, LARGER * budget // max(1, masks.num_keys)))
@@ -32,6 +34,21 @@ def places(
     count = 1
     if rows == masks.num_queries:
         count = max(1, min(batch_heads, budget // max(1, rows * masks.num_keys)))
+    found = _cut(masks, batch_heads, count, rows)
+    # All blocks use one room, which grows with those of the first heads; where heads have maps in
+    # common, fewer keys mean more heads in a block, and any may be the largest.
+    skips = is_predicting() and not (terms.common and masks.is_causal)
+    yield from _telling(found, count) if skips else found
+
+
+def _telling(found: Iterator[Place], count: int) -> list[Place]:
+    """Return the last three places of the first `count` heads, and the last of all."""
+    every = list(found)
+    first = [place for place in every if place.first < count]
+    return [*telling(first), *(every[-1:] if every[-1].first >= count else [])]
+
+
+def _cut(masks: Masks, batch_heads: int, count: int, rows: int) -> Iterator[Place]:
     for first in range(0, batch_heads, count):
         here = min(count, batch_heads - first)
         for start in range(0, masks.num_queries, rows):

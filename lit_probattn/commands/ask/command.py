@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from lit_probattn.base.config_files import ConfigError, nearest
 from lit_probattn.commands.ask.layers import Answer, Question, answers, names, write_sweep
 from lit_probattn.commands.ask.measured import DEVICES, check_device, rows_of, with_times
 
-_MOST_JOBS = 8
 SORTS: dict[str, Callable[[Answer], float | None]] = {
     "memory": lambda each: each.training_bytes,
     "inference": lambda each: each.inference_bytes,
@@ -95,7 +93,7 @@ def _lines(options: argparse.Namespace) -> list[str]:
         if name not in chosen:
             raise ConfigError(f"--use: unknown attention {name!r}{nearest(name, chosen)}")
     rows = rows_of(Path(options.measured)) if options.measured else []
-    found = answers(chosen, question, min(_MOST_JOBS, _cores()))
+    found = answers(chosen, question)
     found = ranked(with_times(found, rows, question), options.sort)
     if options.write_sweep:
         write_sweep(Path(options.write_sweep), question, found)
@@ -103,11 +101,6 @@ def _lines(options: argparse.Namespace) -> list[str]:
         content = {**vars(question), "attention": [each.to_dict() for each in found]}
         return [json.dumps(content, indent=1)]
     return [*_head(question, options.sort), "", *table(found), "", *_foot(found, options)]
-
-
-def _cores() -> int:
-    """Return how many processes may run at once; 1 where they cannot be forked from this one."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def ranked(found: Sequence[Answer], by: str) -> list[Answer]:
@@ -127,8 +120,8 @@ def _head(question: Question, by: str) -> list[str]:
         f"{question.seq_len} tokens, {causal}, heads of {question.head_dim}, float32, attention "
         f"dropout {question.dropout:g} for every variant; device {question.device}; by {by}.",
         "Multiply-adds: matrix products of one forward pass by the equation; causal masks never "
-        "halve. Memory: weights, inputs and the peak of one step, predicted; rows in C and kernels "
-        "count as blocks.",
+        "halve. Memory: weights, inputs and the peak of one step, predicted for these "
+        "backends (training, inference).",
     ]
 
 

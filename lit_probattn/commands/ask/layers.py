@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -19,15 +17,21 @@ from lit_probattn.attention import Attention
 from lit_probattn.attention.backends import Call
 from lit_probattn.attention.blockwise import BLOCK_SCORES
 from lit_probattn.base.config_files import ConfigError, file_named, find, list_attention
-from lit_probattn.base.memory import Resident, StepFunction, predicted_bytes
+from lit_probattn.base.memory import (
+    Resident,
+    StepFunction,
+    outlined_bytes,
+    predicted_bytes,
+    predicting,
+)
 from lit_probattn.configs import attention_entry, class_of
+from lit_probattn.kernels.operator import IMPLEMENTATIONS
+from lit_probattn.kernels.runtime import recording
 from lit_probattn.randomness import RandomKey
 from profiling.cost.exact import NoFormulaError, attention_cost
 
 BASELINE = "softmax"
 RELEASED = "as_released/"  # presets that repeat published code
-# Passes over rows and kernels keep O(N) memory, as blocks do; blocks count more of it.
-_STANDS_FOR = {"native": "blockwise", "rows": "blockwise", "triton": "blockwise"}
 _GOOD_FOR = "# Good for:"
 
 
@@ -178,17 +182,9 @@ def answer(name: str, question: Question) -> Answer:
         return Answer(name, path, options, known.good_for, problem=text)
 
 
-def answers(chosen: Sequence[str], question: Question, jobs: int = 1) -> list[Answer]:
-    """Return what every variant costs, in this order, by so many forked processes."""
-    if jobs <= 1 or len(chosen) < 2:
-        return [answer(name, question) for name in chosen]
-    with ProcessPoolExecutor(
-        min(jobs, len(chosen)),
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=torch.set_num_threads,
-        initargs=(1,),
-    ) as pool:
-        return list(pool.map(partial(answer, question=question), chosen))
+def answers(chosen: Sequence[str], question: Question) -> list[Answer]:
+    """Return what every variant costs, in this order."""
+    return [answer(name, question) for name in chosen]
 
 
 def _costs(known: Answer, question: Question) -> Answer:
@@ -233,7 +229,7 @@ def operations(layer: Attention, seq_len: int) -> int:
 
 
 def choose(layer: Attention, question: Question, train: bool) -> str:
-    """Return what `auto` chooses on the device; kernels are taken to pass their test."""
+    """Return what `auto` chooses on the device; library and kernels are taken to pass tests."""
     core = layer.core.train(train)
     sizes = (question.batch_size, question.seq_len, question.seq_len)
     call = Call(
@@ -244,17 +240,16 @@ def choose(layer: Attention, question: Question, train: bool) -> str:
         dropout=train and question.dropout > 0.0,
         bias_needs_grad=False,
     )
-    if question.kind == "cpu":
+    with predicting(question.kind):
         return core.pick_for(call)
-    order = [name for name in core.auto_rules["cuda"].order if name in core.backends]
-    return next(name for name in order if name == "triton" or core.refusal(name, call) is None)
 
 
 def memory(known: Answer, question: Question, layer: Attention, backend: str, train: bool) -> int:
     """Predict the peak of a step of one layer, weights and inputs included, in bytes.
 
-    On fake tensors; where many blocks would make that long, from two lengths of one sequence that
-    fill a few blocks: above, memory grows in proportion to the tokens.
+    What the backend makes with the device's sizes of blocks, on tensors without memory. A causal
+    linear variant goes through so many chunks that it is predicted from two lengths of one
+    sequence: above, memory grows in proportion to the tokens.
 
     Args:
         known: the variant.
@@ -263,19 +258,16 @@ def memory(known: Answer, question: Question, layer: Attention, backend: str, tr
         backend: what runs.
         train: whether gradients are computed.
     """
-    core, backend = layer.core, _STANDS_FOR.get(backend, backend)
+    core, whole = layer.core, partial(_predicted, known, question, backend, train)
     tokens = question.batch_size * question.seq_len
     dropped = train and question.dropout > 0.0
     maps = max(core.layout.out, core.block_maps) if dropped else core.block_maps
-    # Three whole blocks: a block is made while the one before it is still held.
     short = 64 * math.ceil(math.sqrt(3 * BLOCK_SCORES["cpu"] / maps) / 64)
     long = short + 64
-    plain = not core.has_scores and not question.is_causal  # one block, whatever the length
-    if backend != "blockwise" or plain or tokens <= long:
-        return _predicted(known, question, backend, train, question.batch_size, question.seq_len)
-    first, second = (
-        _predicted(known, question, backend, train, 1, length) for length in (short, long)
-    )
+    chunks = backend == "blockwise" and not core.has_scores and question.is_causal
+    if not chunks or tokens <= long:
+        return whole(question.batch_size, question.seq_len)
+    first, second = (whole(1, length) for length in (short, long))
     return first + (second - first) * (tokens - short) // (long - short)
 
 
@@ -297,7 +289,10 @@ def _predicted(
 
         return step, (layer, inputs)
 
-    return sum(predicted_bytes(make))
+    if backend == "sdpa":  # PyTorch chooses its kernel by the device
+        return sum(predicted_bytes(make))
+    with recording():
+        return sum(outlined_bytes(make, question.kind, IMPLEMENTATIONS))
 
 
 def uses(known: Answer, question: Question) -> dict[str, list[str]]:

@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_probattn.base.config_files import ConfigError, nearest
 from lit_probattn.commands.ask.layers import Answer, Question
-from profiling.measure.rows import ProfileRow, RowsError, read_rows
+
+if TYPE_CHECKING:
+    from profiling.measure.rows import ProfileRow
 
 # Words of GPUs' names; what was measured on any other is found by `cuda`.
 GPUS = ("a100", "a10", "b200", "gh200", "h100", "h200", "l4", "l40s", "rtx", "t4", "v100")
@@ -32,6 +35,8 @@ def rows_of(folder: Path) -> list[ProfileRow]:
     Raises:
         ConfigError: no rows are there, or a file of them is damaged.
     """
+    from profiling.measure.rows import RowsError, read_rows  # pandas: half a second
+
     path = folder / "rows.jsonl"
     if not path.is_file():
         raise ConfigError(

@@ -49,6 +49,8 @@ def cache_folders() -> list[Path]:
 
 
 def _compiler() -> str:
+    if platform.system() != "Linux":
+        raise Unavailable(f"cannot be built on {platform.system()}: only Linux is supported")
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         found = shutil.which(name) if name else None
         if name == os.environ.get("CC") and name and found is None:
@@ -56,6 +58,15 @@ def _compiler() -> str:
         if found:
             return found
     raise Unavailable("cannot find a C compiler (cc, gcc or clang; CC names another)")
+
+
+def obstacle() -> str | None:
+    """Say why there can be no library on this machine ("cannot …"), or None; compiles nothing."""
+    try:
+        _compiler()
+    except Unavailable as error:
+        return str(error)
+    return None
 
 
 def _processor() -> str:
@@ -139,8 +150,6 @@ def load() -> ctypes.CDLL:
         Unavailable: no compiler, or no folder to keep the library in; the package computes with
             torch operations then.
     """
-    if platform.system() != "Linux":
-        raise Unavailable(f"cannot be built on {platform.system()}: only Linux is supported")
     compiler = _compiler()
     name = f"cpu-{_digest(compiler)}.so"
     folders = cache_folders()
