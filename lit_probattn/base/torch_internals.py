@@ -57,7 +57,7 @@ def outside_graphs(function: _Function) -> _Function:
     That one imports the compiler at once, which takes as long as importing PyTorch; this one when
     the function is first called.
     """
-    left_out: _Function = torch._disable_dynamo(function)
+    left_out: Any = torch._disable_dynamo(function)
     return left_out
 
 
