@@ -160,7 +160,8 @@ def _transformers(name: str, seq_len: int) -> Named:
         family = kind.partition("-")[0]
         told = f"; did you mean {family!r}?" if family in kinds else _close(kind, kinds)
         raise ConfigError(
-            f"--model hf:{name}: unknown model{told or ';'} types that can be swapped: {', '.join(KNOWN)}"
+            f"--model hf:{name}: unknown model{told or ';'} types that can be swapped: "
+            f"{', '.join(KNOWN)}"
         )
     config = AutoConfig.for_model(kind)
     layers = next((getattr(config, k) for k in list(_REDUCED)[:3] if hasattr(config, k)), None)
