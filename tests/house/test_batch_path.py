@@ -19,7 +19,7 @@ PACKAGE = f"{ROOT}/lit_probattn/"
 # Small mathematics that every file uses.
 EVERYWHERE = {
     *("attention/masks.py", "attention/functional.py"),
-    *("attention/draws.py", "randomness.py"),
+    *("attention/draws.py", "base/memory.py", "randomness.py"),
 }
 MOST_FILES = 13
 

@@ -17,9 +17,14 @@ from lit_probattn.interop.swap.report import Report
 from profiling.measure.counters import torch_flops_by_module
 
 LIBRARIES = ("timm", "hf")
-# Sizes that a configuration of transformers is built with: its layers are alike, and words do not
-# matter to them.
-_REDUCED = {"num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "vocab_size": 128}
+# Sizes that a configuration of transformers is built with: its layers are alike, and words and the
+# width of what lies between them do not matter to them.
+_REDUCED = {
+    **{"num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2},
+    **{"vocab_size": 128, "intermediate_size": 64, "n_inner": 64, "d_ff": 64},
+}
+# Types whose attention a swap knows, as a test holds.
+KNOWN = ("bert", "gpt2", "llama", "mistral", "qwen2", "roberta", "t5", "vit")
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,12 @@ def _transformers(name: str, seq_len: int) -> Named:
     kinds = sorted(CONFIG_MAPPING)
     kind = name.removesuffix("-base")
     if kind not in kinds:
-        raise ConfigError(f"--model hf:{name}: unknown model{_close(kind, kinds)}")
+        family = kind.partition("-")[0]
+        told = f"; did you mean {family!r}?" if family in kinds else _close(kind, kinds)
+        raise ConfigError(
+            f"--model hf:{name}: unknown model{told or ';'} types that can be swapped: "
+            f"{', '.join(KNOWN)}"
+        )
     config = AutoConfig.for_model(kind)
     layers = next((getattr(config, k) for k in list(_REDUCED)[:3] if hasattr(config, k)), None)
     for key, value in _REDUCED.items():

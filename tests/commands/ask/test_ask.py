@@ -15,6 +15,7 @@ from lit_probattn.attention.rowpass import products
 from lit_probattn.commands.ask import layers
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
+from lit_probattn.commands.ask.models import KNOWN, changes
 from lit_probattn.configs import attention_entry
 from lit_probattn.kernels.cpu.selftest import failure
 from lit_probattn.randomness import RandomKey
@@ -213,6 +214,7 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
         (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
         (["--model", "hf:brt"], "--model hf:brt: unknown model; did you mean 'b"),
+        (["--model", "hf:t5-small"], "did you mean 't5'? types that can be swapped: bert, gpt2, "),
     ],
 )
 def test_what_is_wrong_is_one_line(words, expected, capsys):
@@ -238,3 +240,14 @@ def test_a_model_by_name(name, layers, width, capsys):
         assert before == 4 * tokens * width * width + 2 * pairs
         assert after - before >= tokens * width * width + pairs  # a second key of every head
         assert each["parameters"][1] > each["parameters"][0]
+
+
+@pytest.mark.parametrize("name", mostly_slow(KNOWN, ["gpt2", "t5"]))
+def test_types_of_transformers_by_name(name):
+    """Each has two layers, a model of two halves three kinds of them; only attention is counted."""
+    pytest.importorskip("transformers")
+    found, told = changes(f"hf:{name}", "softmax", 1.0, 16)
+    assert len(found) == (6 if name == "t5" else 2)
+    assert {each.action for each in found} == {"swapped"}
+    assert all(before == after > 0 for before, after in (each.parameters for each in found))
+    assert "two of its" in told
