@@ -87,7 +87,6 @@ TABLE = [
     Row(r"fit .*(wikitext103|masked_lm)_", TEXT),
     Row(r"fit \$RUN", TEXT),
     Row(r"(test|validate|predict) \$RUN", TEXT),
-    Row(r"fit --task translation_tiny", "--trainer.max_steps 8 --trainer.val_check_interval 4"),
     Row(r"prepare listops", "--num_train 200 --num_val 40 --num_test 40"),
     Row(r"reproduce .*--dry-run", "--shortened"),
     Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
