@@ -60,7 +60,7 @@ class ToyTranslation(Translation):
         super().__init__(
             path="",
             source_language="toy",
-            target_language="rev",
+            target_language="yot",
             max_tokens=max_tokens,
             max_length=max_length,
             **kwargs,
