@@ -108,11 +108,10 @@ def _causal_mask(masks: Masks, query: Tensor, keys_per_position: int) -> Tensor 
     if query.device.type == "cuda":
         return None  # its kernels want aligned masks
     rows = min(_BLOCK_ROWS, masks.num_queries)
-    shape = Masks(rows, max(masks.num_keys, rows), is_causal=True)
-    hidden = ~shape.allowed(shape.all_rows, range(shape.num_keys), query.device)[0, 0]
-    mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
-    mask.masked_fill_(hidden, float("-inf"))
-    return mask[:, shape.num_keys - masks.num_keys :].repeat_interleave(keys_per_position, -1)
+    width = max(masks.num_keys, rows)
+    hidden = torch.full((rows, width), float("-inf"), dtype=query.dtype, device=query.device)
+    mask = hidden.triu(width - rows + 1)[:, width - masks.num_keys :]
+    return mask.repeat_interleave(keys_per_position, -1)
 
 
 def _kernel_size(size: int, device: torch.device) -> int:

@@ -59,7 +59,7 @@ def build(name: str, options: argparse.Namespace) -> EncoderDecoder:
     """Build the model of a variant; all variants from one seed."""
     torch.manual_seed(options.seed)
     model = EncoderDecoder(
-        VARIANTS[name],  # type: ignore[arg-type]
+        VARIANTS[name],
         source_vocab_size=options.vocab,
         vocab_size=options.vocab,
         max_seq_len=max(*options.lengths, options.source, options.tokens) + 2,

@@ -11,19 +11,21 @@ from lit_probattn.attention import MGKAttention, sdpa
 from lit_probattn.attention.blockwise import BLOCK_SCORES
 from lit_probattn.attention.masks import Masks
 from lit_probattn.base.memory import predicted_bytes
+from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.randomness import RandomKey
 from tests.attention.variants import layers
-from tests.models.test_encoder_decoder import factory, tiny
+from tests.models.test_encoder_decoder import MLP, WORDS, C, E, factory
 from tests.support.slow import mostly_slow
 
 VARIANTS = layers()
-QUICK = ("softmax", "mgk", "smgk", "hard_fish", "linear", "mlk")
+QUICK = ("softmax", "mgk", "smgk", "linear", "mlk")
 
 
 def training_step(attention, length):
     """One block a side, two sentences of `length` tokens a side."""
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "max_seq_len": length}
-    model = tiny(attention, **sizes, source_vocab_size=19).float().train()
+    sizes |= {"embed_dim": C, "head_dim": E, "mlp_dim": MLP}
+    model = EncoderDecoder(attention, **sizes, source_vocab_size=WORDS, vocab_size=WORDS)
     tokens = torch.zeros(2, length, dtype=torch.int64)
     mask = torch.ones(2, length, dtype=torch.bool)
 
@@ -38,12 +40,12 @@ def training_step(attention, length):
 @pytest.mark.parametrize("name", mostly_slow(VARIANTS, QUICK))
 def test_memory_of_a_training_step_is_linear_in_the_length(name, monkeypatch):
     """Twice the tokens take at most twice the memory; blocks are as large at both lengths."""
+    monkeypatch.setitem(BLOCK_SCORES, "cpu", 1 << 22)  # few blocks to follow
     if type(VARIANTS[name]()).__name__ == "ASTAttention":
-        import entmax  # bisections take memory once, and minutes to follow
+        import entmax
 
-        bisect = partial(entmax.entmax_bisect, n_iter=2)
-        monkeypatch.setattr(entmax, "entmax_bisect", bisect)
-        monkeypatch.setitem(BLOCK_SCORES, "cpu", 1 << 22)
+        fewer = partial(entmax.entmax_bisect, n_iter=2)  # bisections take memory once
+        monkeypatch.setattr(entmax, "entmax_bisect", fewer)
     step = partial(training_step, factory(VARIANTS[name]))
     short, long = (predicted_bytes(partial(step, length))[0] for length in (1024, 2048))
     assert 1.0 < long / short < 2.05

@@ -256,7 +256,10 @@ def backends_agree(make: Make) -> None:
 
 
 def blocks_of_queries_agree(make: Make) -> None:
-    """Queries by themselves give what they give together, over keys of other widths and number."""
+    """Queries by themselves give what they give together, over keys of other widths and number.
+
+    Also where they read keys that were projected before.
+    """
     layer = make(key_embed_dim=17, value_head_dim=3).double().eval()
     memory, x = double(B, 19, 17), double(B, 7, EMBED)
     mask = torch.ones(B, 19, dtype=torch.bool)
@@ -270,6 +273,11 @@ def blocks_of_queries_agree(make: Make) -> None:
             close(out[:1, i : i + 1], alone, f"{backend}: query {i} by itself")
         differ = (out[:, 1:] - out[:, :-1]).abs().amax(-1).min() > 0
         expect(differ, f"{backend}: two queries have one output")
+    layer.backend = "auto"
+    if layer.cross_refusal() is None:
+        kept = layer.remember(memory, key_mask=mask)
+        parts = torch.cat([layer(part, memory=kept) for part in (x[:, :3], x[:, 3:])], 1)
+        close(parts, layer(x, memory, key_mask=mask), "queries that read a memory")
 
 
 def decoding_equals_the_full_pass(make: Make) -> None:
