@@ -30,7 +30,6 @@ from datamodules.core.order import FILL, hashes, permutation
 __all__ = ["Lengths", "Place", "TokenBatchOrder", "TokenEvaluationOrder"]
 
 Place = tuple[int, int]
-_HASH_BITS = 40
 
 
 class Lengths:
@@ -52,15 +51,14 @@ class Lengths:
     ) -> None:
         self.source, self.target = source.astype(np.int64), target.astype(np.int64)
         self._pad_multiple, self._most = pad_multiple, most
-        larger = np.maximum(self.source, self.target)
-        base = int(larger.max(initial=0)) + 1
-        # Different lengths in order, and the place of each pair among them.
-        kinds, self.places, self._counts = np.unique(
-            (larger * base + self.source) * base + self.target,
-            return_inverse=True,
-            return_counts=True,
-        )
-        self._larger = kinds // base**2
+        base = int(self.target.max(initial=0)) + 1
+        kinds = self.source * base + self.target
+        different = np.unique(kinds)
+        larger = np.maximum(different // base, different % base)
+        order = np.lexsort((different, larger))  # by the larger side, the source, the target
+        # Place of each pair among the different lengths in order.
+        self.places = np.argsort(order)[np.searchsorted(different, kinds)]
+        self._larger, self._counts = larger[order], np.bincount(self.places)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -150,9 +148,14 @@ class TokenBatchOrder:
             yield [(pair, tokens) for pair in mine or [FILL]]
 
     def _sorted(self, epoch: int) -> npt.NDArray[np.int64]:
-        chance = hashes(len(self.lengths), self.seed, epoch) >> np.uint64(64 - _HASH_BITS)
-        places = self.lengths.places.astype(np.uint64) << np.uint64(_HASH_BITS)
-        return np.argsort(places | chance, kind="stable")
+        # One number for place, hash and pair, no two alike, since numbers are sorted quickly.
+        count, places = len(self.lengths), self.lengths.places.astype(np.uint64)
+        pair_bits, place_bits = count.bit_length(), int(places.max()).bit_length()
+        hash_bits = 64 - pair_bits - place_bits
+        keys = hashes(count, self.seed, epoch) >> np.uint64(64 - hash_bits) << np.uint64(pair_bits)
+        keys |= places << np.uint64(64 - place_bits) if place_bits else np.uint64(0)
+        keys |= np.arange(count, dtype=np.uint64)
+        return (np.sort(keys) & np.uint64((1 << pair_bits) - 1)).astype(np.int64)
 
     def _shuffled(self, epoch: int) -> npt.NDArray[np.int64]:
         return permutation(self.steps_per_epoch, ~self.seed, epoch)

@@ -258,7 +258,7 @@ class Translation(Task):
 
     def evaluate(self, batch: Any, split: Split) -> None:
         """Add losses and translations of the real rows of a batch."""
-        rows = _real_rows(batch)
+        rows: Any = _real_rows(batch)
         if not len(rows["sample_ids"]):
             return
         losses = self.token_losses(rows).double()

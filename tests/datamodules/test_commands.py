@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from datamodules.__main__ import main
+from tests.datamodules.text.translation import made as made_translation
 from tests.support.paths import ROOT
 
 SIZES = {"num_train": 64, "num_val": 8, "num_test": 8, "min_length": 4, "max_length": 30}
@@ -85,8 +86,9 @@ def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) ->
 def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
     names = (
-        "image, imagenet, listops, masked_text, own_pictures, own_series, own_text, own_texts, "
-        "pathfinder, retrieval, synthetic, text, uea, wikitext103"
+        "image, imagenet, iwslt14, listops, masked_text, own_pictures, own_series, own_text, "
+        "own_texts, pathfinder, retrieval, synthetic, text, toy_translation, translation, uea, "
+        "wikitext103, wmt14"
     )
     assert names in capsys.readouterr().out
     assert main([]) == 2
@@ -176,3 +178,18 @@ def test_a_kind_can_be_given(tmp_path: Path, capsys) -> None:
     assert "did you mean texts?" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "mine.cvs")]) == 1
     assert "no such file or folder" in capsys.readouterr().err
+
+
+def test_check_shows_what_is_in_parallel_text(tmp_path: Path, capsys) -> None:
+    folder = made_translation.write(tmp_path / "text")
+    options = ["--merges=40", "--max_tokens=256"]
+    assert main(["check", str(folder), *options]) == 0
+    shown = capsys.readouterr().out
+    assert "steps per epoch: 7 at max_tokens 256" in shown
+    assert "train: 60 pairs, lengths min " in shown
+    assert len(re.findall("^test pair [123]: .* \\| ", shown, re.M)) == 3
+    assert "--task translation " in shown
+    assert main(["check", str(folder / "train.de"), "--kind", "translation"]) == 1
+    assert "expected a folder, or an archive" in capsys.readouterr().err
+    assert main(["check", "translation", f"--path={folder}", *options]) == 0
+    assert capsys.readouterr().out.splitlines() == shown.splitlines()[:-1]

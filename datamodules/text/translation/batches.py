@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from datamodules.core.cache import Cache, CacheWriter, Mapped
 from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
 from datamodules.core.token_order import Lengths, Place
-from datamodules.text.translation.dictionary import EOS, PAD
+from datamodules.text.translation.dictionary import EOS, PAD, UNK
 
 __all__ = ["IGNORE", "PairCollate", "SentencePair", "SentencePairs", "write_sentences"]
 
@@ -122,20 +122,24 @@ class SentencePairs(Mapped):
             )
 
 
-def write_sentences(writer: CacheWriter, name: str, sentences: Iterable[Sequence[int]]) -> int:
+def write_sentences(
+    writer: CacheWriter, name: str, sentences: Iterable[npt.NDArray[np.int32]]
+) -> tuple[int, int]:
     """Add the sentences of one side of a split to a cache, piece by piece.
 
     Returns:
-        The number of tokens.
+        The number of unknown tokens, and of all.
     """
     lengths: list[int] = []
+    unknown = 0
     with writer.stream(f"{name}_tokens", np.int32) as append:
         for ids in sentences:
             append(ids)
             lengths.append(len(ids))
+            unknown += int((ids == UNK).sum())
     ends = np.cumsum(np.array(lengths, dtype=np.int64))
     writer.add(f"{name}_offsets", np.concatenate([np.zeros(1, dtype=np.int64), ends]))
-    return int(ends[-1])
+    return unknown, int(ends[-1])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import write_whole
 from datamodules.text.translation.bpe import Codes, joined
@@ -180,7 +183,12 @@ class TextCoder:
                 "the text was cut into pieces by BPE codes that are not beside it, so other lines "
                 "cannot be cut like it; put the file `code` beside the text, or set codes_file"
             )
-        return [self.source.ids(line.split()).tolist() for line in self.cutter.pieces(words)]
+        return [self.ids("source", line).tolist() for line in self.cutter.pieces(words)]
+
+    def ids(self, side: Side, pieces: str) -> npt.NDArray[np.int32]:
+        """Return the ids of pieces that blanks separate, and of the end."""
+        dictionary = self.source if side == "source" else self.target
+        return dictionary.ids(pieces.split(), spell=self.cutter.method == "subwords")
 
     def detokenise(self, ids: Iterable[int]) -> str:
         """Return the line of target ids as people write it: marks of BPE and Moses undone."""

@@ -20,6 +20,7 @@ from datamodules.core.errors import (
 )
 from datamodules.core.files import expand
 from datamodules.core.own import length_line, required_path
+from datamodules.core.report import compare_size
 from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
@@ -467,8 +468,6 @@ class Translation(CachedDataModule):
 
     def compare_sizes(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each published number of pairs, and whether ours is equal."""
-        from datamodules.core.report import compare_size
-
         for name, expected in self.published_counts.items():
             found = len(self.split(name))
             yield compare_size(f"pairs of {name}", expected, found, found == expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -101,10 +101,21 @@ class Dictionary:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def ids(self, pieces: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Return the ids of pieces and of the end, (num_pieces + 1,)."""
+    def ids(self, pieces: Sequence[str], spell: bool = False) -> npt.NDArray[np.int32]:
+        """Return the ids of pieces and of the end, (num_ids + 1,).
+
+        Args:
+            spell: Whether the characters of an unknown piece stand for it, as those of sub-words
+                can: they are bytes of the text.
+        """
         found = [self._ids.get(piece, UNK) for piece in pieces]
+        if spell and UNK in found:
+            return self.ids(list(self._spelled(pieces)))
         return np.array([*found, EOS], dtype=np.int32)
+
+    def _spelled(self, pieces: Iterable[str]) -> Iterator[str]:
+        for piece in pieces:
+            yield from [piece] if piece in self._ids else piece
 
     def words(self, ids: Iterable[int]) -> list[str]:
         """Return the pieces of ids up to the first end, without padding and the beginning."""

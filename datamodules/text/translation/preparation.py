@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from datamodules.core.errors import DataError, require_at_least
 from datamodules.text.translation.batches import write_sentences
 from datamodules.text.translation.bpe import MARK, Codes, joined
 from datamodules.text.translation.coder import Cutter, Side, TextCoder
-from datamodules.text.translation.dictionary import UNK, Dictionary
+from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.files import EmptyLines, Lines, Release, check_pair, shown_name
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.moses import Moses
@@ -236,18 +235,9 @@ class Preparation:
         """Write a split; return the number of unknown tokens, and of all, by side."""
         counts: dict[Side, list[int]] = {}
         for side in SIDES:
-            dictionary: Dictionary = getattr(coder, side)
-            found: Counter[bool] = Counter()
-
-            def ids(side: Side = side, dictionary: Dictionary = dictionary) -> Iterator[Any]:
-                path = self._pieces_path(origin, side)
-                for line in itertools.compress(lines_of(path), chosen):
-                    tokens = dictionary.ids(line.split())
-                    found[True] += int((tokens == UNK).sum())  # noqa: B023
-                    yield tokens
-
-            total = write_sentences(writer, f"{name}_{side}", ids())
-            counts[side] = [found[True], total]
+            lines = itertools.compress(lines_of(self._pieces_path(origin, side)), chosen)
+            ids = map(partial(coder.ids, side), lines)
+            counts[side] = list(write_sentences(writer, f"{name}_{side}", ids))
             self._refuse_other_dictionary(name, side, *counts[side])
             if name != "train":
                 shown = itertools.compress(self._shown(origin, side), chosen)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import MissingDataError
 from datamodules.core.files import not_found
+from datamodules.core.report import compare_size
 from datamodules.text.translation.coder import Method
 from datamodules.text.translation.data import Translation
 from datamodules.text.translation.files import Lines, Pair, Release, shown_name
@@ -15,6 +16,7 @@ from datamodules.text.translation.files import Lines, Pair, Release, shown_name
 __all__ = ["WMT14", "find_release"]
 
 _TITLE = "WMT'14"
+_TRAINING_PAIRS = 4_500_000
 _ARCHIVE = "wmt16_en_de.tar.gz"
 _PIECES = ".bpe.32000"
 _PREPARED = {
@@ -86,8 +88,15 @@ class WMT14(Translation):
 
     @property
     def published_counts(self) -> dict[str, int]:
-        """Pairs of the prepared release; those of raw text depend on its version."""
-        return {"train": 4500966, "val": 3000, "test": 3003}
+        """Pairs of the two sets of news."""
+        return {"val": 3000, "test": 3003}
+
+    def compare_sizes(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line for each published number; that of training pairs is a round one."""
+        found = len(self.split("train"))
+        near = abs(found - _TRAINING_PAIRS) <= 0.02 * _TRAINING_PAIRS
+        yield compare_size("pairs of train", "about 4.5 million", found, near)
+        yield from super().compare_sizes()
 
     def identity(self) -> dict[str, Any]:
         """What names the text."""

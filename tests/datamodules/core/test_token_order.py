@@ -8,7 +8,7 @@ from itertools import chain, islice, pairwise
 import numpy as np
 import pytest
 
-from datamodules.core.order import FILL
+from datamodules.core.order import FILL, hashes
 from datamodules.core.token_order import Lengths, TokenBatchOrder, TokenEvaluationOrder
 
 MOST, SEED = 97, 11
@@ -16,6 +16,9 @@ _random = np.random.default_rng(3)
 SOURCE = _random.integers(2, 30, 211)
 TARGET = np.clip(SOURCE + _random.integers(-5, 6, 211), 2, None)
 LENGTHS = Lengths(SOURCE, TARGET)
+# Of the eight pairs in `test_order_is_fixed_for_ever`, 8 tokens a batch.
+CUTS = [0, 3, 5, 7, 8]
+GOLDEN = [[3], [2, 7], [4, 1, 6], [0, 5]]
 
 
 def order(rank: int = 0, world_size: int = 1, accumulation: int = 1, **options) -> TokenBatchOrder:
@@ -145,3 +148,18 @@ def test_evaluation_has_every_pair_once(world_size: int, most: int) -> None:
         rows = [pair for batch in together for pair, _ in batch if pair != FILL]
         widest = max(SOURCE[rows].max(), TARGET[rows].max())
         assert len(together[0]) * widest <= most
+
+
+def test_order_is_fixed_for_ever() -> None:
+    """By hand: kinds in order, pairs of a kind by the high bits of their hash."""
+    source, target = np.array([3, 2, 2, 4, 2, 3, 2, 2]), np.array([2, 2, 3, 4, 2, 2, 2, 3])
+    small = TokenBatchOrder(Lengths(source, target), 8, SEED)
+    chance = hashes(8, SEED, 5)
+    by_hand = sorted(
+        range(8), key=lambda i: (max(source[i], target[i]), source[i], target[i], chance[i])
+    )
+    assert small._sorted(5).tolist() == by_hand
+    assert TokenBatchOrder(Lengths(source[:1], target[:1]), 8, SEED)._sorted(0).tolist() == [0]
+    assert Lengths(source, target).cuts(8).tolist() == CUTS
+    places = [[place for place, _ in batch] for batch in islice(small, 4)]
+    assert places == GOLDEN

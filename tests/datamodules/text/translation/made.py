@@ -16,7 +16,7 @@ _GERMAN = (
     "läuft",
     "schnell",
     "Haus",
-    "ist",
+    "hat",
     "groß",
     "nicht",
 )
@@ -54,7 +54,7 @@ def write_iwslt(folder: Path, num_train: int = 100) -> Path:
     for side, language in enumerate(("de", "en")):
         lines = ["<url>http://www.ted.com/talks/x</url>", "<keywords>talks, x</keywords>"]
         lines += ["<speaker>A. Speaker</speaker>", "<talkid>1</talkid>"]
-        lines += ["<title>Ein Titel &amp; mehr</title>", "<description>TED Talk: x</description>"]
+        lines += ["<title>Ein Thema &amp; mehr</title>", "<description>TED Talk: x</description>"]
         lines += [f" {pair[side]} " for pair in train]
         (folder / f"train.tags.de-en.{language}").write_text("\n".join(lines) + "\n", "utf-8")
         names = ("TED.dev2010", "TED.tst2010", "TED.tst2011", "TED.tst2012", "TEDX.dev2012")

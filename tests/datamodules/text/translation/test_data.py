@@ -252,6 +252,19 @@ def test_loader_processes_change_nothing(folder: Path) -> None:
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_sub_words_that_one_language_lacks_are_spelled(folder: Path) -> None:
+    """Merges are learned from both languages; `quickly` is not in the German training text."""
+    module = opened(folder, tokens="subwords", merges=200)
+    quickly = module.coder.cutter.pieces(["quickly"])[0].split()
+    assert len(quickly) == 1
+    assert quickly[0] not in module.coder.source.pieces
+    assert quickly[0] in module.coder.target.pieces
+    (ids,) = module.encode(["der Hund quickly 💡"])
+    assert UNK not in ids
+    spelled = "".join(module.coder.source.words(ids))
+    assert module.coder.cutter.line([spelled]) == "der Hund quickly 💡"
+
+
 def test_text_about_patches_is_not_taken_for_pieces(folder: Path) -> None:
     made.strange_line(folder, "train.de", 2, b"@@ -1,3 +1,4 @@ der Hund")
     assert opened(folder).coder.cutter.method == "subwords"

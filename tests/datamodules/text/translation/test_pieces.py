@@ -100,7 +100,7 @@ def test_everything_of_the_coder_is_stored(tmp_path: Path) -> None:
         place = tmp_path / f"{method}.json"
         module.coder.save(place)
         coder = TextCoder.load(place)
-        line = "der Hund ist 3."
+        line = "der Hund hat 3."
         assert coder.text == module.coder.text
         assert coder.encode([line]) == module.encode([line])
         ids = coder.target.ids(

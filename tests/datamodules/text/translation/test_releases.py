@@ -169,6 +169,15 @@ def test_wmt_pieces_are_taken_as_they_are(tmp_path: Path) -> None:
     assert not module.references("test")[0].endswith(" .")
 
 
+def test_wmt_says_what_was_published(tmp_path: Path) -> None:
+    lines = list(wmt(write_pieces(tmp_path)).compare_sizes())
+    assert lines == [
+        ("published pairs of train: about 4.5 million; here 60: DIFFERENT", False),
+        ("published pairs of val: 3000; here 9: DIFFERENT", False),
+        ("published pairs of test: 3003; here 7: DIFFERENT", False),
+    ]
+
+
 def test_wmt_archive_equals_its_folder(tmp_path: Path) -> None:
     folder = write_pieces(tmp_path / "text")
     (tmp_path / "data").mkdir()
