@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-_PARTS = ("text_targets", "binary_targets", "command_targets")
+_PARTS = ("text_targets", "translation_targets", "binary_targets", "command_targets")
 # An example that takes longer than this hangs.
 HANGS_AFTER_S = 20.0
 
