@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.datamodules.lra.test_text import write_folder
+from tests.datamodules.test_commands import write_reviews
 from tests.pages.blocks import Command, Result, Shell, commands, copy_repository, is_assignment
 from tests.support.paths import ROOT
 
@@ -84,6 +85,7 @@ TABLE = [
     Row(r"fit .*tasks/tiny/"),
     Row(r"fit .*lra_listops", LISTOPS + STEPS),
     Row(r"fit .*uea\.yaml", SERIES_STEPS),
+    Row(r"fit --task own_texts .*reviews\.csv$", SERIES_STEPS),
     Row(r"fit .*(wikitext103|masked_lm)_", TEXT),
     Row(r"fit \$RUN", TEXT),
     Row(r"(test|validate|predict) \$RUN", TEXT),
@@ -147,6 +149,7 @@ def make_world(folder: Path) -> Shell:
             assert re.search(pattern, text), (name, pattern)
             text = re.sub(pattern, small, text)
         (folder / name).write_text(text)
+    write_reviews(folder / "reviews.csv")
     data = folder / "tiny_data"
     write_text(data)
     write_folder(data)
