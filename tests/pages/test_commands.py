@@ -9,6 +9,7 @@ it stands, in a process of its own, unless the table below shortens it or says h
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,10 @@ NO_DATA = r"^(error|missing): .*\bno "
 # The only ways in which a command differs from what its page says.
 TABLE = [
     Row(r"^make ", not_here="`make quickstart` and `make test` are run on a fresh clone"),
+    Row(r"^pip install ", not_here="changes the environment; tests/test_wheel.py installs a wheel"),
+    Row(r"completion bash", instead=("~/.local/share/bash-completion/completions/lit-probattn",
+                                     "completion.bash")),
+    Row(r"completion zsh", instead=('"${fpath[1]}/_lit-probattn"', "completion.zsh")),
     Row(r"two_nodes\.sh", not_here="needs root, for network namespaces: run by hand"),
     Row(r"^sbatch ", refusal=r"sbatch: (command )?not found"),
     Row(r"cluster=.slurm", refusal=r"slurm"),
@@ -150,6 +155,10 @@ def make_world(folder: Path) -> Shell:
             text = re.sub(pattern, small, text)
         (folder / name).write_text(text)
     write_reviews(folder / "reviews.csv")
+    shutil.copy2(ROOT / "examples/own_variant.py", folder)
+    page = (ROOT / "docs/own_variant.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(# cosine\.yaml\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (folder / "cosine.yaml").write_text(block)
     data = folder / "tiny_data"
     write_text(data)
     write_folder(data)
