@@ -9,12 +9,14 @@ it stands, in a process of its own, unless the table below shortens it or says h
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.datamodules.lra.test_text import write_folder
+from tests.datamodules.test_commands import write_reviews
 from tests.pages.blocks import Command, Result, Shell, commands, copy_repository, is_assignment
 from tests.support.paths import ROOT
 
@@ -60,6 +62,10 @@ NO_DATA = r"^(error|missing): .*\bno "
 # The only ways in which a command differs from what its page says.
 TABLE = [
     Row(r"^make ", not_here="`make quickstart` and `make test` are run on a fresh clone"),
+    Row(r"^pip install ", not_here="changes the environment; tests/test_wheel.py installs a wheel"),
+    Row(r"completion bash", instead=("~/.local/share/bash-completion/completions/lit-probattn",
+                                     "completion.bash")),
+    Row(r"completion zsh", instead=('"${fpath[1]}/_lit-probattn"', "completion.zsh")),
     Row(r"two_nodes\.sh", not_here="needs root, for network namespaces: run by hand"),
     Row(r"^sbatch ", refusal=r"sbatch: (command )?not found"),
     Row(r"cluster=.slurm", refusal=r"slurm"),
@@ -84,6 +90,7 @@ TABLE = [
     Row(r"fit .*tasks/tiny/"),
     Row(r"fit .*lra_listops", LISTOPS + STEPS),
     Row(r"fit .*uea\.yaml", SERIES_STEPS),
+    Row(r"fit --task own_texts .*reviews\.csv$", SERIES_STEPS),
     Row(r"fit .*(wikitext103|masked_lm)_", TEXT),
     Row(r"fit \$RUN", TEXT),
     Row(r"(test|validate|predict) \$RUN", TEXT),
@@ -147,6 +154,11 @@ def make_world(folder: Path) -> Shell:
             assert re.search(pattern, text), (name, pattern)
             text = re.sub(pattern, small, text)
         (folder / name).write_text(text)
+    write_reviews(folder / "reviews.csv")
+    shutil.copy2(ROOT / "examples/own_variant.py", folder)
+    page = (ROOT / "docs/own_variant.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(# cosine\.yaml\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (folder / "cosine.yaml").write_text(block)
     data = folder / "tiny_data"
     write_text(data)
     write_folder(data)

@@ -135,6 +135,19 @@ def test_unknown_tokens_are_those_that_training_has_not(tmp_path, tokens):
     assert all(len(set(made.split("train")[i].values)) > 1 for i in range(5))
 
 
+@pytest.mark.parametrize(("min_count", "unknown"), [(1, 0), (2, 1), (3, 3)])
+def test_rare_words_are_unknown_in_training_too(tmp_path, min_count, unknown):
+    """So that `<unk>` is learned: `single` occurs once, `pair` twice, all others three times."""
+    texts = ["often single", "often pair", "pair often"]
+    parts = {name: write(tmp_path / f"{name}.csv", rows(9, n)) for n, name in enumerate("ab")}
+    train = write(
+        tmp_path / "train.csv", [(text, ["dog", "cat", "newt"][i]) for i, text in enumerate(texts)]
+    )
+    paths = {"val_path": str(parts["a"]), "test_path": str(parts["b"])}
+    made = data(train, **paths, tokens="words", min_count=min_count)
+    assert made.facts["unknown"]["train"][0] == unknown
+
+
 def test_a_limit_keeps_the_most_frequent_words(tmp_path):
     content = [(f"often often sometimes x{i}", "ab"[i % 2]) for i in range(40)]
     made = data(write(tmp_path / "a.csv", content), tokens="words", vocab_limit=3)

@@ -62,6 +62,15 @@ def test_files_called_as_splits_are_the_splits(tmp_path):
     assert made.counts.unknown == {"train": 0, "val": 20, "test": 20}
 
 
+@pytest.mark.parametrize(("min_count", "unknown"), [(1, 0), (2, 1), (3, 3)])
+def test_rare_words_are_unknown_in_training_too(tmp_path, min_count, unknown):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(f"often {name}\n" * 9)
+    (tmp_path / "train.txt").write_text("often single\noften pair\npair often\n")
+    made = data(tmp_path, tokens="words", min_count=min_count, segment_len=2, batch_size=1)
+    assert made.counts.unknown["train"] == unknown
+
+
 @pytest.mark.parametrize("tokens", ["characters", "words", "bytes"])
 def test_every_unit_trains_on_any_text(tmp_path, tokens):
     """Words that only the validation text has fail no run."""
