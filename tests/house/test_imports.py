@@ -33,8 +33,8 @@ FLOORS = (
     ("lit_probattn/functional",),
     ("lit_probattn/attention",),
     ("lit_probattn/kernels",),
-    ("lit_probattn/records", "lit_probattn/randomness.py"),
-    ("lit_probattn/base",),
+    ("lit_probattn/randomness.py",),
+    ("lit_probattn/records", "lit_probattn/base"),
     # Names of commands whose code moved: they forward by a string.
     ("lit_probattn/export.py", "lit_probattn/head_size.py", "lit_probattn/uea_benchmark.py"),
     ("lit_probattn/__init__.py",),
