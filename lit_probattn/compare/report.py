@@ -269,10 +269,13 @@ class Report:
     def _warning(self) -> list[str]:
         lines = []
         if self.shortened:
+            than, beyond = "the task's file says", ""
+            if self.table.published_runs:
+                than = "the published ones"
+                beyond = "; they say nothing about the published values"
             lines.append(
-                f"**{SHORTENED}: these runs are shorter than the published ones. They show that "
-                "the machinery works and how the rows compare with each other under this "
-                "protocol; they say nothing about the published values.**"
+                f"**{SHORTENED}: these runs are shorter than {than}. They show that the machinery "
+                f"works and how the rows compare with each other under this protocol{beyond}.**"
             )
         if self.summary["selected_on_test"].any():
             lines.append("**Checkpoints were selected on the test split.**")

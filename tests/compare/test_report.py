@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+from dataclasses import replace
 
 import matplotlib.image
 import pytest
@@ -153,6 +154,16 @@ def test_shortened_runs_are_flagged_and_not_compared(tmp_path, options):
     assert written.splitlines()[0] == f"# A tiny table ({SHORTENED})"
     assert text.count("not compared: another protocol") == 2
     assert "they say nothing about the published values" in written
+
+
+def test_where_nothing_is_published_nothing_is_said_of_it(tmp_path):
+    table, cells = tiny_cells(tmp_path, None, Options(steps=10))
+    for cell in cells:
+        keep(cell, 30.0)
+    _, _, written = report_of(tmp_path, replace(table, published_runs=0), cells)
+    (line,) = [line for line in written.splitlines() if line.startswith(f"**{SHORTENED}")]
+    assert "shorter than the task's file says" in line
+    assert "published" not in line
 
 
 def test_differences_are_computed_from_the_configurations(tmp_path):
