@@ -167,8 +167,8 @@ class _Rows:
 
     def extend(self, rows: Tensor, tokens: Tensor, scores: Tensor, kept: Tensor) -> None:
         """Go on from rows by a token each, with the sentences that are kept, (b,) bool."""
-        # As many as before: rows move within their sentences at most.
-        same = len(rows) == len(self.tokens)
+        # All sentences, as wide as before: rows move within their sentences at most.
+        same = len(rows) == len(self.tokens) and bool(kept.all())
         if not same or not torch.equal(rows, torch.arange(len(rows), device=rows.device)):
             self.state.reorder(rows, same_sources=same)
         self.tokens = torch.cat([self.tokens[rows], tokens[:, None]], 1)

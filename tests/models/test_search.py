@@ -117,6 +117,21 @@ def test_beam_search_follows_the_rule(size):
     assert ended == {True, False}
 
 
+def test_sentences_that_leave_as_the_beam_opens_take_their_sources_along():
+    """Four rows of four sentences become four rows of two."""
+    model, (source, mask) = toy(7, 2.0), sentences()
+    mask[2] = True
+    source[2, 5] = 9
+    beam = Beam(2, max_length_a=0.3, max_length_b=0, min_length=0, n_best=2)
+    assert beam.limits(mask.sum(1), 29).tolist() == [1, 0, 1, 0]
+    for row, translations in enumerate(beam_search(model, source, mask, beam)):
+        own = source[row, mask[row]]
+        expected = written_out(model, own, beam, int(len(own) * 0.3))
+        found = [(one.score, one.tokens) for one in translations]
+        assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
+        assert [score for score, _ in found] == pytest.approx([score for score, _ in expected])
+
+
 def test_greedy_is_a_beam_of_one_and_takes_the_largest():
     source, mask = sentences()
     model, lengths = toy(7, 4.0), {"max_length_a": 1.0, "max_length_b": 2}
