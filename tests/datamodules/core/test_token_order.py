@@ -73,8 +73,10 @@ def test_an_epoch_has_every_pair_once_and_no_batch_is_too_large() -> None:
         rows = [pair for pair, _ in batch]
         assert len(rows) * max(SOURCE[rows].max(), TARGET[rows].max()) <= MOST
     # Batches come in a random order, and pairs of one length are mixed anew.
-    sums = [batch[0][1] for batch in epochs[0]]
-    assert sums != sorted(sums)
+    widths = [[max(SOURCE[pair], TARGET[pair]) for pair, _ in batch] for batch in batches]
+    longest = [max(width) for width in widths]
+    assert longest[:steps] != sorted(longest[:steps])
+    assert longest[:steps] != longest[steps:]
     assert {frozenset(b) for b in epochs[0]} != {frozenset(b) for b in epochs[1]}
 
 
