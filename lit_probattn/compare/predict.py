@@ -130,6 +130,7 @@ def split_sizes(data: DataModule) -> dict[str, int]:
     if getattr(data, "source", None) == "generated" and isinstance(generated, Mapping):
         return dict(generated)
     found = {name: size.num_samples for name, size in data.published.items()}
+    found |= getattr(data, "published_counts", {})  # of sentence pairs
     both = found.pop("train+val", None)
     if both is not None:
         found["val"] = round(getattr(data, "val_fraction", 0.1) * both)
