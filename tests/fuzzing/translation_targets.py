@@ -13,7 +13,7 @@ from datamodules.text.translation.preparation import read_codes, read_text
 from tests.fuzzing.mutations import Edit, apply, edits
 from tests.fuzzing.targets import Target, one_line
 
-_GERMAN = "Der Hund läuft.\nDas Haus ist groß.\nNein @-@ nicht.\n".encode()
+_GERMAN = "Der Hund läuft.\nDas Haus war groß.\nNein @-@ nicht.\n".encode()
 _ENGLISH = "The dog runs.\nThe house is big.\nNo @-@ not.\n"
 _CODES = b"#version: 0.2\nt h\nth e</w>\no u\n"
 _DICTIONARY = b"the 12\nhou@@ 3\n&apos;s 2\nmadeupword0000 0\n"
