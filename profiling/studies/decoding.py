@@ -268,7 +268,7 @@ main = command(
         "lengths": flag([16, 32, 64, 128], "tokens of a translation, with and without caches"),
         "tokens": flag(64, "tokens of beam search and of a side of the training step", least=2),
         "source": flag(32, "tokens of a source", least=2),
-        "batch": flag(8, "sentences that are translated at a time", least=1),
+        "batch": flag(16, "sentences that are translated at a time", least=1),
         "train_batch": flag(16, "pairs of a training step", least=1),
         "embed_dim": flag(256, "width, 4 times the head size", least=4),
         "layers": flag(3, "blocks of encoder and of decoder", least=1),
