@@ -177,7 +177,7 @@ class Speeds(Report):
 
     def drawn(self) -> Any:
         """Return tokens per second over the length, and the ratios of the other two parts."""
-        figure, [axes] = panels(1, 3, 13, 3.8)
+        figure, [axes] = panels(1, 3, 4.6, 3.8)
         cache, beam, step = (self.rows[self.rows["part"] == p] for p in ("cache", "beam", "step"))
         for number, (name, part) in enumerate(cache.groupby("variant", sort=False)):
             for form, dashes in ((CACHED, "-"), (UNCACHED, ":")):
@@ -196,7 +196,7 @@ class Speeds(Report):
             axis.barh(part["variant"], part[column], xerr=[*sides], capsize=3)
             axis.axvline(1.0, color="0.5", lw=0.8, ls=":")
             axis.invert_yaxis()
-            axis.set(xlabel=f"{heading(column)} (error bars: 20 % to 80 % of rounds)")
+            axis.set(xlabel=f"{heading(column)}\n(error bars: 20 % to 80 % of rounds)")
             axis.set_title(title, fontsize=9)
         for axis in axes:
             axis.spines[["top", "right"]].set_visible(False)
@@ -268,7 +268,7 @@ main = command(
         "lengths": flag([16, 32, 64, 128], "tokens of a translation, with and without caches"),
         "tokens": flag(64, "tokens of beam search and of a side of the training step", least=2),
         "source": flag(32, "tokens of a source", least=2),
-        "batch": flag(8, "sentences that are translated at a time", least=1),
+        "batch": flag(16, "sentences that are translated at a time", least=1),
         "train_batch": flag(16, "pairs of a training step", least=1),
         "embed_dim": flag(256, "width, 4 times the head size", least=4),
         "layers": flag(3, "blocks of encoder and of decoder", least=1),
