@@ -139,17 +139,18 @@ def test_the_start_that_is_measured_imports_what_a_run_does(monkeypatch):
 def test_list_names_every_table_with_its_state(capsys):
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 31
+    assert len(lines) == 34
     by_name = {line.split()[0]: line for line in lines}
     assert "of 165 cells finished (full protocol)" in by_name["mgk_table1"]
-    assert "not made: translation is not in scope" in by_name["fish_table2"]
+    assert "0 of 25 cells finished (full protocol)" in by_name["fish_table2"]
+    assert "not made: reinforcement learning on D4RL" in by_name["fish_table7"]
     assert "uea_benchmark" in by_name["fish_table6"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fish_table2"], "fish_table2 (FiSH, table 2: IWSLT'14 translation) is not made: transl"),
+        (["fish_table7"], "fish_table7 (FiSH, table 7: D4RL) is not made: reinforcement"),
         (["low_rank_table1"], "BERT pre-training is not in scope"),
         (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
