@@ -91,6 +91,7 @@ REMOVALS = {
             "configs/reproduce/published.csv": r",AST \(alpha-entmax\),",
         },
         r"AST(Attention|Core)|lit_probattn[./]attention[./]ast\b|attention/ast\.yaml|test_ast\b",
+        blocks={"configs/reproduce/fish_ast.yaml": "ast_8"},
         texts={"docs/bad_inputs.md": ("lit_probattn.attention.ASTAttention, ",)},
     ),
 }

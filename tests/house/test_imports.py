@@ -204,7 +204,7 @@ def test_few_files_lie_loose():
     assert {path.name for path in (ROOT / "lit_probattn").glob("*.py")} == LOOSE
 
 
-OPTIONAL = ("triton", "aeon", "entmax", "tokenizers", "sacremoses", "fvcore")
+OPTIONAL = ("triton", "aeon", "entmax", "tokenizers", "sacremoses", "sacrebleu", "fvcore")
 
 
 def test_package_imports_and_attends_without_optional_packages():

@@ -213,8 +213,6 @@ SIZES = ["--embed_dim", "32", "--seq_len", "64"]
         ([*SIZES, "--measured", "nowhere"], "--measured nowhere: no rows.jsonl there"),
         (["--model", "vit"], "expected timm:NAME or hf:TYPE"),
         (["--model", "timm:vit_smal_patch16_224"], "did you mean 'vit_small_patch16_224'?"),
-        (["--model", "hf:brt"], "--model hf:brt: unknown model; did you mean 'b"),
-        (["--model", "hf:t5-small"], "did you mean 't5'? types that can be swapped: bert, gpt2, "),
     ],
 )
 def test_what_is_wrong_is_one_line(words, expected, capsys):
@@ -224,6 +222,18 @@ def test_what_is_wrong_is_one_line(words, expected, capsys):
     assert expected in told.err
     assert told.err.startswith("error: ")
     assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hf:brt", "--model hf:brt: unknown model; did you mean 'b"),
+        ("hf:t5-small", "did you mean 't5'? types that can be swapped: bert, gpt2, "),
+    ],
+)
+def test_an_unknown_type_of_transformers_is_one_line(name, expected, capsys):
+    pytest.importorskip("transformers")
+    test_what_is_wrong_is_one_line(["--model", name], expected, capsys)
 
 
 @pytest.mark.slow

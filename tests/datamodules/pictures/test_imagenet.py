@@ -81,7 +81,7 @@ def test_grey_cmyk_palette_and_transparent_pictures(tmp_path: Path, mode: str):
         source = picture(3, "RGBA").convert("LA")
     source.save(path)
     with Image.open(path) as stored:
-        assert stored.mode == mode
+        assert stored.mode in ((mode, "I") if mode == "I;16" else (mode,))  # "I" in old releases
     read = open_picture(path)
     assert (read.mode, read.size) == ("RGB", (40, 30))
     values = np.asarray(read)
