@@ -95,6 +95,8 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         CommandError: a flag is wrong, the run is not of translation, or a line cannot be read.
     """
+    from lit_probattn.training.trained import open_translator
+
     _check_flags(options)
     trained = open_translator(options)
     set_search(trained.task, options)
@@ -126,30 +128,6 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise CommandError(f"--{searched[0]} is for searching: leave out --temperature")
     if options.out is not None:
         check_table(options.out)
-
-
-def open_translator(options: argparse.Namespace) -> Trained:
-    """Open a translation model and the data that know its vocabularies."""
-    from lit_probattn.cli.errors import CommandError
-    from lit_probattn.configs import class_of, read_config
-    from lit_probattn.tasks import Translation
-    from lit_probattn.training.checkpoints import find_file, load_checkpoint
-    from lit_probattn.training.trained import open_trained
-
-    checkpoint = find_file(options.checkpoint)
-    config = read_config(checkpoint, options.config)
-    task = class_of(config["model"]["class_path"])
-    if not (isinstance(task, type) and issubclass(task, Translation)):
-        raise CommandError(
-            f"{options.checkpoint} is a run of {task.__name__}, which does not translate: give a "
-            "run of a translation model (lit_probattn.tasks.Translation)"
-        )
-    wanted = {"checkpoint": checkpoint, "data": ["num_workers=0", *options.data]}
-    trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
-    stored = load_checkpoint(checkpoint).get(type(trained.data).__qualname__)
-    if stored is not None:
-        trained.data.load_state_dict(stored)  # refuses other vocabularies
-    return trained
 
 
 def set_search(task: Any, options: argparse.Namespace) -> None:

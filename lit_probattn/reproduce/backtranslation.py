@@ -33,7 +33,8 @@ from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.cli.errors import CommandError, exit_status, quieten
-from lit_probattn.commands.translate import open_translator, set_search, translated
+from lit_probattn.commands.translate import set_search, translated
+from lit_probattn.training.trained import open_translator
 
 MODULE = "lit_probattn.reproduce.backtranslation"
 _MARK = "@@"
