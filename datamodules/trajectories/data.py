@@ -262,8 +262,8 @@ class Trajectories(TrajectoryModule, CachedDataModule):
     Args:
         path: The file, or `minari:NAME` for a data set that the package minari has on this machine.
         env: HalfCheetah, Hopper or Walker2d. With `path`, None tells it by the name.
-        quality: In place of `path`: random, medium, medium-replay, medium-expert or expert; the file
-            is `<env>_<quality>-<version>.hdf5` of `data_dir`. A release (v2) comes before a file
+        quality: In place of `path`: random, medium, medium-replay, medium-expert or expert. The
+            file is `<env>_<quality>-<version>.hdf5` of `data_dir`, a release (v2) before a file
             made here (v5).
         **kwargs: Arguments of TrajectoryModule.
     """

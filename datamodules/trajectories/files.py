@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,7 +202,8 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
     ends = np.flatnonzero(is_end)
     if not len(ends):
         raise DataError(
-            f"{path}: no episode ends in {len(is_end)} steps; expected a terminal or timeout; correct the file"
+            f"{path}: no episode ends in {len(is_end)} steps: no terminal and no timeout is set; "
+            f"correct the file"
         )
     count = int(ends[-1]) + 1
     if count < len(is_end):
@@ -302,9 +302,18 @@ class EpisodeFile:
         """
         h5py = _h5py(f"writing {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        # One name, so that what a killed process left is replaced; HDF5 locks it while it is open.
+        temporary = path.with_name(f".{path.name}.partial")
         try:
-            with h5py.File(temporary, "x") as file:
+            whole = h5py.File(temporary, "w")
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{path} cannot be written, or another process is making it ({reason}); set "
+                f"data_dir to a folder that can be, or wait"
+            ) from None
+        try:
+            with whole as file:
                 for name, value in metadata.items():
                     plain = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
                     file[f"metadata/{name}"] = plain

@@ -69,7 +69,7 @@ class SearchSettings:
 
 SETTINGS = {
     "HalfCheetah": SearchSettings(0.02, 8, 4, 0.03, 0.0),
-    "Hopper": SearchSettings(0.01, 8, 4, 0.025, 1.0),
+    "Hopper": SearchSettings(0.01, 8, 4, 0.025, 1.0, judge_every=2),
     "Walker2d": SearchSettings(0.03, 16, 8, 0.025, 1.0),
     "Toy": SearchSettings(0.1, 4, 2, 0.1, 0.0, judge_every=2),
 }
