@@ -186,7 +186,9 @@ def test_a_prediction_reads_nothing_later(name):
         changed = data[key].clone()
         changed[:, first:] += 1.0
         after = model(**{**data, key: changed})
-        torch.testing.assert_close(after[:, : step + 1], before[:, : step + 1], rtol=0.0, atol=1e-13)
+        torch.testing.assert_close(
+            after[:, : step + 1], before[:, : step + 1], rtol=0.0, atol=1e-13
+        )
         assert (after[:, step + 1] - before[:, step + 1]).abs().max() > 1e-4
     for key in ("observations", "returns_to_go"):
         changed = data[key].clone()
@@ -197,7 +199,9 @@ def test_a_prediction_reads_nothing_later(name):
 
 def test_steps_that_only_pad_change_nothing():
     model, data = small(), batch()
-    noise = {k: torch.where(data["mask"][..., None], v, 9.0) for k, v in data.items() if v.dim() > 2}
+    noise = {
+        k: torch.where(data["mask"][..., None], v, 9.0) for k, v in data.items() if v.dim() > 2
+    }
     real = data["mask"]
     torch.testing.assert_close(model(**{**data, **noise})[real], model(**data)[real])
 
@@ -260,7 +264,10 @@ def test_a_size_below_one_is_refused(name):
     [
         ("observations", r"observations must have shape \(3, 7, 5\), received \(3, 7, 4\)"),
         ("returns_to_go", r"returns_to_go must have shape \(3, 7, 1\), received \(3, 7, 0\)"),
-        ("actions", r"actions must have shape \(3, 7, 3\), or one step fewer, received \(3, 7, 2\)"),
+        (
+            "actions",
+            r"actions must have shape \(3, 7, 3\), or one step fewer, received \(3, 7, 2\)",
+        ),
     ],
 )
 def test_tensors_of_other_sizes_are_refused(name, message):
