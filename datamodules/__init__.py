@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from datamodules.text.translation.toy import ToyTranslation
     from datamodules.text.translation.wmt14 import WMT14
     from datamodules.text.wikitext103 import WikiText103
+    from datamodules.trajectories.data import Trajectories
+    from datamodules.trajectories.toy import ToyTrajectories
 
 __all__ = ["IWSLT14", "REGISTRY", "UEA", "WMT14", "Image", "ImageNet"]
 __all__ += ["LabelledTexts", "ListOps", "MaskedText", "OwnSeries", "OwnText", "Pathfinder"]
-__all__ += ["PictureFolder", "Retrieval", "Synthetic", "Text", "ToyTranslation", "Translation"]
-__all__ += ["WikiText103"]
+__all__ += ["PictureFolder", "Retrieval", "Synthetic", "Text", "ToyTrajectories", "ToyTranslation"]
+__all__ += ["Trajectories", "Translation", "WikiText103"]
 
 # Name on the command line -> module and class.
 REGISTRY = {
@@ -49,7 +51,9 @@ REGISTRY = {
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),
     "text": ("datamodules.lra.text", "Text"),
+    "toy_trajectories": ("datamodules.trajectories.toy", "ToyTrajectories"),
     "toy_translation": ("datamodules.text.translation.toy", "ToyTranslation"),
+    "trajectories": ("datamodules.trajectories.data", "Trajectories"),
     "translation": ("datamodules.text.translation.data", "Translation"),
     "uea": ("datamodules.series.uea", "UEA"),
     "wikitext103": ("datamodules.text.wikitext103", "WikiText103"),

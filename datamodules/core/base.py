@@ -148,6 +148,14 @@ class DataModule(pl.LightningDataModule):
         vocab_size = num_features = source_vocab_size = None
 
     @property
+    def headline(self) -> str:
+        """What a report says first: the sizes that a model is made for."""
+        return (
+            f"num_classes {self.num_classes}, vocab_size {self.vocab_size}, max_seq_len "
+            f"{self.max_seq_len}"
+        )
+
+    @property
     def source_hashes(self) -> dict[str, str]:
         """SHA-256 of what the data were made from, by name; empty for what is generated."""
         return {}

@@ -31,10 +31,7 @@ def describe(data: DataModule) -> Iterator[str]:
 def outline(data: DataModule) -> Iterator[str]:
     """Yield the same without checksums."""
     name = type(data).__name__
-    yield (
-        f"{name}: num_classes {data.num_classes}, vocab_size {data.vocab_size}, "
-        f"max_seq_len {data.max_seq_len}"
-    )
+    yield f"{name}: {data.headline}"
     if data.select_on_test:
         yield "note: validation uses the test split, so selection is on test data"
     yield from (f"note: {note}" for note in data.notes)

@@ -14,6 +14,8 @@ from datamodules.pictures.files import find_root
 from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
 from datamodules.text.translation import iwslt14, wmt14
 from datamodules.text.wikitext_release import find_release
+from datamodules.trajectories.environments import ENVIRONMENTS, QUALITIES, environment_named
+from datamodules.trajectories.files import find_file
 from lit_probattn.doctor.findings import Finding, size
 
 SECTION = "Data"
@@ -99,6 +101,11 @@ def _uea(data: Path) -> tuple[bool, str]:
     return bool(present), f"{len(present)} of {len(ARCHIVES)} archives{listed}{bundled}"
 
 
+def _trajectories(part: str, data: Path) -> Path:
+    env, quality = part.split()
+    return find_file(environment_named(env), quality, data)
+
+
 _LOOK: dict[str, Look] = {
     "listops": _listops,
     "text": _release(imdb.find_release),
@@ -111,6 +118,9 @@ _LOOK: dict[str, Look] = {
     "uea": _uea,
     "iwslt14": _release(iwslt14.find_release),
     "wmt14": _release(wmt14.find_release),
+    "trajectories": _several(
+        _trajectories, *(f"{env} {quality}" for env in ENVIRONMENTS for quality in QUALITIES)
+    ),
     "wikitext103": _several(
         lambda name, data: find_release(data, corpus=name),  # type: ignore[arg-type]
         *("wikitext-103", "wikitext-2"),

@@ -1,0 +1,353 @@
+"""Trajectories as a data set of a decision transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.base import CachedDataModule, DataModule, Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.errors import DataError, MissingDataError, require_at_least, require_one_of
+from datamodules.core.files import expand
+from datamodules.core.order import permutation
+from datamodules.trajectories.environments import (
+    MAX_STEPS,
+    QUALITIES,
+    Environment,
+    Quality,
+    environment_named,
+)
+from datamodules.trajectories.episodes import Episodes
+from datamodules.trajectories.files import (
+    RELEASE,
+    environment_of,
+    file_name,
+    find_file,
+    read_steps,
+)
+from datamodules.trajectories.minari_sets import MINARI, read_minari
+from datamodules.trajectories.segments import SegmentCollate, Segments
+
+__all__ = ["Evaluation", "Trajectories", "TrajectoryModule"]
+
+_SHOWN_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What running a trained model in its environment needs to know of the data.
+
+    Args:
+        env_name: As gymnasium has it, without the version.
+        observation_mean: Subtracted from observations, (obs_dim,) float64.
+        observation_std: They are divided by it then; 1e-6 is added to it already. (obs_dim,).
+        target_returns: Returns that the model is asked for, not divided by `return_scale`.
+        reference_returns: Returns of a random policy and of an expert: scores 0 and 100.
+        return_scale: What returns-to-go were divided by.
+        context_length: Steps that the model saw at once.
+        max_timestep: Steps have numbers below this.
+    """
+
+    env_name: str
+    observation_mean: npt.NDArray[np.float64]
+    observation_std: npt.NDArray[np.float64]
+    target_returns: tuple[float, float]
+    reference_returns: tuple[float, float]
+    return_scale: float
+    context_length: int
+    max_timestep: int
+
+    def state(self) -> dict[str, Any]:
+        """Return the same as plain values, for checkpoints; floats keep every bit."""
+        values = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in asdict(self).items()
+        }
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+class TrajectoryModule(DataModule):
+    """Base of data sets of trajectories: segments, validation episodes, what checkpoints keep.
+
+    Batches are described in `datamodules.trajectories.segments.SegmentCollate`. A segment begins at
+    every step of a training episode, and an epoch has each once, so that episodes are drawn in
+    proportion to their length. Validation reads its episodes without overlap. Test and prediction
+    read the same: what is tested of a decision transformer is its return in the environment.
+
+    Departs from the source: there, segments are drawn with replacement, and nothing is held out
+    (`val_fraction` 0).
+
+    Args:
+        context_length: Steps of a segment; three tokens each.
+        return_scale: Returns-to-go are divided by this.
+        val_fraction: Share of the episodes that is held out for validation. With 0 all are trained
+            on, and validation reads these.
+        split_seed: Seed of the choice of these episodes.
+        batch_size: Segments of one optimiser step, over all ranks and accumulation steps.
+        **kwargs: Arguments of DataModule.
+    """
+
+    def __init__(
+        self,
+        context_length: int = 20,
+        return_scale: float = 1000.0,
+        val_fraction: float = 0.05,
+        split_seed: int = 0,
+        batch_size: int = 64,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(batch_size=batch_size, pad_to="max", pad_multiple=1, **kwargs)
+        require_at_least(1, context_length=context_length)
+        if not 0 < return_scale < float("inf"):
+            raise DataError(f"return_scale must be positive, received {return_scale}")
+        if not 0 <= val_fraction < 1:
+            raise DataError(f"val_fraction must be at least 0 and below 1, received {val_fraction}")
+        self.context_length, self.return_scale = context_length, float(return_scale)
+        self.val_fraction, self.split_seed = val_fraction, split_seed
+
+    @property
+    def environment(self) -> Environment:
+        """The environment that the episodes are of."""
+        raise NotImplementedError
+
+    @property
+    def episodes(self) -> Episodes:
+        """All episodes."""
+        raise NotImplementedError
+
+    # ---- sizes -------------------------------------------------------------------------------
+
+    @property
+    def obs_dim(self) -> int:
+        """Numbers of an observation."""
+        return self.environment.obs_dim
+
+    @property
+    def act_dim(self) -> int:
+        """Numbers of an action."""
+        return self.environment.act_dim
+
+    @property
+    def max_timestep(self) -> int:
+        """Rows of the table of time steps: as many as the longest episode has, at least 1000."""
+        return max(MAX_STEPS, int(self.episodes.lengths.max()))
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens of a segment: return-to-go, state and action of each step."""
+        return 3 * self.context_length
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """What running a trained model needs to know."""
+        mean, std = np.array(self.episodes.moments)
+        return Evaluation(
+            self.environment.name,
+            mean,
+            std,
+            self.environment.target_returns,
+            self.environment.reference_returns,
+            self.return_scale,
+            self.context_length,
+            self.max_timestep,
+        )
+
+    # ---- splits ------------------------------------------------------------------------------
+
+    def load_splits(self) -> dict[str, Split]:
+        """Cut the episodes into segments."""
+        episodes = self.episodes
+        train, held_out = self._divided(len(episodes))
+        sizes = self.context_length, self.return_scale
+        val = Segments(episodes, held_out, *sizes, stride=self.context_length)
+        splits: dict[str, Any] = {"train": Segments(episodes, train, *sizes)}
+        splits.update(val=val, test=val)
+        self.notes = [*episodes.notes, self._note_on_validation(len(held_out))]
+        return splits
+
+    def _divided(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the episodes to train on and those to validate on, each in order."""
+        if not self.val_fraction:
+            return np.arange(count), np.arange(count)
+        if count < 2:
+            raise DataError(
+                f"{count} episode cannot be divided into training and validation; set "
+                f"val_fraction to 0"
+            )
+        num_held_out = min(max(1, round(self.val_fraction * count)), count - 1)
+        order = permutation(count, self.split_seed)
+        return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
+
+    def _note_on_validation(self, count: int) -> str:
+        if not self.val_fraction:
+            return "validation reads the training episodes (val_fraction 0)"
+        return f"validation and test read the same {count} held-out episodes"
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch."""
+        return SegmentCollate(self.context_length, self.obs_dim, self.act_dim)
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what an evaluation needs to know, for checkpoints."""
+        return {"evaluation": self.evaluation.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise a DataError if a checkpoint was trained on other data."""
+        before, now = state_dict["evaluation"], self.evaluation.state()
+        for name, value in now.items():
+            if before[name] != value:
+                told = "are others" if isinstance(value, list) else f"is {value}"
+                was = "" if isinstance(value, list) else f", was {before[name]}"
+                raise DataError(
+                    f"the checkpoint was trained on other data: {name} {told}{was}; use the data "
+                    f"and the settings of data of the training"
+                )
+
+    # ---- reports -----------------------------------------------------------------------------
+
+    @property
+    def headline(self) -> str:
+        """What a report says first."""
+        sizes = f"obs_dim {self.obs_dim}, act_dim {self.act_dim}, max_timestep {self.max_timestep}"
+        return f"{self.environment.name}, {sizes}"
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says: episodes, returns, lengths, actions, segments, three rows."""
+        episodes, score = self.episodes, self.environment.score
+        count, terminated = len(episodes), int(episodes.terminated.sum())
+        yield (
+            f"{count} episodes, {episodes.num_steps} steps; {terminated} ended by themselves, "
+            f"{count - terminated} were cut off"
+        )
+        returns = [float(f(episodes.returns)) for f in (np.min, np.mean, np.max)]
+        told = ", ".join(
+            f"{name} {value:.1f} (score {score(value):.1f})"
+            for name, value in zip(("min", "mean", "max"), returns, strict=True)
+        )
+        yield f"returns: {told}"
+        low, median, high = np.percentile(episodes.lengths, (0, 50, 100)).astype(int)
+        mean = episodes.lengths.mean()
+        yield f"steps of an episode: min {low}, median {median}, mean {mean:.1f}, max {high}"
+        ranges = zip(episodes.actions.min(axis=0), episodes.actions.max(axis=0), strict=True)
+        yield f"actions: {', '.join(f'{low:.3f} to {high:.3f}' for low, high in ranges)}"
+        splits: dict[str, Any] = self.splits
+        train, val = splits["train"], splits["val"]
+        yield f"train: {len(train.chosen)} episodes, {len(train)} segments, one from every step on"
+        yield f"val, test: {len(val.chosen)} episodes, {len(val)} segments without overlap"
+        for row in np.linspace(0, episodes.num_steps - 1, _SHOWN_ROWS).astype(int):
+            observation, action = (
+                " ".join(f"{value:.3f}" for value in values[row])
+                for values in (episodes.observations, episodes.actions)
+            )
+            yield (
+                f"row {row}: observation {observation} | action {action} | reward "
+                f"{episodes.rewards[row]:.3f} | return-to-go {episodes.returns_to_go[row]:.1f}"
+            )
+
+
+class Trajectories(TrajectoryModule, CachedDataModule):
+    """Trajectories in D4RL's format, for decision transformers.
+
+    Files are D4RL's releases, as `hopper_medium-v2.hdf5`, or those that `prepare` makes here, as
+    `hopper_medium-v5.hdf5`; or any with `observations`, `actions`, `rewards`, `terminals` and
+    `timeouts`. Observations are standardised by mean and standard deviation (+ 1e-6) of all steps.
+
+    Args:
+        path: The file, or `minari:NAME` for a data set that the package minari has on this machine.
+        env: HalfCheetah, Hopper or Walker2d. With `path`, None tells it by the name.
+        quality: In place of `path`: the policies that the file `<env>_<quality>-<version>.hdf5` of
+            `data_dir` is of. A release (v2) comes before a file made here (v5).
+        **kwargs: Arguments of TrajectoryModule.
+    """
+
+    task = "trajectories"
+
+    def __init__(
+        self,
+        path: str = "",
+        env: str | None = None,
+        quality: Quality | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("data_dir") is None and path and not path.startswith(MINARI):
+            kwargs["data_dir"] = str(expand(path).parent)
+        super().__init__(**kwargs)
+        if path and quality is not None:
+            raise DataError("path and quality both name a file; give one of them")
+        if not path and (env is None or quality is None):
+            raise DataError(
+                "expected a file: set env and quality, as `--env Hopper --quality medium`, or path"
+            )
+        if quality is not None:
+            require_one_of(QUALITIES, quality=quality)
+        self.path, self.quality = path, quality
+        name = path if self._is_minari else Path(path).name
+        self._environment = environment_named(env) if env else environment_of(name)
+        self._episodes: Episodes | None = None
+
+    @property
+    def environment(self) -> Environment:
+        """The environment that the episodes are of."""
+        return self._environment
+
+    def file(self) -> Path:
+        """Return the file; a MissingDataError if there is none."""
+        if self.quality is not None:
+            return find_file(self.environment, self.quality, self.data_dir)
+        return expand(self.path)
+
+    @property
+    def _is_minari(self) -> bool:
+        return self.path.startswith(MINARI)
+
+    # ---- the cache ---------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        name = self.path
+        if not self._is_minari:
+            try:
+                place = self.file()
+            except MissingDataError:
+                place = self.data_dir / file_name(self.environment, str(self.quality), RELEASE)
+            name = str(place.resolve())
+        return {"file": name, "env": self.environment.name}
+
+    def must_name(self) -> dict[str, Any]:
+        """Neither the file nor what names it has a default."""
+        if self.quality is not None:
+            return {"env": self.environment.name, "quality": self.quality}
+        return {"path": self.path, "env": self.environment.name}
+
+    def sources(self) -> list[Path]:
+        """The file."""
+        return [] if self._is_minari else [self.file()]
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read the file and cut it into episodes."""
+        read = read_minari if self._is_minari else read_steps
+        place: Any = self.path if self._is_minari else self.file()
+        Episodes.from_steps(read(place, self.environment)).write(writer)
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits in the cache."""
+        self._episodes = Episodes.from_cache(cache)
+        return TrajectoryModule.load_splits(self)
+
+    def load_splits(self) -> dict[str, Split]:
+        """Open the splits in the cache."""
+        return CachedDataModule.load_splits(self)
+
+    @property
+    def episodes(self) -> Episodes:
+        """All episodes; the cache is made first if needed."""
+        if self._episodes is None:
+            self._episodes = Episodes.from_cache(self.cache)
+        return self._episodes

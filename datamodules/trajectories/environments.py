@@ -1,0 +1,68 @@
+"""The environments of D4RL's locomotion data: sizes and returns of reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from datamodules.core.errors import DataError, nearest
+
+__all__ = ["ENVIRONMENTS", "MAX_STEPS", "QUALITIES", "Environment", "Quality", "environment_named"]
+
+Quality = Literal["random", "medium", "medium-replay", "medium-expert", "expert"]
+QUALITIES: tuple[Quality, ...] = get_args(Quality)
+# Steps after which an episode is cut off.
+MAX_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the data say of an environment.
+
+    Args:
+        name: As gymnasium has it, without the version.
+        obs_dim: Numbers of an observation.
+        act_dim: Numbers of an action, each in [-1, 1].
+        target_returns: Returns that a trained model is asked for.
+        reference_returns: Returns of a random policy and of an expert. Source: D4RL's `infos.py`.
+        version: Version of gymnasium's environment that data are made with here; None for an
+            environment that is not gymnasium's.
+        max_steps: Steps after which an episode is cut off.
+    """
+
+    name: str
+    obs_dim: int
+    act_dim: int
+    target_returns: tuple[float, float]
+    reference_returns: tuple[float, float]
+    version: str | None = "v5"
+    max_steps: int = MAX_STEPS
+
+    def score(self, total: float) -> float:
+        """Normalise a return: 0 is the random policy of reference, 100 the expert."""
+        random, expert = self.reference_returns
+        return 100 * (total - random) / (expert - random)
+
+
+ENVIRONMENTS = {
+    environment.name.lower(): environment
+    for environment in (
+        Environment("HalfCheetah", 17, 6, (12000.0, 6000.0), (-280.178953, 12135.0)),
+        Environment("Hopper", 11, 3, (3600.0, 1800.0), (-20.272305, 3234.3)),
+        Environment("Walker2d", 17, 6, (5000.0, 2500.0), (1.629008, 4592.3)),
+    )
+}
+
+
+def environment_named(name: str) -> Environment:
+    """Return an environment by its name, in capitals or not.
+
+    Raises:
+        DataError: There is none of this name.
+    """
+    if name.lower() not in ENVIRONMENTS:
+        valid = [environment.name for environment in ENVIRONMENTS.values()]
+        raise DataError(
+            f"env must be one of {', '.join(valid)}, received {name!r}{nearest(name, valid)}"
+        )
+    return ENVIRONMENTS[name.lower()]

@@ -1,0 +1,332 @@
+"""Files of D4RL (HDF5): their names, what is read of them, and ours written in the same layout.
+
+A file holds the steps of many episodes, one after the other: `observations`, `actions`, `rewards`,
+`terminals` (the episode ended by itself) and `timeouts` (it was cut off).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.files import not_found
+from datamodules.trajectories.environments import (
+    ENVIRONMENTS,
+    Environment,
+    environment_named,
+)
+
+__all__ = [
+    "KEYS",
+    "RELEASE",
+    "EpisodeFile",
+    "Steps",
+    "check_actions",
+    "check_finite",
+    "environment_of",
+    "file_name",
+    "find_file",
+    "generator_of",
+    "read_steps",
+]
+
+RELEASE = "v2"  # version of D4RL's files that the papers use
+# What our files hold of each step, as D4RL's v2: name -> type.
+KEYS: dict[str, npt.DTypeLike] = {
+    "observations": np.float32,
+    "actions": np.float32,
+    "rewards": np.float32,
+    "next_observations": np.float32,
+    "terminals": np.bool_,
+    "timeouts": np.bool_,
+    "infos/qpos": np.float64,
+    "infos/qvel": np.float64,
+    "infos/action_log_probs": np.float32,
+}
+_GENERATOR = "metadata/generator"
+_CHUNK_ROWS = 8192
+# Actions of policies that end in tanh may exceed 1 by rounding.
+_LARGEST_ACTION = 1 + 1e-5
+
+
+def _h5py(why: str) -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise DataError(f"{why} needs the package h5py: pip install 'lit-probattn[rl]'") from None
+    return h5py
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def file_name(environment: Environment, quality: str, version: str = RELEASE) -> str:
+    """Return the name of a file, as `hopper_medium_replay-v2.hdf5`."""
+    return f"{environment.name.lower()}_{quality.replace('-', '_')}-{version}.hdf5"
+
+
+def find_file(environment: Environment, quality: str, data_dir: Path) -> Path:
+    """Find the release of D4RL, or without it, the file that was made here.
+
+    Raises:
+        MissingDataError: There is neither.
+    """
+    names = [file_name(environment, quality, v) for v in (RELEASE, environment.version or "toy")]
+    for name in names:
+        if (data_dir / name).is_file():
+            return data_dir / name
+    raise not_found(
+        "Trajectories",
+        f"{names[0]} and {names[1]}",
+        f"the file {names[0]}",
+        "It is a release of D4RL (http://rail.eecs.berkeley.edu/datasets/offline_rl)",
+        f"trajectories --env {environment.name} --quality {quality}",
+        data_dir,
+        f", which without it makes {names[1]}",
+    )
+
+
+def environment_of(name: str) -> Environment:
+    """Tell the environment by the name of a file or data set.
+
+    Raises:
+        DataError: The name of none is a word of it.
+    """
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    found = next((word for word in words if word in ENVIRONMENTS), None)
+    if found is None:
+        names = ", ".join(environment.name for environment in ENVIRONMENTS.values())
+        raise DataError(
+            f"{name}: the name does not say which environment the data are of; set env to one of "
+            f"{names}"
+        )
+    return environment_named(found)
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of whole episodes, in order.
+
+    Args:
+        observations: (num_steps, obs_dim) float32.
+        actions: (num_steps, act_dim) float32.
+        rewards: (num_steps,) float32.
+        ends: Last step of each episode, rising; the last of them is the last step. (num_episodes,).
+        terminated: Whether the episode ended by itself, (num_episodes,).
+        notes: What a reader of the sizes should know.
+    """
+
+    observations: npt.NDArray[np.float32]
+    actions: npt.NDArray[np.float32]
+    rewards: npt.NDArray[np.float32]
+    ends: npt.NDArray[np.int64]
+    terminated: npt.NDArray[np.bool_]
+    notes: list[str] = field(default_factory=list)
+
+
+def read_steps(path: Path, environment: Environment) -> Steps:
+    """Read a file of D4RL; what it holds beside the steps is ignored.
+
+    An episode ends at a terminal or a timeout; where the file has no timeouts, at step 1000, as
+    D4RL's readers of v0 and v1 do. Steps after the last end are left out, as in their readers.
+
+    Raises:
+        MissingDataError: There is no such file.
+        DataError: It is not such a file, or of another environment; the message names the key.
+    """
+    if not path.is_file():
+        raise MissingDataError(f"{path}: no such file")
+    if not path.stat().st_size:
+        raise DataError(f"{path}: the file is empty; copy it again")
+    h5py = _h5py(f"reading {path}")
+    try:
+        with h5py.File(path, "r") as file:
+            return _steps_of(path, file, environment)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        kind = "damaged or cut off" if h5py.is_hdf5(path) else "not an HDF5 file"
+        raise DataError(f"{path}: {kind} ({reason}); expected a file in D4RL's layout") from None
+
+
+def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> Steps:
+    needed = ("observations", "actions", "rewards", "terminals")
+    lacking = [key for key in needed if key not in file]
+    if lacking:
+        found = ", ".join(sorted(file)) or "nothing"
+        raise DataError(
+            f"{path}: no {' and no '.join(lacking)}; D4RL's files hold {', '.join(needed)} and "
+            f"timeouts, found {found}"
+        )
+    keys = (*needed, "timeouts") if "timeouts" in file else needed
+    lengths = {key: _length(path, key, file[key]) for key in keys}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise DataError(f"{path}: one row a step is expected, received unequal lengths: {told}")
+    if not lengths["rewards"]:
+        raise DataError(f"{path}: there is no step in it")
+    sizes = {"observations": environment.obs_dim, "actions": environment.act_dim}
+    for key, size in sizes.items():
+        if file[key].shape[1:] != (size,):
+            raise DataError(
+                f"{path}: {environment.name} has {key} of {size} numbers, received shape "
+                f"{file[key].shape}; set env to the environment of this file"
+            )
+    values = {key: _numbers(path, key, file[key]) for key in needed[:3]}
+    flags = {key: _flags(path, key, file[key]) for key in keys[3:]}
+    check_actions(path, values["actions"])
+    terminals = flags["terminals"]
+    notes = []
+    if "timeouts" in flags:
+        is_end = terminals | flags["timeouts"]
+    else:
+        is_end = terminals | _cut_at(terminals, environment.max_steps)
+        notes.append(
+            f"{path.name} has no timeouts: an episode ends at a terminal or at step "
+            f"{environment.max_steps}, as D4RL's readers of v0 and v1 do"
+        )
+    ends = np.flatnonzero(is_end)
+    if not len(ends):
+        raise DataError(
+            f"{path}: no episode ends in {len(is_end)} steps; expected a terminal or timeout"
+        )
+    count = int(ends[-1]) + 1
+    if count < len(is_end):
+        notes.append(f"{len(is_end) - count} steps after the last end of an episode are left out")
+    observations, actions, rewards = (values[key][:count] for key in needed[:3])
+    return Steps(observations, actions, rewards, ends, terminals[ends], notes)
+
+
+def _length(path: Path, key: str, dataset: Any) -> int:
+    shape = getattr(dataset, "shape", None)
+    if not shape:
+        raise DataError(f"{path}: {key} is not an array with one row a step")
+    return int(shape[0])
+
+
+def _numbers(path: Path, key: str, dataset: Any) -> npt.NDArray[np.float32]:
+    if dataset.dtype.kind not in "fiu":
+        raise DataError(f"{path}: {key} holds {dataset.dtype}, expected numbers")
+    values = np.asarray(dataset[()], dtype=np.float32)
+    values = values.reshape(len(values)) if key == "rewards" else values
+    check_finite(path, key, values)
+    return values
+
+
+def _flags(path: Path, key: str, dataset: Any) -> npt.NDArray[np.bool_]:
+    values = np.asarray(dataset[()]).reshape(-1)
+    wrong = (values != 0) & (values != 1)
+    if len(values) != len(dataset) or wrong.any():
+        received = f"{values[int(np.argmax(wrong))]}" if wrong.any() else f"shape {dataset.shape}"
+        raise DataError(f"{path}: {key} must be 0 or 1, received {received}")
+    return values.astype(np.bool_)
+
+
+def check_finite(path: Path | str, key: str, values: npt.NDArray[np.float32]) -> None:
+    """Raise a DataError that names the first step with a number that is not finite."""
+    rows = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not rows.all():
+        raise DataError(f"{path}: {key} of step {int(np.argmin(rows))} is not finite")
+
+
+def check_actions(path: Path | str, actions: npt.NDArray[np.float32]) -> None:
+    """Raise a DataError that names the first step with an action beyond [-1, 1]."""
+    rows = np.abs(actions).max(axis=1)
+    if rows.max() > _LARGEST_ACTION:
+        step = int(np.argmax(rows > _LARGEST_ACTION))
+        raise DataError(
+            f"{path}: actions must be in [-1, 1], which is what a model can give; step {step} has "
+            f"{rows[step]:g}; scale them"
+        )
+
+
+def _cut_at(terminals: npt.NDArray[np.bool_], most: int) -> npt.NDArray[np.bool_]:
+    """Mark every step that is number `most` of an episode, counted on from terminals and marks."""
+    marks = np.zeros(len(terminals), dtype=np.bool_)
+    starts = [0, *(np.flatnonzero(terminals) + 1).tolist(), len(terminals)]
+    for start, stop in itertools.pairwise(starts):
+        marks[start + most - 1 : stop : most] = True
+    return marks
+
+
+def generator_of(path: Path) -> dict[str, Any] | None:
+    """Return what a file of ours was made with; None for any other."""
+    h5py = _h5py(f"reading {path}")
+    try:
+        with h5py.File(path, "r") as file:
+            if _GENERATOR not in file:
+                return None
+            settings: dict[str, Any] = json.loads(file[_GENERATOR][()])
+            return settings
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+class EpisodeFile:
+    """A file that is being written, episode by episode; its final name appears when it is whole."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.num_steps = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: Path, metadata: Mapping[str, Any]) -> Iterator[EpisodeFile]:
+        """Write a file; nothing is kept if the block fails.
+
+        Args:
+            metadata: Names and values of the group `metadata`; `generator` may be a dict.
+        """
+        h5py = _h5py(f"writing {path}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            with h5py.File(temporary, "x") as file:
+                for name, value in metadata.items():
+                    plain = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+                    file[f"metadata/{name}"] = plain
+                yield cls(file)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def append(self, episodes: Sequence[Mapping[str, npt.NDArray[Any]]]) -> None:
+        """Append whole episodes: arrays by the names in KEYS, one row a step."""
+        if not episodes:
+            return
+        for key, dtype in KEYS.items():
+            rows = np.concatenate([episode[key] for episode in episodes]).astype(dtype)
+            if key not in self._file:
+                self._file.create_dataset(
+                    key,
+                    data=rows,
+                    maxshape=(None, *rows.shape[1:]),
+                    chunks=(_CHUNK_ROWS, *rows.shape[1:]),
+                    compression="gzip",
+                )
+            else:
+                dataset = self._file[key]
+                dataset.resize(self.num_steps + len(rows), axis=0)
+                dataset[self.num_steps :] = rows
+        self.num_steps += len(rows)
+
+    def append_file(self, path: Path) -> None:
+        """Append all episodes of another file of ours."""
+        with _h5py(f"reading {path}").File(path, "r") as other:
+            self.append([{key: other[key][()] for key in KEYS}])

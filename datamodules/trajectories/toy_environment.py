@@ -1,0 +1,63 @@
+"""A point that is pushed to the middle: an environment of plain NumPy, for tests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.trajectories.environments import Environment
+
+__all__ = ["TOY", "ToyEnvironment"]
+
+# Returns of reference are those of uniform actions and of the best linear policy that was found.
+TOY = Environment("Toy", 5, 2, (28.0, 14.0), (0.3, 29.4), version=None, max_steps=31)
+_LIMIT = 1.5
+
+
+class ToyEnvironment:
+    """A point in the plane, with gymnasium's interface.
+
+    An action of two numbers pushes it; a step pays 1 less its distance from the middle. An episode
+    ends where the point leaves a square, and is cut off after 31 steps. Observations (5,) are the
+    position, the velocity, and the distance.
+    """
+
+    def __init__(self) -> None:
+        self.data = SimpleNamespace(qpos=np.zeros(2), qvel=np.zeros(2))
+        self._step = 0
+
+    @property
+    def unwrapped(self) -> ToyEnvironment:
+        """The environment itself."""
+        return self
+
+    def reset(self, seed: int | None = None) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+        """Begin an episode; returns the observation and an empty dict."""
+        rng = np.random.default_rng(seed)
+        self.data.qpos[:], self.data.qvel[:] = rng.uniform(-1, 1, 2), rng.uniform(-0.2, 0.2, 2)
+        self._step = 0
+        return self._observation(), {}
+
+    def step(
+        self, action: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.float64], float, bool, bool, dict[str, Any]]:
+        """Push; returns observation, reward, whether it ended, whether it is cut off, a dict."""
+        position, velocity = self.data.qpos, self.data.qvel
+        velocity *= 0.8
+        velocity += 0.15 * np.clip(np.asarray(action, dtype=np.float64), -1, 1)
+        position += velocity
+        self._step += 1
+        observation = self._observation()
+        terminated = bool(np.abs(position).max() > _LIMIT)
+        truncated = not terminated and self._step == TOY.max_steps
+        return observation, float(1 - observation[4]), terminated, truncated, {}
+
+    def _observation(self) -> npt.NDArray[np.float64]:
+        position = self.data.qpos
+        return np.concatenate([position, self.data.qvel, [np.hypot(*position)]])
+
+    def close(self) -> None:
+        """Nothing is to be freed."""

@@ -1,0 +1,279 @@
+"""Trajectories from files to batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import ToyTrajectories, Trajectories
+from datamodules.core.base import DataModule
+from datamodules.core.errors import DataError, MissingDataError
+from datamodules.core.order import FILL
+from tests.datamodules.trajectories import made
+from tests.support.orders import global_batch
+
+K = 5
+OFFSETS = np.concatenate([[0], np.cumsum(made.LENGTHS)])
+
+
+def opened(path: Path, **options) -> Trajectories:
+    options = {
+        "context_length": K,
+        "batch_size": 8,
+        "return_scale": 7.0,
+        "env": "hopper",
+        **options,
+    }
+    module = Trajectories(str(path), **options)
+    module.prepare_data()
+    module.setup()
+    return module
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return made.write(tmp_path / "hopper_medium-v2.hdf5")
+
+
+def expected_segment(first: int, episode: int) -> dict[str, np.ndarray]:
+    """A segment from the arrays of the file, step by step in float64."""
+    a = made.arrays()
+    observations = a["observations"].astype(np.float64)
+    mean = observations.sum(axis=0) / len(observations)
+    std = np.sqrt(((observations - mean) ** 2).sum(axis=0) / len(observations)) + 1e-6
+    found = {
+        "observations": np.zeros((K, made.OBS_DIM)),
+        "actions": np.full((K, made.ACT_DIM), -10.0),
+        "returns_to_go": np.zeros((K, 1)),
+        "timesteps": np.zeros(K),
+        "mask": np.zeros(K, dtype=bool),
+    }
+    for place in range(K):
+        row = first + place
+        if row >= OFFSETS[episode + 1]:
+            break
+        found["observations"][place] = (observations[row] - mean) / std
+        found["actions"][place] = a["actions"][row]
+        rest = a["rewards"][row : OFFSETS[episode + 1]].astype(np.float64)
+        found["returns_to_go"][place] = rest.sum() / 7.0
+        found["timesteps"][place] = row - OFFSETS[episode]
+        found["mask"][place] = True
+    return found
+
+
+def test_every_segment_is_that_of_the_file(path: Path) -> None:
+    module = opened(path, val_fraction=0)
+    train, collate = module.split("train"), module.collate()
+    firsts = [(f, e) for e, n in enumerate(made.LENGTHS) for f in range(OFFSETS[e], OFFSETS[e] + n)]
+    assert len(train) == len(firsts) == sum(made.LENGTHS)
+    for index, (first, episode) in enumerate(firsts):
+        batch = collate([train[index]])
+        for name, values in expected_segment(first, episode).items():
+            np.testing.assert_allclose(batch[name][0].numpy(), values, rtol=2e-6, atol=1e-6)
+    assert train.lengths.tolist() == [min(K, OFFSETS[e + 1] - f) for f, e in firsts]
+
+
+def test_a_batch_and_a_row_that_only_fills_up(path: Path) -> None:
+    module = opened(path)
+    batch = next(iter(module.train_dataloader()))
+    assert {name: (tuple(v.shape), v.dtype) for name, v in batch.items()} == {
+        "observations": ((8, K, made.OBS_DIM), torch.float32),
+        "actions": ((8, K, made.ACT_DIM), torch.float32),
+        "returns_to_go": ((8, K, 1), torch.float32),
+        "timesteps": ((8, K), torch.int64),
+        "mask": ((8, K), torch.bool),
+        "sample_ids": ((8,), torch.int64),
+    }
+    val = module.split("val")
+    filled = module.collate()([val[0], val[FILL]])
+    assert filled["sample_ids"].tolist() == [0, -1]
+    assert filled["mask"].any(dim=1).tolist() == [True, False]
+
+
+def test_validation_holds_out_whole_episodes_and_reads_each_step_once(path: Path) -> None:
+    module = opened(path, val_fraction=0.3)
+    train, val = module.split("train"), module.split("val")
+    assert len(val.chosen) == 2
+    assert sorted([*train.chosen, *val.chosen]) == list(range(len(made.LENGTHS)))
+    assert len(train) == sum(made.LENGTHS[e] for e in train.chosen)
+    batches = list(module.val_dataloader())
+    real = sum(int(batch["mask"].sum()) for batch in batches)
+    assert real == sum(made.LENGTHS[e] for e in val.chosen)
+    assert opened(path, val_fraction=0.3, split_seed=1).split("val").chosen.tolist() != (
+        val.chosen.tolist()
+    )
+    both = opened(path, val_fraction=0)
+    assert "val_fraction 0" in " ".join(both.notes)
+    assert both.split("val").chosen.tolist() == list(range(len(made.LENGTHS)))
+
+
+def trainer_at(processed: int, rank: int = 0, world_size: int = 1, accumulation: int = 1):
+    counter = SimpleNamespace(processed=processed)
+    progress = SimpleNamespace(total=counter, current=counter)
+    return SimpleNamespace(
+        global_rank=rank,
+        world_size=world_size,
+        accumulate_grad_batches=accumulation,
+        max_steps=1000,
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+
+
+def ids(module: DataModule, count: int, **layout) -> list[list[int]]:
+    module.trainer = trainer_at(**{"processed": 0, **layout})
+    batches = list(itertools.islice(module.train_dataloader(), count))
+    module.trainer = None
+    return [batch["sample_ids"].tolist() for batch in batches]
+
+
+def test_the_order_is_that_of_seed_and_step_for_every_layout_and_after_resuming(path: Path) -> None:
+    module = opened(path, seed=3)
+    size, steps = len(module.split("train")), 2 * module.steps_per_epoch
+    whole = ids(module, steps)
+    per_epoch = module.steps_per_epoch
+    assert whole == [
+        global_batch(size, 8, 3, *divmod(step, per_epoch)).tolist() for step in range(steps)
+    ]
+    assert ids(module, 3, processed=per_epoch - 1) == whole[per_epoch - 1 : per_epoch + 2]
+    ranks = [ids(module, 4, rank=rank, world_size=2, accumulation=2) for rank in range(2)]
+    parts = [ranks[rank][micro] for micro in range(4) for rank in range(2)]
+    assert [list(itertools.chain(*parts[:4])), list(itertools.chain(*parts[4:]))] == whole[:2]
+
+
+def test_workers_give_the_same_batches(path: Path) -> None:
+    alone, helped = (
+        list(itertools.islice(opened(path, num_workers=n).train_dataloader(), 3)) for n in (0, 1)
+    )
+    for one, other in zip(alone, helped, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    split = pickle.loads(pickle.dumps(opened(path).split("train")))
+    assert isinstance(split.episodes.observations, np.memmap)
+
+
+def test_what_evaluation_needs_is_in_the_checkpoint(path: Path) -> None:
+    module = opened(path)
+    state = json.loads(json.dumps(module.state_dict()))["evaluation"]
+    observations = made.arrays()["observations"].astype(np.float64)
+    assert state["env_name"] == "Hopper"
+    np.testing.assert_allclose(state["observation_mean"], observations.mean(axis=0), rtol=1e-14)
+    np.testing.assert_allclose(state["observation_std"], observations.std(axis=0) + 1e-6)
+    assert state["target_returns"] == [3600.0, 1800.0]
+    assert state["reference_returns"] == [-20.272305, 3234.3]
+    assert (state["return_scale"], state["context_length"], state["max_timestep"]) == (7.0, K, 1000)
+    assert np.array(state["observation_std"]).tolist() == module.evaluation.observation_std.tolist()
+    assert (module.obs_dim, module.act_dim, module.max_seq_len) == (11, 3, 15)
+    opened(path).load_state_dict(module.state_dict())
+    other = made.write(path.with_name("other.hdf5"), actions=made.arrays(seed=1)["actions"])
+    opened(other).load_state_dict(module.state_dict())  # its observations are the same
+    with pytest.raises(DataError, match=r"return_scale is 11\.0, was 7\.0"):
+        opened(path, return_scale=11.0).load_state_dict(module.state_dict())
+    changed = made.write(path.with_name("x.hdf5"), observations=made.arrays(seed=1)["observations"])
+    with pytest.raises(DataError, match="observation_mean are others"):
+        opened(changed).load_state_dict(module.state_dict())
+
+
+def test_the_longest_episode_decides_the_table_of_time_steps(tmp_path: Path) -> None:
+    arrays = made.arrays((1013, 17))
+    assert opened(made.write(tmp_path / "a.hdf5", **arrays)).max_timestep == 1013
+
+
+# ---- files -----------------------------------------------------------------------------------
+
+
+def test_releases_are_found_by_name_and_before_our_own(tmp_path: Path) -> None:
+    options = {"env": "Hopper", "quality": "medium-replay", "data_dir": str(tmp_path)}
+    with pytest.raises(MissingDataError, match=r"hopper_medium_replay-v2\.hdf5.*--env Hopper --q"):
+        Trajectories(**options).prepare_data()
+    for version in ("v5", "v2"):
+        made.write(tmp_path / f"hopper_medium_replay-{version}.hdf5")
+        assert Trajectories(**options).file().name == f"hopper_medium_replay-{version}.hdf5"
+    module = Trajectories(**options)
+    module.prepare_data()
+    assert list(module.source_hashes) == ["hopper_medium_replay-v2.hdf5"]
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.float32, np.int64])
+def test_flags_of_any_kind(tmp_path: Path, kind: type) -> None:
+    flags = {key: made.arrays()[key].astype(kind) for key in ("terminals", "timeouts")}
+    episodes = opened(made.write(tmp_path / "a.hdf5", **flags)).episodes
+    assert episodes.lengths.tolist() == list(made.LENGTHS)
+    assert episodes.terminated.tolist() == list(made.TERMINATED)
+
+
+def test_without_timeouts_an_episode_ends_at_step_1000(tmp_path: Path) -> None:
+    arrays = made.arrays((1000, 3, 1000, 1000, 7, 11))
+    count = len(arrays["rewards"])
+    terminals = np.zeros(count, dtype=bool)
+    terminals[[1002, 3009]] = True  # the third and fourth episode are cut off, the last is not over
+    path = made.write(tmp_path / "a.hdf5", ("timeouts",), **{**arrays, "terminals": terminals})
+    module = opened(path)
+    assert module.episodes.lengths.tolist() == [1000, 3, 1000, 1000, 7]
+    assert module.episodes.terminated.tolist() == [False, True, False, False, True]
+    assert module.episodes.num_steps == count - 11
+    assert "has no timeouts: an episode ends at a terminal or at step 1000" in module.notes[0]
+    assert module.notes[1].startswith("11 steps after the last end")
+
+
+def test_a_changed_file_is_read_again(path: Path) -> None:
+    before = opened(path).episodes.returns[0]
+    made.write(path, rewards=made.arrays()["rewards"] * 2)
+    assert opened(path).episodes.returns[0] == pytest.approx(2 * before)
+
+
+class FakeMinari:
+    """The part of the package that is used."""
+
+    @staticmethod
+    def load_dataset(name: str) -> FakeMinari:
+        if name != "mujoco/hopper/medium-v0":
+            raise FileNotFoundError(name)
+        return FakeMinari()
+
+    def iterate_episodes(self):
+        a = made.arrays()
+        for e, (first, stop) in enumerate(itertools.pairwise(OFFSETS)):
+            yield SimpleNamespace(
+                observations=np.concatenate([a["observations"][first:stop], np.ones((1, 11))]),
+                actions=a["actions"][first:stop],
+                rewards=a["rewards"][first:stop].astype(np.float64),
+                terminations=np.arange(first, stop) == (stop - 1 if made.TERMINATED[e] else -1),
+                truncations=None,
+            )
+
+
+def test_minari_gives_the_same_segments(path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari", FakeMinari)
+    ours = opened(path)
+    theirs = Trajectories("minari:mujoco/hopper/medium-v0", context_length=K, return_scale=7.0)
+    theirs.prepare_data()
+    theirs.setup()
+    assert theirs.environment.name == "Hopper"
+    assert theirs.episodes.terminated.tolist() == list(made.TERMINATED)
+    for name in ("observations", "actions", "returns_to_go", "offsets", "moments"):
+        assert np.array_equal(getattr(ours.episodes, name), getattr(theirs.episodes, name)), name
+    with pytest.raises(MissingDataError, match="minari download mujoco/hopper/expert-v0"):
+        Trajectories("minari:mujoco/hopper/expert-v0").prepare_data()
+
+
+# ---- toy -------------------------------------------------------------------------------------
+
+
+def test_toy_episodes_are_made_in_memory_from_their_seed_and_better_with_skill(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    module, again, other = ToyTrajectories(), ToyTrajectories(), ToyTrajectories(data_seed=1)
+    module.setup()
+    assert np.array_equal(module.episodes.observations, again.episodes.observations)
+    assert not np.array_equal(module.episodes.rewards[:99], other.episodes.rewards[:99])
+    returns = module.episodes.returns
+    assert returns[:16].mean() + 9 < returns[-16:].mean()
+    assert 0 < module.episodes.terminated.sum() < len(module.episodes)
+    assert module.episodes.lengths.max() == 31
