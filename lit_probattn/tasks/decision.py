@@ -336,24 +336,12 @@ class DecisionMaking(Task):
             checkpoint["evaluation"] = self.facts.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore it: the policy sees states as it was trained on them.
-
-        Raises:
-            ValueError: the data in use are of another environment.
-        """
+        """Restore it: the policy sees states as it was trained on them."""
         super().on_load_checkpoint(checkpoint)
         training = checkpoint.get("training", {})
         self._validations = training.get("validations_since_episodes", 0)
-        kept = checkpoint.get("evaluation")
-        if kept is None:
-            return
-        before, now = EvaluationFacts(**kept), self.facts
-        if now is not None and now.env_name != before.env_name:
-            raise ValueError(
-                f"the checkpoint was trained on data of {before.env_name}, these data are of "
-                f"{now.env_name}: use those that it was trained on"
-            )
-        self.facts = before
+        if "evaluation" in checkpoint:
+            self.facts = EvaluationFacts(**checkpoint["evaluation"])
 
 
 def _real_rows(batch: Any) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def test_a_window_of_one_step_plays():
     [
         ("hopper", 11, 3, {}, 5),  # it falls, at different steps
         ("hopper", 11, 3, {"terminate_when_unhealthy": False}, 100),
-        ("halfcheetah", 17, 6, {}, 100),
+        pytest.param("halfcheetah", 17, 6, {}, 100, marks=pytest.mark.slow),
     ],
 )
 def test_ten_episodes_of_mujoco_side_by_side_equal_them_one_by_one(
