@@ -19,7 +19,6 @@ from datamodules.trajectories.environments import (
     MAX_STEPS,
     QUALITIES,
     Environment,
-    Quality,
     environment_named,
 )
 from datamodules.trajectories.episodes import Episodes
@@ -30,6 +29,7 @@ from datamodules.trajectories.files import (
     find_file,
     read_steps,
 )
+from datamodules.trajectories.making import TrajectoryMaker
 from datamodules.trajectories.minari_sets import MINARI, read_minari
 from datamodules.trajectories.segments import SegmentCollate, Segments
 
@@ -262,18 +262,20 @@ class Trajectories(TrajectoryModule, CachedDataModule):
     Args:
         path: The file, or `minari:NAME` for a data set that the package minari has on this machine.
         env: HalfCheetah, Hopper or Walker2d. With `path`, None tells it by the name.
-        quality: In place of `path`: the policies that the file `<env>_<quality>-<version>.hdf5` of
-            `data_dir` is of. A release (v2) comes before a file made here (v5).
+        quality: In place of `path`: random, medium, medium-replay, medium-expert or expert. The
+            file is `<env>_<quality>-<version>.hdf5` of `data_dir`, a release (v2) before a file
+            made here (v5).
         **kwargs: Arguments of TrajectoryModule.
     """
 
     task = "trajectories"
+    maker = TrajectoryMaker
 
     def __init__(
         self,
         path: str = "",
         env: str | None = None,
-        quality: Quality | None = None,
+        quality: str | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("data_dir") is None and path and not path.startswith(MINARI):

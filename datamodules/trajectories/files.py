@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,7 +158,9 @@ def read_steps(path: Path, environment: Environment) -> Steps:
     except OSError as error:
         reason = " ".join(str(error).split())
         kind = "damaged or cut off" if h5py.is_hdf5(path) else "not an HDF5 file"
-        raise DataError(f"{path}: {kind} ({reason}); expected a file in D4RL's layout") from None
+        raise DataError(
+            f"{path}: {kind}; expected a file in D4RL's layout, copy it again ({reason})"
+        ) from None
 
 
 def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> Steps:
@@ -177,7 +178,7 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
         told = ", ".join(f"{key} {length}" for key, length in lengths.items())
         raise DataError(f"{path}: one row a step is expected, received unequal lengths: {told}")
     if not lengths["rewards"]:
-        raise DataError(f"{path}: there is no step in it")
+        raise DataError(f"{path}: there is no step in it; copy it again")
     sizes = {"observations": environment.obs_dim, "actions": environment.act_dim}
     for key, size in sizes.items():
         if file[key].shape[1:] != (size,):
@@ -201,7 +202,8 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
     ends = np.flatnonzero(is_end)
     if not len(ends):
         raise DataError(
-            f"{path}: no episode ends in {len(is_end)} steps; expected a terminal or timeout"
+            f"{path}: no episode ends in {len(is_end)} steps: no terminal and no timeout is set; "
+            f"correct the file"
         )
     count = int(ends[-1]) + 1
     if count < len(is_end):
@@ -213,13 +215,13 @@ def _steps_of(path: Path, file: Mapping[str, Any], environment: Environment) -> 
 def _length(path: Path, key: str, dataset: Any) -> int:
     shape = getattr(dataset, "shape", None)
     if not shape:
-        raise DataError(f"{path}: {key} is not an array with one row a step")
+        raise DataError(f"{path}: {key} is not an array with one row a step; correct the file")
     return int(shape[0])
 
 
 def _numbers(path: Path, key: str, dataset: Any) -> npt.NDArray[np.float32]:
     if dataset.dtype.kind not in "fiu":
-        raise DataError(f"{path}: {key} holds {dataset.dtype}, expected numbers")
+        raise DataError(f"{path}: {key} holds {dataset.dtype}, expected numbers; correct the file")
     values = np.asarray(dataset[()], dtype=np.float32)
     values = values.reshape(len(values)) if key == "rewards" else values
     check_finite(path, key, values)
@@ -231,7 +233,9 @@ def _flags(path: Path, key: str, dataset: Any) -> npt.NDArray[np.bool_]:
     wrong = (values != 0) & (values != 1)
     if len(values) != len(dataset) or wrong.any():
         received = f"{values[int(np.argmax(wrong))]}" if wrong.any() else f"shape {dataset.shape}"
-        raise DataError(f"{path}: {key} must be 0 or 1, received {received}")
+        raise DataError(
+            f"{path}: {key} must be 0 or 1, one a step, received {received}; correct the file"
+        )
     return values.astype(np.bool_)
 
 
@@ -239,7 +243,10 @@ def check_finite(path: Path | str, key: str, values: npt.NDArray[np.float32]) ->
     """Raise a DataError that names the first step with a number that is not finite."""
     rows = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not rows.all():
-        raise DataError(f"{path}: {key} of step {int(np.argmin(rows))} is not finite")
+        raise DataError(
+            f"{path}: {key} of step {int(np.argmin(rows))}: expected finite numbers; leave its "
+            f"episode out"
+        )
 
 
 def check_actions(path: Path | str, actions: npt.NDArray[np.float32]) -> None:
@@ -295,9 +302,18 @@ class EpisodeFile:
         """
         h5py = _h5py(f"writing {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        # One name, so that what a killed process left is replaced; HDF5 locks it while it is open.
+        temporary = path.with_name(f".{path.name}.partial")
         try:
-            with h5py.File(temporary, "x") as file:
+            whole = h5py.File(temporary, "w")
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{path} cannot be written, or another process is making it ({reason}); set "
+                f"data_dir to a folder that can be, or wait"
+            ) from None
+        try:
+            with whole as file:
                 for name, value in metadata.items():
                     plain = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
                     file[f"metadata/{name}"] = plain

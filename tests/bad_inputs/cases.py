@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.runs import arguments
 
 _PARTS = ("commands", "values", "checkpoints", "text_files", "picture_files", "series_files")
-_PARTS += ("own_files", "translation_files", "translation_runs")
+_PARTS += ("own_files", "translation_files", "translation_runs", "trajectory_files")
 
 
 @dataclass(frozen=True)

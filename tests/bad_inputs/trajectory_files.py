@@ -1,0 +1,124 @@
+"""Trajectories: D4RL's files, their names, and making them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from datamodules import Trajectories
+from tests.bad_inputs.cases import Case, data_command, data_error
+from tests.datamodules.trajectories import made
+
+AREA = "Trajectories (`.hdf5`)"
+_COUNT = sum(made.LENGTHS)
+
+
+def _read(path: Path, **options: object) -> None:
+    arguments = {"batch_size": 8, **options}
+    module = Trajectories(str(path), **arguments)  # type: ignore[arg-type]
+    module.prepare_data()
+    module.setup()
+
+
+def _file(without: tuple[str, ...] = (), **changes: object) -> Callable[[Path], str]:
+    """A file with other arrays."""
+    return data_error(
+        lambda folder: _read(made.write(folder / "hopper_medium-v2.hdf5", without, **changes))
+    )
+
+
+def _raw(content: bytes | None) -> Callable[[Path], str]:
+    """A file with other bytes; None cuts a good one off."""
+
+    def read(folder: Path) -> None:
+        path = folder / "hopper_medium-v2.hdf5"
+        whole = made.write(path).read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+        _read(path)
+
+    def tell(folder: Path) -> str:
+        # HDF5 tells the sizes of a file, which depend on its version.
+        return data_error(read)(folder).partition(" (")[0]
+
+    return tell
+
+
+def _named(name: str, **options: object) -> Callable[[Path], str]:
+    return data_error(lambda folder: _read(made.write(folder / name), **options))
+
+
+def _arguments(**options: object) -> Callable[[Path], str]:
+    return data_error(
+        lambda folder: Trajectories(**{"data_dir": str(folder), **options}).prepare_data()  # type: ignore[arg-type]
+    )
+
+
+def _without(package: str, tell: Callable[[Path], str]) -> Callable[[Path], str]:
+    def told(folder: Path) -> str:
+        with mock.patch.dict(sys.modules, {package: None}):
+            return tell(folder)
+
+    return told
+
+
+def _without_h5py(folder: Path) -> str:
+    path = made.write(folder / "hopper_medium-v2.hdf5")
+    return _without("h5py", data_error(lambda _: _read(path)))(folder)
+
+
+def _changed(key: str, place: object, value: float) -> dict[str, object]:
+    values = np.array(made.arrays()[key], dtype=np.float64)
+    values[place] = value  # type: ignore[index]
+    return {key: values}
+
+
+def _prepare(*words: str) -> Callable[[Path], str]:
+    return data_command("prepare", "trajectories", "--data_dir", "DIR", *words)
+
+
+def cases() -> Iterator[Case]:
+    """Files, then names, then making."""
+    for key in ("observations", "actions", "rewards", "terminals"):
+        yield Case(AREA, f"no `{key}`", _file((key,)))
+    yield Case(AREA, "unequal lengths", _file(rewards=made.arrays()["rewards"][:-2]))
+    yield Case(AREA, "an action of 1.5", _file(**_changed("actions", (4, 1), 1.5)))
+    yield Case(AREA, "a reward that is NaN", _file(**_changed("rewards", 11, np.nan)))
+    yield Case(AREA, "a terminal of 0.5", _file(**_changed("terminals", 5, 0.5)))
+    yield Case(AREA, "rewards that are text", _file(rewards=np.array([b"x"] * _COUNT)))
+    never = np.zeros(_COUNT, dtype=bool)
+    yield Case(AREA, "no end of an episode", _file(terminals=never, timeouts=never))
+    yield Case(AREA, "no timeouts and no end", _file(("timeouts",), terminals=never))
+    yield Case(AREA, "one episode", _file(**made.arrays((61,))))
+    yield Case(AREA, "no step", _file(**{k: v[:0] for k, v in made.arrays().items() if v.shape}))
+    yield Case(AREA, "a number as observations", _file(observations=3.0))
+    yield Case(AREA, "an empty file", _raw(b""))
+    yield Case(AREA, "no HDF5 file", _raw(b"observation,action\n1,2\n" * 99))
+    yield Case(AREA, "a file cut off", _raw(None))
+    yield Case(AREA, "data of another environment", _named("walker2d_medium-v2.hdf5"))
+    yield Case(AREA, "a name that says no environment", _named("mine.hdf5"))
+    yield Case(AREA, "`env Hoper`", _named("mine.hdf5", env="Hoper"))
+    yield Case(AREA, "no file", _arguments(env="Hopper", quality="medium-replay"))
+    yield Case(AREA, "no file at `path`", _arguments(path="hopper.hdf5"))
+    yield Case(AREA, "`quality good`", _arguments(env="Hopper", quality="good"))
+    yield Case(AREA, "neither `path` nor `quality`", _arguments(env="Hopper"))
+    yield Case(AREA, "`path` and `quality`", _arguments(path="hopper.hdf5", quality="random"))
+    yield Case(AREA, "`return_scale 0`", _arguments(path="hopper.hdf5", return_scale=0))
+    yield Case(AREA, "`val_fraction 1`", _arguments(path="hopper.hdf5", val_fraction=1))
+    yield Case(AREA, "h5py is missing", _without_h5py)
+    minari = _arguments(path="minari:mujoco/hopper/medium-v0")
+    yield Case(AREA, "minari is missing", _without("minari", minari))
+    area = "Making trajectories"
+    random = ("--env", "Hopper", "--quality", "random")
+    yield Case(area, "gymnasium is missing", _without("gymnasium", _prepare(*random)))
+    yield Case(area, "`--quality rando`", _prepare("--env", "Hopper", "--quality", "rando"))
+    yield Case(area, "`--env Ant`", _prepare("--env", "Ant", "--quality", "random"))
+    yield Case(area, "Walker2d", _prepare("--env", "Walker2d", "--quality", "medium"))
+    yield Case(area, "`--job 2`", _prepare(*random, "--job", "2"))
+    yield Case(area, "`--jobs 0`", _prepare(*random, "--jobs", "0"))
+    yield Case(area, "`--budget` of random", _prepare(*random, "--budget", "9"))
+    replay = ("--env", "Hopper", "--quality", "medium-replay", "--num_steps", "9")
+    yield Case(area, "`--num_steps` of medium-replay", _prepare(*replay))
