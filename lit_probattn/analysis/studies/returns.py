@@ -180,12 +180,13 @@ def findings(table: pd.DataFrame, behaviour: float | None = None) -> str:
         f"{best['target']:g}."
     ]
     if len(table) > 1:
-        rank = table["target"].corr(table["return"], method="spearman")
+        equal = table["return"].nunique() == 1
+        rank = None if equal else table["target"].corr(table["return"], method="spearman")
         off = (table["return"] - table["target"]).abs()
         near = table.loc[off.idxmin()]
         order = (
             "no rank correlation: all returns are equal"
-            if pd.isna(rank)
+            if rank is None
             else f"rank correlation of targets and mean returns {rank:.2f}"
         )
         lines.append(
@@ -218,5 +219,8 @@ def draw(
             axis.axhline(value, color=colour, lw=0.9, ls=":", label=f"{name} {value:.0f}")
     if behaviour is not None:
         axis.axhline(behaviour, color="#b5651d", lw=1.0, label=f"data {behaviour:.0f}")
-    label(axis, "target return", "return", environment, legend=7)
+    bottom, top = axis.get_ylim()
+    axis.set_ylim(bottom, top + 0.45 * (top - bottom))  # room for the legend
+    label(axis, "target return", "return", environment)
+    axis.legend(fontsize=7, frameon=False, loc="upper left", ncol=2)
     return figure
