@@ -37,6 +37,7 @@ STUDIES = tuple(
         ("priors", "studies.priors", "Priors", "learned priors, variances, mixing weights, noise"),
         ("keys", "studies.keys", "Keys", "pictures of key weights and keys"),
         ("responsibilities", "studies.responsibilities", "Responsibilities", "usage of components"),
+        ("returns", "studies.returns", "Returns", "returns of a policy against target returns"),
         ("learning_curves", "studies.curves", "Curves", "learning curves of several runs"),
         ("translations", "translations.study", "Translations", "translation models side by side"),
         ("report", "studies.collect", "Report", "one report of a folder of studies"),

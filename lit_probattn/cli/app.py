@@ -39,7 +39,7 @@ from lit_probattn.cli.files import (
 )
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
-from lit_probattn.configs import SIZES_OF_DATA, only_allowed_code
+from lit_probattn.configs import SIZES_OF_DATA, SIZES_OF_SOME_DATA, only_allowed_code
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.callbacks import (
     FinalValidation,
@@ -128,7 +128,7 @@ class RunCLI(BareCLI):
         parser.add_class_arguments(RunSettings, "run")
         for size in SIZES_OF_DATA:
             target = f"model.init_args.{size}"
-            if size == "source_vocab_size":  # data from outside need not know of two languages
+            if size in SIZES_OF_SOME_DATA:  # other data, from outside too, need not know of it
                 find = functools.partial(_size_or_none, size)
                 parser.link_arguments("data", target, find, apply_on="instantiate")
             else:

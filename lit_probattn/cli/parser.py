@@ -94,7 +94,7 @@ def _require_sizes(class_type: type, links: dict[str, Any]) -> None:
             raise ValueError(
                 f"{class_type.__name__} needs {name}, which these data do not have: tokens have a "
                 "vocab_size, series and pictures have num_features, pairs of languages a "
-                "source_vocab_size too; choose a task for this data set"
+                "source_vocab_size too, trajectories an obs_dim; choose a task for this data set"
             )
 
 

@@ -7,7 +7,8 @@ measured or modelled, and the result says which. `measured`: the median of steps
 or, where that takes long, of as many samples as are quick, with the busyness of the moment; the
 start of each of the cell's commands; checkpoints. `flops`: three times the multiply-adds of a
 forward pass, by a given speed. An evaluated sample counts as a third of a trained one; one that is
-translated, as a search of its own: measured, or at a forward pass for each hypothesis of the beam.
+translated, as a search of its own: measured, or at a forward pass for each hypothesis of the beam;
+a step of an episode that is played, as an evaluated sample, and the simulator as nothing.
 Sentence pairs, whose batches are counted in tokens, have PAIR_LEN tokens on either side.
 """
 
@@ -36,6 +37,7 @@ from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.search import Beam, beam_search
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import (
+    DecisionMaking,
     ImageClassifier,
     LanguageModeling,
     MaskedLanguageModeling,
@@ -56,6 +58,8 @@ _ROUNDS, _MAX_SECONDS = 7, 5.0
 PAIR_LEN = 32
 # Sentences whose search is measured.
 _SEARCHED = 4
+# Steps of an episode in the environments of D4RL, at most; each is read like an evaluated sample.
+_EPISODE_STEPS = 1000
 # Batches that the line of the memory is drawn through.
 _FEW = (1, 2)
 # Samples are added to a measured step up to so many seconds and bytes.
@@ -167,6 +171,10 @@ def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tenso
     if isinstance(task, ImageClassifier):
         size = cast(Any, data).image_size
         return torch.randn(batch, 3, size, size), target
+    if isinstance(task, DecisionMaking):  # states, actions and returns-to-go beside each other
+        model = task.model
+        steps = torch.randn(batch, task.context_length, model.obs_dim + model.act_dim + 1)
+        return steps, steps[..., model.obs_dim : -1]
     shape: tuple[int, ...] = (batch, seq_len(task, data))
     if isinstance(task, SeriesClassifier):
         width = cast(Any, task.model).embedding.num_features
@@ -197,6 +205,8 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
             loss = task.losses_of(out, target)[:, 0].mean()
         elif isinstance(task, LanguageModeling | MaskedLanguageModeling):
             loss = model.token_losses(out, target).mean()
+        elif isinstance(task, DecisionMaking):
+            loss = F.mse_loss(out, target)
         else:
             loss = F.cross_entropy(out, target)
         loss.backward()
@@ -206,7 +216,11 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
 
 
 def sides(task: Task, inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return what a model takes: source and target of sentence pairs, otherwise the inputs."""
+    """Return what a model takes: both sides of sentence pairs, parts of steps, else the inputs."""
+    if isinstance(task, DecisionMaking):
+        widths = [task.model.obs_dim, task.model.act_dim, 1]
+        times = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape[:2])
+        return *inputs.split(widths, -1), times
     return inputs.unbind(1) if isinstance(task, Translation) else (inputs,)
 
 
@@ -322,6 +336,8 @@ def _evaluated_seconds(
                 seconds += count * steps.search_seconds(size)
             elif count and tflops is not None:
                 seconds += count * size * 2 * macs / (tflops * 1e12)
+    if isinstance(steps.task, DecisionMaking):
+        seconds += 2 * _EPISODE_STEPS * steps.task.test_episodes * per_sample / 3  # two targets
     return seconds
 
 

@@ -170,12 +170,14 @@ class Report:
         }
 
     def _averages(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Mean over the tasks, of rows that have all of them."""
+        """Mean over the tasks, of the published metric of rows that have all tasks."""
         found = []
         for row in self.table.rows.values():
-            mine = [e for e in entries if e["row"] == row.name]
-            if AVERAGE in row.published and len(mine) == len(self.table.tasks):
-                (published,) = row.published[AVERAGE].values()
+            if AVERAGE not in row.published:
+                continue
+            ((metric, published),) = row.published[AVERAGE].items()
+            mine = [e for e in entries if e["row"] == row.name and e["metric"] == metric]
+            if len(mine) == len(self.table.tasks):
                 mean = sum(e["mean"] for e in mine) / len(mine)
                 note = "" if self.shortened else f"{mean - published:+.2f}: no interval"
                 found.append(

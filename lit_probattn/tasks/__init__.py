@@ -1,6 +1,7 @@
 """LightningModules, one per kind of task; the attention variant is a constructor argument."""
 
 from lit_probattn.tasks.base import Batch, Task
+from lit_probattn.tasks.decision import DecisionMaking
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.tasks.image_classifier import ImageClassifier
 from lit_probattn.tasks.language_model import LanguageModeling
@@ -11,6 +12,7 @@ from lit_probattn.tasks.translation import Translation
 
 __all__ = [
     "Batch",
+    "DecisionMaking",
     "ImageClassifier",
     "LanguageModeling",
     "MaskedLanguageModeling",

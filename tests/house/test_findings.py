@@ -205,7 +205,7 @@ def test_sentences_of_the_page_follow_from_the_printed_tables():
     ("number", "table", "average", "sentence"),
     [
         ("M11", "mgk_table2", "average", "some are truncated, not rounded ({printed})"),
-        ("F11", "fish_table7", "d4rl_average_all", "{printed} are printed, the rows give {means}"),
+        ("F11", "fish_table7", "average", "{printed} are printed, the rows give {means}"),
     ],
 )
 def test_printed_averages_that_are_not_those_of_their_rows(number, table, average, sentence):

@@ -28,6 +28,7 @@ FLOORS = (
     ("lit_probattn/training",),
     ("lit_probattn/tasks",),
     ("lit_probattn/configs.py",),
+    ("lit_probattn/rollouts",),
     ("lit_probattn/models",),
     ("lit_probattn/interop",),
     ("lit_probattn/functional",),
@@ -45,7 +46,10 @@ KNOW_DATA = (
     *("lit_probattn/commands", "profiling/studies"),
 )
 # Single-device code: knows no rank, no strategy.
-SINGLE_DEVICE = ("lit_probattn/attention", "lit_probattn/kernels", "lit_probattn/models")
+SINGLE_DEVICE = (
+    *("lit_probattn/attention", "lit_probattn/kernels", "lit_probattn/models"),
+    "lit_probattn/rollouts",
+)
 # In these rooms the folders have floors too, from the top.
 INNER_FLOORS = {
     "lit_probattn/attention": ("fish", "linear", "mgk"),

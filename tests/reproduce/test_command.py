@@ -143,14 +143,13 @@ def test_list_names_every_table_with_its_state(capsys):
     by_name = {line.split()[0]: line for line in lines}
     assert "of 165 cells finished (full protocol)" in by_name["mgk_table1"]
     assert "0 of 25 cells finished (full protocol)" in by_name["fish_table2"]
-    assert "not made: reinforcement learning on D4RL" in by_name["fish_table7"]
+    assert "0 of 210 cells finished (full protocol)" in by_name["fish_table7"]
     assert "uea_benchmark" in by_name["fish_table6"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fish_table7"], "fish_table7 (FiSH, table 7: D4RL) is not made: reinforcement"),
         (["low_rank_table1"], "BERT pre-training is not in scope"),
         (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),

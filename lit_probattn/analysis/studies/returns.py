@@ -1,0 +1,226 @@
+"""Returns of a decision transformer against the returns that it is asked for.
+
+The policy of a checkpoint plays episodes in the environment of its data, for several target returns
+and the same seeds. The picture has the mean return of each target with its standard deviation, the
+line on which a return is what was asked for, and the references of the normalised score. The data
+are not needed: a checkpoint knows how its policy sees the environment.
+
+With --video, one episode of the largest target is drawn as a GIF file.
+
+Source: Decision Transformer (Chen et al., 2021), figure 4. Scores: D4RL (Fu et al., 2020).
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lit_probattn.analysis.drawing import BLUE, label
+from lit_probattn.analysis.options import MODEL, Flag
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.models.decision_transformer import DecisionTransformer
+from lit_probattn.records.tables import markdown_table, panels
+from lit_probattn.rollouts.environments import (
+    Environment,
+    check_sizes,
+    describe_environment,
+    environment_id,
+    make_environment,
+)
+from lit_probattn.rollouts.episodes import Episode, Player
+from lit_probattn.rollouts.facts import EvaluationFacts
+from lit_probattn.rollouts.video import filmed_environment, write_gif
+from lit_probattn.training.checkpoints import load_checkpoint
+
+# Default targets: shares of the way from a random policy's return to the data's larger target.
+_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+class Returns(ModelStudy):
+    """Returns against target returns."""
+
+    name, title = "returns", "Returns against target returns"
+    with_data = False
+    flags = (
+        *MODEL,
+        Flag(
+            "targets",
+            "target returns; default: six up to the larger one of the data",
+            type=float,
+            nargs="+",
+        ),
+        Flag("episodes", "episodes of each target", 10, least=1),
+        Flag("seed", "of the first episode; the next ones follow", 100, least=0),
+        Flag("behaviour", "mean return of the data, drawn as a line", type=float),
+        Flag("video", "draw one episode of the largest target as a GIF file", False),
+    )
+
+    def _compute(self) -> str:
+        self.policy, self.facts = self._policy(), self._known()
+        assert self.facts.env_name is not None
+        self.environment = environment_id(self.facts.env_name)
+        rows = pd.DataFrame([row for target in self._targets() for row in self._play(target)])
+        self.results.table(rows, "episodes")
+        table = means(rows, self.facts)
+        self.results.table(table)
+        self.results.figure(draw(table, self.facts, self.environment, self.options.behaviour))
+        told = describe_environment(self.facts.env_name)
+        versions = ", ".join(f"{k} {told[k]}" for k in ("gymnasium", "mujoco") if told[k])
+        lines = [
+            f"{self.environment} ({versions}), {self.options.episodes} episodes of each target, "
+            f"seeds from {self.options.seed}. {told['warning'][0].upper()}{told['warning'][1:]}.",
+            "",
+            markdown_table(table),
+            "",
+            findings(table, self.options.behaviour),
+        ]
+        if self.options.video:
+            lines += ["", self._video(float(table["target"].max()))]
+        return "\n".join(lines)
+
+    def _policy(self) -> DecisionTransformer:
+        model = self.trained.task.model
+        if not isinstance(model, DecisionTransformer):
+            kind = type(self.trained.task).__name__
+            raise AnalysisError(f"returns needs a run of DecisionMaking, received one of {kind}")
+        return model
+
+    def _known(self) -> EvaluationFacts:
+        kept = load_checkpoint(self.trained.checkpoint).get("evaluation")
+        if kept is None or not kept.get("env_name"):
+            raise AnalysisError(
+                f"{self.trained.checkpoint.name} names no environment: its data had none"
+            )
+        return EvaluationFacts(**kept)
+
+    def _targets(self) -> list[float]:
+        given = self.options.targets or []
+        if not np.isfinite(given).all():
+            raise AnalysisError(f"--targets must be finite, received {' '.join(map(str, given))}")
+        if given:
+            return sorted(set(given))
+        low, high = self.facts.reference_returns[0], max(self.facts.target_returns)
+        return [low + share * (high - low) for share in _SHARES]
+
+    def _player(self) -> Player:
+        context = self.trained.task.context_length
+        return Player(self.policy, self.facts, context_length=context, seed=self.trained.task.seed)
+
+    def _play(self, target: float) -> list[dict[str, float]]:
+        """Return a row per episode of a target."""
+        assert self.facts.env_name is not None
+        numbers = range(self.options.episodes)
+        environments: list[Environment] = []
+        start = time.monotonic()
+        try:
+            environments += [make_environment(self.facts.env_name) for _ in numbers]
+            check_sizes(self.environment, environments[0], self.policy.obs_dim, self.policy.act_dim)
+            seeds = [self.options.seed + number for number in numbers]
+            played = self._player().play(environments, target, seeds)
+        finally:
+            for environment in environments:
+                environment.close()
+        rows = [self._row(episode) for episode in played]
+        mean = np.mean([row["return"] for row in rows])
+        print(f"target {target:g}: return {mean:.1f}, {time.monotonic() - start:.0f} s", flush=True)
+        return rows
+
+    def _row(self, episode: Episode) -> dict[str, float]:
+        return {
+            "target": episode.target,
+            "seed": episode.seed,
+            "return": episode.total,
+            "score": self.facts.score(episode.total),
+            "length": episode.length,
+        }
+
+    def _video(self, target: float) -> str:
+        """Write one episode as a GIF file; return what to say of it."""
+        assert self.facts.env_name is not None
+        film = filmed_environment(self.facts.env_name)
+        if isinstance(film, str):
+            return f"{film[0].upper()}{film[1:]}."
+        try:
+            (episode,) = self._player().play([film], target, [self.options.seed])
+        finally:
+            film.close()
+        path = self.results.path("gif")
+        write_gif(path, film.pictures)
+        return (
+            f"![an episode]({path.name}) Target {target:g}, seed {self.options.seed}: return "
+            f"{episode.total:.1f} in {episode.length} steps."
+        )
+
+
+def means(rows: pd.DataFrame, facts: EvaluationFacts) -> pd.DataFrame:
+    """Return mean, deviation and score of each target."""
+    groups = rows.groupby("target")
+    table = pd.DataFrame(
+        {
+            "return": groups["return"].mean(),
+            "std": groups["return"].std(ddof=1).fillna(0.0),
+            "length": groups["length"].mean(),
+            "episodes": groups["return"].size(),
+        }
+    ).reset_index()
+    table["score"] = [facts.score(value) for value in table["return"]]
+    table["target score"] = [facts.score(value) for value in table["target"]]
+    return table
+
+
+def findings(table: pd.DataFrame, behaviour: float | None = None) -> str:
+    """Return sentences on how returns follow their targets."""
+    best = table.loc[table["return"].idxmax()]
+    lines = [
+        f"The best mean return is {best['return']:.1f} (score {best['score']:.1f}), for the target "
+        f"{best['target']:g}."
+    ]
+    if len(table) > 1:
+        equal = table["return"].nunique() == 1
+        rank = None if equal else table["target"].corr(table["return"], method="spearman")
+        off = (table["return"] - table["target"]).abs()
+        near = table.loc[off.idxmin()]
+        order = (
+            "no rank correlation: all returns are equal"
+            if rank is None
+            else f"rank correlation of targets and mean returns {rank:.2f}"
+        )
+        lines.append(
+            f"{order[0].upper()}{order[1:]}; the target that is met best is {near['target']:g}, "
+            f"with {near['return']:.1f}."
+        )
+    if behaviour is not None:
+        word = "above" if best["return"] > behaviour else "not above"
+        lines.append(f"The best is {word} the mean return of the data, {behaviour:g}.")
+    return " ".join(lines)
+
+
+def draw(
+    table: pd.DataFrame, facts: EvaluationFacts, environment: str, behaviour: float | None = None
+) -> Figure:
+    """Draw mean returns with their deviations against targets, and the references."""
+    figure, axes = panels(1, 1, 5.0, 3.6)
+    axis = axes[0][0]
+    target, mean = table["target"].to_numpy(), table["return"].to_numpy()
+    low = min(target.min(), mean.min())
+    high = max(target.max(), mean.max())
+    axis.plot([low, high], [low, high], color="0.5", lw=1.0, ls="--", label="return = target")
+    axis.errorbar(
+        target, mean, table["std"], color=BLUE, marker="o", ms=4, capsize=3, label="policy, ± std"
+    )
+    for value, name, colour in zip(
+        facts.reference_returns, ("random", "expert"), ("0.7", "0.3"), strict=True
+    ):
+        if value <= high + 0.3 * (high - low):
+            axis.axhline(value, color=colour, lw=0.9, ls=":", label=f"{name} {value:.0f}")
+    if behaviour is not None:
+        axis.axhline(behaviour, color="#b5651d", lw=1.0, label=f"data {behaviour:.0f}")
+    bottom, top = axis.get_ylim()
+    axis.set_ylim(bottom, top + 0.45 * (top - bottom))  # room for the legend
+    label(axis, "target return", "return", environment)
+    axis.legend(fontsize=7, frameon=False, loc="upper left", ncol=2)
+    return figure

@@ -1,0 +1,194 @@
+"""Decision transformers: returns-to-go, states and actions of a trajectory -> actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.cache import Cache
+from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.randomness import RandomKey
+
+TOKENS_PER_STEP = 3  # return-to-go, state, action
+_STD = 0.02
+
+
+class DecisionTransformer(nn.Module):
+    """Causal transformer over (return-to-go, state, action) of every step; reads actions at states.
+
+        r₁ s₁ a₁ r₂ s₂ a₂ …  each linear, + time step ─ LayerNorm ─ drop ─ Block × L ─ LayerNorm
+        action[t] = tanh(W h[s_t] + b)
+
+    Source: Decision Transformer (Chen et al., 2021) with the sizes of FiSH, NeurIPS 2022, table 7;
+    the blocks are pre-norm, and nothing but the time step tells positions apart. Matrices of the
+    blocks start as N(0, 0.02²) with biases 0, as in GPT-2; embeddings and head as PyTorch's layers.
+    Departs from the source: nothing. (FiSH names no initialisation.)
+
+    Args:
+        attention: makes the attention layer of every block.
+        obs_dim: entries of a state.
+        act_dim: entries of an action; each lies in [−1, 1].
+        max_timestep: rows of the time steps' table; steps count from 0.
+        attention_dropout: of attention weights; None leaves it to the attention's own argument.
+
+    The other arguments are those of `Transformer`.
+
+    Raises:
+        ValueError: a size is below 1, or see `Transformer`.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        obs_dim: int,
+        act_dim: int,
+        max_timestep: int,
+        embed_dim: int = 256,
+        head_dim: int = 64,
+        num_layers: int = 3,
+        mlp_dim: int = 1024,
+        dropout: float = 0.1,
+        activation: Activation = "relu",
+        attention_dropout: float | None = 0.1,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = {"obs_dim": obs_dim, "act_dim": act_dim, "max_timestep": max_timestep}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, received {size}")
+        self.obs_dim, self.act_dim, self.max_timestep = obs_dim, act_dim, max_timestep
+        options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
+        self.returns = nn.Linear(1, embed_dim)
+        self.observations = nn.Linear(obs_dim, embed_dim)
+        self.actions = nn.Linear(act_dim, embed_dim)
+        self.timesteps = nn.Embedding(max_timestep, embed_dim)
+        self.norm = nn.LayerNorm(embed_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = Transformer(
+            partial(attention, **options),
+            embed_dim,
+            head_dim,
+            num_layers,
+            mlp_dim,
+            dropout,
+            activation=activation,
+            activation_checkpointing=activation_checkpointing,
+        )
+        self.head = nn.Linear(embed_dim, act_dim)
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for module in self.encoder.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=_STD)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        returns_to_go: Tensor,
+        timesteps: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rng: RandomKey | None = None,
+    ) -> Tensor:
+        """Return the predicted action of every step, (B, K, act_dim), in (−1, 1).
+
+        An action depends on what precedes it: its step's state and return-to-go, and earlier steps.
+
+        Args:
+            observations: standardised states, (B, K, obs_dim).
+            actions: (B, K, act_dim), or (B, K − 1, act_dim): no prediction reads the last.
+            returns_to_go: scaled, (B, K, 1).
+            timesteps: steps since the episode began, (B, K) int64.
+            mask: real steps, (B, K) bool. None means all.
+            rng: names the draw of attention dropout and noise.
+
+        Raises:
+            ValueError: the tensors do not fit each other or the model.
+        """
+        self._check(observations, actions, returns_to_go, timesteps)
+        steps = observations.shape[1]
+        tokens = self.embed(observations, actions, returns_to_go, timesteps)
+        key_mask = None
+        if mask is not None:
+            key_mask = mask.repeat_interleave(TOKENS_PER_STEP, 1)[:, : tokens.shape[1]]
+        hidden = self.encoder(self.dropout(tokens), key_mask=key_mask, is_causal=True, rng=rng)
+        return torch.tanh(self.head(hidden[:, 1::TOKENS_PER_STEP][:, :steps]))
+
+    def embed(
+        self, observations: Tensor, actions: Tensor, returns_to_go: Tensor, timesteps: Tensor
+    ) -> Tensor:
+        """Return the normalised tokens in their order, (B, 3 K, C), or one fewer; see `forward`."""
+        steps, last = observations.shape[1], actions.shape[1]
+        time = self.timesteps(timesteps)  # (B, K, C)
+        states = self.observations(observations) + time
+        returns = self.returns(returns_to_go) + time
+        acts = self.actions(actions) + time[:, :last]
+        if last < steps:
+            acts = torch.cat([acts, acts.new_zeros(acts.shape[0], 1, acts.shape[2])], 1)
+        tokens = torch.stack([returns, states, acts], 2).flatten(1, 2)  # (B, 3 K, C)
+        return self.norm(tokens[:, : tokens.shape[1] - (steps - last)])
+
+    def new_caches(self, capacity: int = 0) -> list[Cache]:
+        """Return an empty memory per layer, with room for `capacity` tokens."""
+        return self.encoder.new_caches(capacity)
+
+    def next_action(
+        self,
+        observation: Tensor,
+        previous_action: Tensor | None,
+        return_to_go: Tensor,
+        timestep: int,
+        *,
+        caches: Sequence[Cache],
+        rng: RandomKey | None = None,
+    ) -> Tensor:
+        """Append a step to the caches and return its action, (B, act_dim).
+
+        Equal to `forward` of all steps since the caches were empty.
+
+        Args:
+            observation: (B, obs_dim).
+            previous_action: that of the step before, (B, act_dim); None at the first.
+            return_to_go: (B, 1).
+            timestep: of this step.
+            caches: from `new_caches`.
+        """
+        time = self.timesteps.weight[timestep]
+        tokens = [self.returns(return_to_go) + time, self.observations(observation) + time]
+        if previous_action is not None:
+            tokens.insert(0, self.actions(previous_action) + self.timesteps.weight[timestep - 1])
+        hidden = self.encoder(
+            self.dropout(self.norm(torch.stack(tokens, 1))), is_causal=True, rng=rng, caches=caches
+        )
+        return torch.tanh(self.head(hidden[:, -1]))
+
+    def _check(
+        self, observations: Tensor, actions: Tensor, returns_to_go: Tensor, timesteps: Tensor
+    ) -> None:
+        batch, steps = observations.shape[:2]
+        expected = {
+            "observations": (observations, (batch, steps, self.obs_dim)),
+            "returns_to_go": (returns_to_go, (batch, steps, 1)),
+            "timesteps": (timesteps, (batch, steps)),
+        }
+        for name, (tensor, shape) in expected.items():
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, received {tuple(tensor.shape)}")
+        allowed = [(batch, count, self.act_dim) for count in (steps, steps - 1)]
+        if tuple(actions.shape) not in allowed:
+            raise ValueError(
+                f"actions must have shape {allowed[0]}, or one step fewer, received "
+                f"{tuple(actions.shape)}"
+            )

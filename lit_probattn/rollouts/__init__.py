@@ -1,0 +1,1 @@
+"""Policies in simulated environments: episodes in batches, scores, pictures that move."""

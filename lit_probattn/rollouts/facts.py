@@ -1,0 +1,95 @@
+"""What an evaluation in an environment needs to know of the data that a policy was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class EvaluationFacts:
+    """How a policy sees its environment, and what its returns are compared with.
+
+    Plain values: a checkpoint stores them, so that it can be evaluated without the data.
+
+    Args:
+        env_name: the environment; None where the data have none.
+        observation_mean: of every entry of a state, which is subtracted.
+        observation_std: of every entry of a state, which divides the rest.
+        target_returns: the two returns that the policy is asked for.
+        reference_returns: mean returns of a random policy and of an expert.
+        return_scale: divides returns-to-go.
+
+    Raises:
+        ValueError: a number is missing, or a scale is not positive.
+    """
+
+    env_name: str | None
+    observation_mean: tuple[float, ...]
+    observation_std: tuple[float, ...]
+    target_returns: tuple[float, ...]
+    reference_returns: tuple[float, float]
+    return_scale: float
+
+    def __post_init__(self) -> None:
+        for name in ("observation_mean", "observation_std", "target_returns", "reference_returns"):
+            values = np.asarray(getattr(self, name), dtype=np.float64).ravel()
+            if not np.isfinite(values).all():
+                raise ValueError(f"{name} must be finite, received {values.tolist()}")
+            object.__setattr__(self, name, tuple(values.tolist()))
+        object.__setattr__(self, "return_scale", float(self.return_scale))
+        if len(self.observation_mean) != len(self.observation_std):
+            raise ValueError(
+                f"observation_mean has {len(self.observation_mean)} entries and observation_std "
+                f"{len(self.observation_std)}: expected one of each per entry of a state"
+            )
+        for name in ("target_returns", "reference_returns"):
+            if len(getattr(self, name)) != 2:
+                raise ValueError(
+                    f"{name} must be two numbers, received {list(getattr(self, name))}"
+                )
+        if not min(self.observation_std, default=0.0) > 0 or not self.return_scale > 0:
+            raise ValueError(
+                f"observation_std and return_scale must be positive, received "
+                f"{min(self.observation_std, default=0.0)} and {self.return_scale}"
+            )
+        if self.reference_returns[0] == self.reference_returns[1]:
+            raise ValueError(
+                f"reference_returns must differ, received {list(self.reference_returns)}: scores "
+                "are counted from the first to the second"
+            )
+
+    @classmethod
+    def of(cls, data: Any) -> EvaluationFacts | None:
+        """Return those of a DataModule, from its `evaluation`; None where it has none."""
+        found = getattr(data, "evaluation", None)
+        if found is None:
+            return None
+        given = {
+            name: found[name] if isinstance(found, Mapping) else getattr(found, name)
+            for name in cls.__dataclass_fields__
+            if name != "return_scale"
+        }
+        return cls(**given, return_scale=data.return_scale)
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint; `EvaluationFacts(**state)` is the same again."""
+        return asdict(self)
+
+    def standardised(self, observations: np.ndarray) -> np.ndarray:
+        """Return states as the policy was trained on them, in float64; (…, obs_dim)."""
+        shifted = np.asarray(observations, np.float64) - np.asarray(self.observation_mean)
+        return shifted / np.asarray(self.observation_std)
+
+    def score(self, episode_return: float) -> float:
+        """Return the normalised score: 0 is a random policy's mean return, 100 an expert's.
+
+            score = 100 (return − random) / (expert − random)
+
+        Source: D4RL (Fu et al., 2020).
+        """
+        random, expert = self.reference_returns
+        return 100.0 * (episode_return - random) / (expert - random)

@@ -1,0 +1,97 @@
+"""An episode as a moving picture: a GIF file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lit_probattn.records.provenance import replacing
+from lit_probattn.rollouts.environments import Environment, make_environment, use_a_renderer
+
+SIZE = 240  # pixels of a side
+EVERY = 3  # steps from one picture to the next
+MOST_PICTURES = 340
+
+
+class Filmed:
+    """An environment that keeps a picture of every few steps.
+
+    Args:
+        environment: one that renders, in mode `rgb_array`.
+        every: steps from one picture to the next.
+        most: pictures that are kept at most.
+    """
+
+    def __init__(self, environment: Any, every: int = EVERY, most: int = MOST_PICTURES) -> None:
+        self.environment, self.every, self.most = environment, every, most
+        self.pictures: list[np.ndarray] = []
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode and its film."""
+        found: tuple[Any, dict[str, Any]] = self.environment.reset(seed=seed)
+        self.pictures, self._steps = [], 0
+        self._look()
+        return found
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Act, and keep a picture if its turn has come or the episode ended."""
+        found: tuple[Any, Any, bool, bool, dict[str, Any]] = self.environment.step(action)
+        self._steps += 1
+        if self._steps % self.every == 0 or found[2] or found[3]:
+            self._look()
+        return found
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.environment.close()
+
+    def _look(self) -> None:
+        if len(self.pictures) < self.most:
+            self.pictures.append(np.asarray(self.environment.render(), dtype=np.uint8))
+
+
+def filmed_environment(name: str) -> Filmed | str:
+    """Return an environment that can be filmed, or in one line why none can be."""
+    use_a_renderer()
+    environment: Environment | None = None
+    try:
+        environment = make_environment(name, render_mode="rgb_array", width=SIZE, height=SIZE)
+        film = Filmed(environment)
+        film.reset(seed=0)
+        return film
+    except ValueError:
+        raise
+    except Exception as error:  # OpenGL's libraries raise whatever they like
+        return (
+            f"no video: nothing here renders ({type(error).__name__}); MUJOCO_GL=egl or osmesa "
+            "needs libEGL or libOSMesa"
+        )
+
+
+def write_gif(path: Path, pictures: Sequence[np.ndarray], milliseconds: int = 40) -> None:
+    """Write pictures, (height, width, 3) uint8 each, as a GIF file; half a file is never there.
+
+    Raises:
+        ValueError: there is no picture.
+    """
+    if not pictures:
+        raise ValueError(f"no pictures to write to {path.name}: the episode has none")
+    first, *others = (
+        Image.fromarray(picture).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
+        for picture in pictures
+    )
+    with replacing(path) as partial:
+        first.save(
+            partial,
+            format="GIF",
+            save_all=True,
+            append_images=others,
+            duration=milliseconds,
+            loop=0,
+            optimize=True,
+        )

@@ -1,0 +1,350 @@
+"""What to do next: offline reinforcement learning as a sequence of returns, states and actions."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.models.decision_transformer import DecisionTransformer
+from lit_probattn.models.transformer import Activation
+from lit_probattn.rollouts.environments import (
+    check_sizes,
+    describe_environment,
+    make_environment,
+)
+from lit_probattn.rollouts.episodes import Episode, Player, Watch
+from lit_probattn.rollouts.facts import EvaluationFacts
+from lit_probattn.tasks.base import Split, Task, model_arguments
+from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
+from lit_probattn.tasks.schedules import ScheduleName
+
+FIRST_SEED = 100  # added to the run's seed for the first episode, as the source does
+_SECONDS_BETWEEN_LINES = 10.0
+_TARGETS: tuple[Literal["high", "low"], ...] = ("high", "low")
+
+
+class DecisionMaking(Task):
+    """Decision transformer, trained on the mean squared error of the actions of a global batch.
+
+    The mean is over all entries of actions at real steps, whatever ranks and accumulation steps
+    they are on: padding counts nowhere, and the layout changes nothing.
+
+    Batches: `observations` (B, K, obs_dim) standardised, `actions` (B, K, act_dim), `returns_to_go`
+    (B, K, 1) scaled, `timesteps` (B, K) int64, `mask` (B, K) True on real steps, `sample_ids` (B,).
+
+    Logged beside what every task logs, for `val` and `test`: `loss`, the mean squared error, and
+    `steps`, the real steps. Where episodes are played (`test_episodes`, `val_episodes`), in the
+    environment of the data and for both target returns, `high` and `low`: `return_high`, their mean
+    return, its standard deviation `return_std_high`, the mean `length_high`, the normalised
+    `score_high`; and `score`, the better of the two. `provenance` has the environment's
+    versions, seeds, targets and every return.
+
+    Episode i starts from the seed `seed` + 100 + i, for both targets and whatever the number of
+    episodes, batches or ranks.
+
+    Source: Decision Transformer (Chen et al., 2021), with the recipe of FiSH, NeurIPS 2022, table
+    7: AdamW, linear warm-up to a constant rate.
+    Departs from the source: every episode has a seed of its own; environments are gymnasium's -v5.
+
+    Args:
+        obs_dim: entries of a state.
+        act_dim: entries of an action.
+        max_timestep: rows of the table of time steps.
+        context_length: K, steps that the policy sees in its environment.
+        dropout: dropout of tokens and of every branch of a block.
+        test_episodes: episodes that `test` plays per target; 0 for the loss alone.
+        val_episodes: episodes that a validation plays per target.
+        val_every: a validation plays them if it is the n-th since the last that did.
+        target_returns: the two returns that the policy is asked for; None for those of the data.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    model: DecisionTransformer
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        obs_dim: int,
+        act_dim: int,
+        max_timestep: int,
+        context_length: int,
+        embed_dim: int = 256,
+        head_dim: int = 64,
+        num_layers: int = 3,
+        mlp_dim: int = 1024,
+        dropout: float = 0.1,
+        activation: Activation = "relu",
+        attention_dropout: float | None = 0.1,
+        activation_checkpointing: bool = False,
+        test_episodes: int = 100,
+        val_episodes: int = 0,
+        val_every: int = 1,
+        target_returns: Sequence[float] | None = None,
+        lr: float = 1e-3,
+        eps: float = 1e-8,
+        weight_decay: float = 1e-4,
+        schedule: ScheduleName = "constant",
+        warmup_steps: int = 10_000,
+        **training_options: Any,
+    ) -> None:
+        optimisation: dict[str, Any] = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        rising: dict[str, Any] = {"schedule": schedule, "warmup_steps": warmup_steps}
+        super().__init__(**optimisation, **rising, **training_options)
+        for name, value, least in (
+            ("test_episodes", test_episodes, 0),
+            ("val_episodes", val_episodes, 0),
+            ("val_every", val_every, 1),
+            ("context_length", context_length, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, received {value}")
+        if target_returns is not None and len(target_returns) != 2:
+            raise ValueError(f"target_returns must be two numbers, received {list(target_returns)}")
+        self.keep_arguments()
+        self.context_length = context_length
+        self.test_episodes, self.val_episodes, self.val_every = (
+            *(test_episodes, val_episodes),
+            val_every,
+        )
+        self.target_returns = target_returns
+        self.model = DecisionTransformer(
+            attention, **model_arguments(DecisionTransformer, locals())
+        )
+        self.facts: EvaluationFacts | None = None
+        self.provenance: dict[str, Any] = {}
+        self._sums = torch.zeros(2, dtype=torch.float64)  # squared errors, steps
+        self._validations = 0  # since the last that played
+
+    # ---- set-up ------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Learn of the data what playing needs; refuse an environment that cannot be played.
+
+        Raises:
+            ValueError: the environment is missing, or its sizes are not those of the data; see also
+                `Task.setup`.
+        """
+        super().setup(stage)
+        self.facts = EvaluationFacts.of(getattr(self.trainer, "datamodule", None)) or self.facts
+        plays = self.val_episodes if stage in ("fit", "validate") else self.test_episodes
+        if plays and stage != "predict" and self.facts is not None and self.facts.env_name:
+            environment = make_environment(self.facts.env_name)
+            try:
+                sizes = self.model.obs_dim, self.model.act_dim
+                check_sizes(self.facts.env_name, environment, *sizes)
+            finally:
+                environment.close()
+
+    # ---- losses ------------------------------------------------------------------------------
+
+    def predicted(self, batch: Any) -> Tensor:
+        """Return the predicted actions of a batch, (B, K, act_dim)."""
+        names = ("observations", "actions", "returns_to_go", "timesteps", "mask")
+        inputs = {name: batch[name] for name in names}
+        for name in names[:3]:
+            inputs[name] = inputs[name].to(self.model.head.weight.dtype)
+        return self.model(**inputs, rng=self.random_key(batch))
+
+    def squared_errors(self, batch: Any) -> Tensor:
+        """Return every step's mean squared error over its action's entries, (B, K); 0 at padding.
+
+        They are in float32 or better.
+        """
+        predicted = self.predicted(batch)
+        exact = predicted if predicted.dtype == torch.float64 else predicted.float()
+        errors = (exact - batch["actions"].to(exact)).square().mean(-1)
+        return torch.where(batch["mask"], errors, 0.0)
+
+    def batch_loss(self, batch: Any) -> Tensor:
+        """Return the sum of a micro-batch's errors over its number of places for steps. Shape ().
+
+        Padding counts among the places: they are alike in all micro-batches of a step, whose real
+        steps are known together only at its end. There gradients and loss are scaled to the mean
+        over real steps.
+        """
+        return self.squared_errors(batch).sum() / batch["mask"].numel()
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Scale the gradients, and the loss, to the mean over real steps; do what every task does.
+
+        Clipping follows, so it sees the gradient of that mean.
+        """
+        masks = [batch["mask"] for _, batch, _ in self._window]  # type: ignore[typeddict-item]
+        places = sum(mask.numel() for mask in masks)
+        real = torch.stack([mask.sum() for mask in masks]).sum().to(torch.float64)
+        real = sum_over_ranks(real[None])[0].clamp(min=1.0)
+        factor = places * num_ranks() / real
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor.to(parameter.grad.dtype))
+        self._window = [(i, batch, loss * factor.to(loss.dtype)) for i, batch, loss in self._window]
+        super().on_before_optimizer_step(optimizer)
+
+    # ---- evaluation --------------------------------------------------------------------------
+
+    def evaluate(self, batch: Any, split: Split) -> None:
+        """Add the errors of the real steps of a batch."""
+        rows = _real_rows(batch)
+        if len(rows["sample_ids"]):
+            sums = [self.squared_errors(rows).double().sum(), rows["mask"].sum()]
+            self._sums += torch.stack([value.double() for value in sums]).to(self._sums)
+
+    def log_scores(self, split: Split) -> None:
+        """Log the loss; play episodes if it is their turn."""
+        total, steps = sum_over_ranks(self._sums.to(self.device)).tolist()
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        loss = torch.tensor(total / steps if steps else float("nan"), dtype=torch.float64)
+        self.log(f"{split}/loss", loss, prog_bar=split == "val")
+        self.log(f"{split}/steps", float(steps))
+        count = self._episodes_now(split)
+        if count:
+            self._log_returns(split, count)
+
+    def _episodes_now(self, split: Split) -> int:
+        if split == "test":
+            return self.test_episodes
+        if not self.val_episodes or self.trainer.sanity_checking:
+            return 0
+        self._validations += 1
+        if self.trainer.state.fn == "fit" and self._validations < self.val_every:
+            return 0
+        self._validations = 0
+        return self.val_episodes
+
+    def _log_returns(self, split: Split, count: int) -> None:
+        facts = self.facts
+        if facts is None or not facts.env_name:
+            self._say("no episodes played: these data name no environment")
+            return
+        targets = sorted(self.target_returns or facts.target_returns, reverse=True)
+        told = {**describe_environment(facts.env_name), "episodes": count}
+        told |= {"first_seed": self.seed + FIRST_SEED, "targets": {}}
+        told["reference_returns"] = list(facts.reference_returns)
+        scores = {}
+        for name, target in zip(_TARGETS, targets, strict=True):
+            played = self.play(target, count)
+            returns = np.array([episode.total for episode in played])
+            scores[name] = facts.score(float(returns.mean()))
+            found = {
+                "return": float(returns.mean()),
+                "return_std": float(returns.std(ddof=1)) if count > 1 else 0.0,
+                "length": float(np.mean([episode.length for episode in played])),
+                "score": scores[name],
+            }
+            exact = {k: torch.tensor(value, dtype=torch.float64) for k, value in found.items()}
+            self.log_dict({f"{split}/{key}_{name}": value for key, value in exact.items()})
+            told["targets"][name] = {"target": target, **found, "returns": returns.tolist()}
+            self._say(
+                f"{told['environment']}, target {target:g}: return {found['return']:.1f} ± "
+                f"{found['return_std']:.1f}, score {found['score']:.1f}, {count} episodes of "
+                f"{found['length']:.0f} steps"
+            )
+        best = torch.tensor(max(scores.values()), dtype=torch.float64)
+        self.log(f"{split}/score", best, prog_bar=split == "val")
+        told["score_is"] = "the better of the two targets"
+        self.provenance["evaluation"] = told
+        if split == "test":
+            self._say(f"note: {told['warning']}")
+
+    def play(self, target: float, count: int) -> list[Episode]:
+        """Play `count` episodes for a target return, spread over the ranks; all, in their order.
+
+        Raises:
+            ValueError: there is no environment, or see `Player.play`.
+        """
+        facts = self.facts
+        if facts is None or not facts.env_name:
+            raise ValueError("these data name no environment to play in")
+        trainer = self.trainer_or_none
+        rank = 0 if trainer is None else trainer.global_rank
+        numbers = range(rank, count, num_ranks())
+        environments = [make_environment(facts.env_name) for _ in numbers]
+        player = Player(self.model, facts, context_length=self.context_length, seed=self.seed)
+        try:
+            mine = player.play(
+                environments,
+                target,
+                [self.seed + FIRST_SEED + number for number in numbers],
+                numbers=numbers,
+                watch=self._watch(target, len(numbers)),
+            )
+        finally:
+            for environment in environments:
+                environment.close()
+        everyone = [episode for part in gather_objects(mine) for episode in part]
+        return sorted(everyone, key=lambda episode: episode.number)
+
+    def _watch(self, target: float, count: int) -> Watch | None:
+        """Return what prints a line every ten seconds while episodes are played."""
+        trainer = self.trainer_or_none
+        bar = getattr(trainer, "progress_bar_callback", None)
+        if trainer is None or bar is None or not trainer.is_global_zero:
+            return None
+        shown = time.monotonic()
+
+        def watch(step: int, running: int) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown >= _SECONDS_BETWEEN_LINES:
+                shown = now
+                line = f"target {target:g}: step {step}, {running} of {count} episodes go on"
+                print(line, file=sys.stderr, flush=True)
+
+        return watch
+
+    def _say(self, line: str) -> None:
+        if self.trainer.is_global_zero:
+            print(line, flush=True)
+
+    # ---- prediction --------------------------------------------------------------------------
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Predict the actions of the real rows of a batch.
+
+        Returns:
+            `sample_id` (R,), and of each of the R rows, for its real steps: `timesteps`, `actions`
+            and `predicted`, lists of numbers or of lists of act_dim numbers.
+        """
+        rows = _real_rows(batch)
+        result: dict[str, Any] = {"sample_id": rows["sample_ids"]}
+        named = {"timesteps": rows["timesteps"], "actions": rows["actions"]}
+        if len(rows["sample_ids"]):
+            named["predicted"] = self.predicted(rows).float()
+        for name, values in named.items():
+            kept = zip(values, rows["mask"], strict=True)
+            result[name] = [row[real].tolist() for row, real in kept]
+        return result
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what playing needs to know of the data, and when episodes are played next."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["training"]["validations_since_episodes"] = self._validations
+        if self.facts is not None:
+            checkpoint["evaluation"] = self.facts.state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore it: the policy sees states as it was trained on them."""
+        super().on_load_checkpoint(checkpoint)
+        training = checkpoint.get("training", {})
+        self._validations = training.get("validations_since_episodes", 0)
+        if "evaluation" in checkpoint:
+            self.facts = EvaluationFacts(**checkpoint["evaluation"])
+
+
+def _real_rows(batch: Any) -> dict[str, Any]:
+    """Return the rows of a batch that do not only fill it up."""
+    real = batch["sample_ids"] >= 0
+    return {name: value[real] for name, value in batch.items()}

@@ -1,0 +1,106 @@
+"""The study of returns: its rows, its sentences, its picture, a GIF or the line in its place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from lit_probattn.analysis.__main__ import main
+from lit_probattn.analysis.studies.returns import draw, findings, means
+from lit_probattn.rollouts.facts import EvaluationFacts
+from lit_probattn.rollouts.video import Filmed
+from tests.rollouts.toy import Pendulum, facts
+from tests.support.paths import ROOT
+from tests.support.runs import only_version, run, write_attention
+
+TASK = str(ROOT / "configs/tasks/tiny/d4rl.yaml")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    files = ["--config", TASK, "--config", write_attention(folder)]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    short = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0"]
+    run(["fit", *files, *place, *short, "--trainer.enable_progress_bar", "false"])
+    return only_version(folder)
+
+
+def study(trained, out, *more):
+    words = ["returns", "--checkpoint", str(trained), "--out", str(out), "--device", "cpu", *more]
+    return main([*words, "--episodes", "3"])
+
+
+def test_rows_are_the_episodes_of_the_policy(trained, tmp_path):
+    """Without the data: facts and weights come from the checkpoint."""
+    assert study(trained, tmp_path, "--targets", "20", "5", "--behaviour", "12") == 0
+    rows = pd.read_csv(tmp_path / "returns_episodes.csv")
+    assert rows["target"].tolist() == [5.0] * 3 + [20.0] * 3
+    assert rows["seed"].tolist() == [100, 101, 102] * 2
+    assert rows["score"].to_numpy() == pytest.approx(100 * (rows["return"] - 0.3) / 29.1, abs=1e-3)
+    table = pd.read_csv(tmp_path / "returns.csv")
+    expected = rows.groupby("target")["return"].mean().to_numpy()
+    assert table["return"].to_numpy() == pytest.approx(expected, rel=1e-5)
+    assert (tmp_path / "returns.png").stat().st_size > 10_000
+    text = (tmp_path / "returns.md").read_text()
+    assert "The best mean return is" in text
+    assert "mean return of the data, 12" in text
+    assert "its scores compare with nothing" in text
+
+
+def test_targets_default_to_six_up_to_the_larger_of_the_data(trained, tmp_path):
+    assert study(trained, tmp_path) == 0
+    targets = pd.read_csv(tmp_path / "returns.csv")["target"].to_numpy()
+    np.testing.assert_allclose(targets, np.linspace(0.3, 28.0, 6), rtol=1e-5)
+
+
+def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, monkeypatch):
+    assert study(trained, tmp_path / "none", "--targets", "5", "--video") == 0
+    assert "\nNo video: nothing here renders" in (tmp_path / "none/returns.md").read_text()
+    assert not list((tmp_path / "none").glob("*.gif"))
+
+    class Seen(Pendulum):
+        """With the toy's sizes."""
+
+        def reset(self, *, seed=None):
+            state, told = super().reset(seed=seed)
+            return np.append(state, 0.0), told
+
+        def step(self, action):
+            state, *more = super().step(action)
+            return (np.append(state, 0.0), *more)
+
+    monkeypatch.setattr(
+        "lit_probattn.analysis.studies.returns.filmed_environment", lambda name: Filmed(Seen())
+    )
+    assert study(trained, tmp_path / "film", "--targets", "5", "9", "--video") == 0
+    with Image.open(tmp_path / "film/returns.gif") as picture:
+        assert picture.n_frames > 1
+    assert "Target 9, seed 100: return" in (tmp_path / "film/returns.md").read_text()
+
+
+def table(*pairs: tuple[float, float]) -> pd.DataFrame:
+    rows = [{"target": t, "return": r, "length": 3} for t, r in pairs for _ in range(2)]
+    return means(pd.DataFrame(rows), facts(env_name="hopper"))
+
+
+def test_sentences_follow_the_numbers():
+    rising = findings(table((100.0, 110.0), (200.0, 190.0), (300.0, 240.0)), 150.0)
+    assert "best mean return is 240.0" in rising
+    assert "for the target 300" in rising
+    assert "correlation of targets and mean returns 1.00" in rising
+    assert "the best is above the mean return of the data, 150" in rising.lower()
+    assert "not above" in findings(table((100.0, 110.0), (200.0, 90.0)), 150.0)
+    assert "-1.00" in findings(table((100.0, 110.0), (200.0, 90.0)))
+    assert "no rank correlation" in findings(table((100.0, 5.0), (200.0, 5.0))).lower()
+    assert "correlation" not in findings(table((100.0, 5.0)))
+
+
+def test_the_picture_shows_references_that_fit():
+    known: EvaluationFacts = facts(env_name="hopper")
+    axis = draw(table((100.0, 110.0), (200.0, 190.0)), known, "Hopper-v5", 150.0).axes[0]
+    names = axis.get_legend_handles_labels()[1]
+    assert {"return = target", "random -20", "data 150", "policy, ± std"} == set(names)
+    assert axis.get_xlabel() == "target return"

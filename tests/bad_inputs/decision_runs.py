@@ -1,0 +1,103 @@
+"""Decision transformers: environments that are missing or others, numbers out of range, studies."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+from lit_probattn.rollouts import environments
+from tests.bad_inputs.cases import Case, command_error
+from tests.support.paths import ROOT
+from tests.support.runs import only_version, run, write_attention
+
+TASK = str(ROOT / "configs/tasks/tiny/d4rl.yaml")
+TEXT = str(ROOT / "configs/tasks/tiny/lra_text.yaml")
+LEAST = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "0")
+
+
+def _words(command: str, folder: Path, *more: str, task: str = TASK) -> list[str]:
+    files = ["--config", task, "--config", write_attention(folder)]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    place += ["--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+    return [command, *files, *place, *more]
+
+
+@functools.cache
+def _trained() -> Path:
+    """A run folder in which the tiny task was trained for one step."""
+    folder = Path(tempfile.mkdtemp(prefix="bad_inputs_"))
+    run(_words("fit", folder, *LEAST, "--model.init_args.val_episodes", "0"))
+    return only_version(folder)
+
+
+def _fit(*more: str) -> Callable[[Path], str]:
+    return lambda folder: command_error(_words("fit", folder, *more))
+
+
+def _told(words: list[str]) -> str:
+    return command_error(words).replace(str(_trained()), "RUN")
+
+
+def _test(*more: str) -> str:
+    """A test of the trained run."""
+    config = str(_trained() / "config.yaml")
+    return _told(["test", "--config", config, "--ckpt_path", "last", *more])
+
+
+def _study(folder: Path, *more: str) -> str:
+    out = ("--device", "cpu", "--out", str(folder / "out"))
+    return _told(["analyse", "returns", "--checkpoint", str(_trained()), *out, *more])
+
+
+def _played_in(name: str) -> str:
+    """A test in another environment than the toy, under the toy's name."""
+    with mock.patch.dict(environments.OWN, {"Toy": name}):
+        return _test()
+
+
+def _without(package: str) -> str:
+    """A test where the environment is gymnasium's and a package is missing."""
+    loaded = [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]
+    with (
+        mock.patch.dict(environments.OWN, clear=True),
+        mock.patch.dict(environments.ENVIRONMENTS, {"toy": "Hopper-v5"}),
+        mock.patch.dict(sys.modules, {package: None}),
+    ):
+        for name in loaded:
+            del sys.modules[name]
+        return _test()
+
+
+def _of_text(folder: Path) -> str:
+    """The study of a run that classifies texts."""
+    run(_words("fit", folder, *LEAST, *("--data.init_args.num_train", "8"), task=TEXT))
+    words = ("--checkpoint", str(only_version(folder)), "--out", str(folder / "out"))
+    return command_error(["analyse", "returns", "--device", "cpu", *words])
+
+
+def cases() -> Iterator[Case]:
+    """Every case of this file."""
+    area = "Decision transformers"
+    other = "tests.rollouts.toy.Pendulum"
+    yield Case(area, "an environment of other sizes than the data", lambda _: _played_in(other))
+    yield Case(area, "gymnasium is missing", lambda _: _without("gymnasium"))
+    yield Case(area, "mujoco is missing", lambda _: _without("mujoco"))
+    yield Case(
+        area,
+        "one target return",
+        _fit("--model.init_args.target_returns", "[3.0]"),
+    )
+    yield Case(area, "`val_every: 0`", _fit("--model.init_args.val_every", "0"))
+    yield Case(area, "`test_episodes: -1`", _fit("--model.init_args.test_episodes", "-1"))
+    yield Case(
+        area,
+        "a checkpoint of other trajectories",
+        lambda _: _test("--data.init_args.data_seed", "5"),
+    )
+    yield Case(area, "`returns --episodes 0`", lambda f: _study(f, "--episodes", "0"))
+    yield Case(area, "`returns --targets nan`", lambda f: _study(f, "--targets", "3", "nan"))
+    yield Case(area, "`returns` of another task", _of_text)

@@ -1,0 +1,258 @@
+"""Decision making: the loss over real steps, episodes in validations and tests, what is kept."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+from datamodules import ToyTrajectories
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.rollouts import environments
+from lit_probattn.rollouts.environments import make_environment
+from lit_probattn.tasks import DecisionMaking
+from tests.tasks import tiny
+
+OBS, ACT, STEPS = 5, 2, 5  # of the toy
+
+
+def softmax(c, head_dim, **more):
+    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
+
+
+def make_task(**options: Any) -> DecisionMaking:
+    torch.manual_seed(3)
+    sizes = {"obs_dim": OBS, "act_dim": ACT, "max_timestep": 1000, "context_length": STEPS}
+    small = {"embed_dim": 12, "head_dim": 6, "num_layers": 1, "mlp_dim": 10, "warmup_steps": 1}
+    still = {"dropout": 0.0, "attention_dropout": 0.0, "test_episodes": 3}
+    return DecisionMaking(softmax, **{**sizes, **small, **still, **options})
+
+
+def make_data(**options: Any) -> ToyTrajectories:
+    return ToyTrajectories(**{"num_episodes": 12, "batch_size": 8, "val_fraction": 0.2, **options})
+
+
+def batch(lengths=(5, 2, 4), seed=0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    rows, mask = len(lengths), torch.arange(STEPS) < torch.tensor(lengths)[:, None]
+    return {
+        "observations": numbers(rows, STEPS, OBS),
+        "actions": torch.where(mask[..., None], numbers(rows, STEPS, ACT), -10.0),
+        "returns_to_go": numbers(rows, STEPS, 1),
+        "timesteps": torch.arange(STEPS).expand(rows, STEPS),
+        "mask": mask,
+        "sample_ids": torch.arange(rows),
+    }
+
+
+def run(task: DecisionMaking, data: ToyTrajectories, max_steps: int = 4, **options: Any) -> Any:
+    trainer = tiny.trainer(max_steps, **{"gradient_clip_val": 0.25, **options})
+    trainer.fit(task, data)
+    return trainer
+
+
+# ---- the loss ----------------------------------------------------------------------------------
+
+
+def test_errors_are_the_squares_written_out():
+    task, data = make_task().double().eval(), batch()
+    with torch.no_grad():
+        predicted, errors = task.predicted(data), task.squared_errors(data)
+    for row, length in enumerate((5, 2, 4)):
+        for step in range(STEPS):
+            pairs = zip(predicted[row, step], data["actions"][row, step], strict=True)
+            expected = sum(float(p - a) ** 2 for p, a in pairs) / ACT if step < length else 0.0
+            assert float(errors[row, step]) == pytest.approx(expected, rel=1e-13)
+    assert float(task.batch_loss(data)) == pytest.approx(float(errors.sum()) / 15, rel=1e-13)
+
+
+def test_what_padding_holds_changes_nothing():
+    task, data = make_task().double().eval(), batch()
+    other = {
+        k: torch.where(data["mask"][..., None], v, 3.0) for k, v in data.items() if v.dim() > 2
+    }
+    torch.testing.assert_close(
+        task.batch_loss({**data, **other}), task.batch_loss(data), rtol=1e-13, atol=0.0
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_step_follows_the_mean_over_the_real_steps_of_its_whole_batch(parts):
+    """Its gradient, before clipping, beside that of the mean written out; its logged loss too."""
+    found: dict[str, Any] = {}
+
+    class Spy(pl.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            """Runs before the task's own hook."""
+            rows = [part for _, part, _ in module._window]
+            whole = {k: torch.cat([part[k] for part in rows]) for k in rows[0]}
+            real = int(whole["mask"].sum())
+            assert real < whole["mask"].numel(), "some of it is padding"
+            with torch.enable_grad():
+                mean = module.squared_errors(whole).sum() / real
+                found["gradients"] = torch.autograd.grad(mean, list(module.parameters()))
+            found["loss"] = float(mean)
+
+    task = make_task().double()
+    options = {"accumulate_grad_batches": parts, "precision": "64-true", "gradient_clip_val": None}
+    hook = task.on_before_optimizer_step
+
+    def after(optimizer):
+        hook(optimizer)
+        mine = [parameter.grad for parameter in task.parameters()]
+        torch.testing.assert_close(mine, list(found["gradients"]), rtol=1e-10, atol=1e-14)
+        found["compared"] = found.get("compared", 0) + 1
+
+    task.on_before_optimizer_step = after
+    trainer = run(task, make_data(), 3, callbacks=[Spy()], **options)
+    assert found["compared"] == 3
+    logged = float(trainer.callback_metrics["train/loss"])
+    assert logged == pytest.approx(found["loss"], rel=1e-6)
+
+
+def test_it_learns():
+    task = make_task(lr=1e-2)
+    trainer = run(task, make_data(num_episodes=24), 1)
+    before = float(trainer.callback_metrics["train/loss"])
+    trainer = run(make_task(lr=1e-2), make_data(num_episodes=24), 60)
+    assert float(trainer.callback_metrics["train/loss"]) < 0.6 * before
+
+
+# ---- evaluation --------------------------------------------------------------------------------
+
+
+def test_a_test_scores_every_held_out_step_once_and_plays_for_both_targets(capsys):
+    task, data = make_task(), make_data()
+    trainer = tiny.trainer(1)
+    (found,) = trainer.test(task, data, verbose=False)
+    steps = sum(data.split("val").lengths)
+    assert found["test/steps"] == steps
+    rows = [data.collate()([data.split("val")[i]]) for i in range(len(data.split("val")))]
+    with torch.no_grad():
+        total = sum(float(task.squared_errors(row).double().sum()) for row in rows)
+    assert found["test/loss"] == pytest.approx(total / steps, rel=1e-5)
+    told = task.provenance["evaluation"]
+    assert told["environment"] == "Toy"
+    assert told["episodes"] == 3
+    for name, target in (("high", 28.0), ("low", 14.0)):
+        returns = told["targets"][name]["returns"]
+        assert told["targets"][name]["target"] == target
+        assert found[f"test/return_{name}"] == pytest.approx(np.mean(returns))
+        assert found[f"test/return_std_{name}"] == pytest.approx(np.std(returns, ddof=1))
+        score = 100 * (np.mean(returns) - 0.3) / (29.4 - 0.3)
+        assert found[f"test/score_{name}"] == pytest.approx(score)
+    assert found["test/score"] == max(found["test/score_high"], found["test/score_low"])
+    printed = capsys.readouterr().out
+    assert "Toy, target 28: return" in printed
+    assert "note: an environment for tests" in printed
+
+
+def test_episodes_do_not_depend_on_how_many_are_played():
+    task = make_task()
+    tiny.trainer(1).test(task, make_data(), verbose=False)
+    three = task.provenance["evaluation"]["targets"]["high"]["returns"]
+    assert [episode.total for episode in task.play(28.0, 5)][:3] == pytest.approx(three, abs=1e-5)
+
+
+def test_other_targets_may_be_asked_for():
+    task = make_task(target_returns=[5.0, 20.0])
+    tiny.trainer(1).test(task, make_data(), verbose=False)
+    told = task.provenance["evaluation"]["targets"]
+    assert (told["high"]["target"], told["low"]["target"]) == (20.0, 5.0)
+
+
+def test_validations_play_when_it_is_their_turn(monkeypatch):
+    """Two validations of six play every third time; the check before training does not count."""
+    played: list[tuple[int, float]] = []
+    task = make_task(val_episodes=2, val_every=3)
+    monkeypatch.setattr(
+        DecisionMaking,
+        "play",
+        lambda self, target, count: (
+            played.append((self.trainer.global_step, target))
+            or [SimpleNamespace(total=1.0, length=2)] * 2
+        ),
+    )
+    trainer = run(task, make_data(), 12, val_check_interval=2, num_sanity_val_steps=2)
+    assert played == [(6, 28.0), (6, 14.0), (12, 28.0), (12, 14.0)]
+    assert "val/score" in trainer.callback_metrics
+
+
+def test_zero_episodes_leave_the_loss():
+    task = make_task(test_episodes=0)
+    (found,) = tiny.trainer(1).test(task, make_data(), verbose=False)
+    assert set(found) == {"test/loss", "test/steps"}
+
+
+def test_data_without_an_environment_are_tested_by_the_loss(capsys, monkeypatch):
+    data = make_data()
+    monkeypatch.setattr(ToyTrajectories, "evaluation", None)
+    monkeypatch.setattr(ToyTrajectories, "state_dict", lambda self: {})
+    (found,) = tiny.trainer(1).test(make_task(), data, verbose=False)
+    assert "test/score" not in found
+    assert "no episodes played: these data name no environment" in capsys.readouterr().out
+
+
+def test_an_environment_of_other_sizes_is_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setitem(environments.OWN, "Toy", "tests.rollouts.toy.Pendulum")
+    with pytest.raises(ValueError, match=r"Toy has observations of shape \(4,\), but the policy"):
+        tiny.trainer(1).test(make_task(), make_data(), verbose=False)
+
+
+# ---- what is kept ------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_holds_what_playing_needs():
+    data = make_data()
+    task = make_task(val_episodes=1, val_every=5)
+    run(task, data, 4, val_check_interval=2)
+    checkpoint: dict[str, Any] = {"state_dict": {}}
+    task.on_save_checkpoint(checkpoint)
+    assert checkpoint["training"]["validations_since_episodes"] == 2
+    fresh = make_task()
+    fresh.on_load_checkpoint(checkpoint)
+    assert fresh.facts == task.facts
+    assert fresh._validations == 2
+    np.testing.assert_array_equal(fresh.facts.observation_mean, data.evaluation.observation_mean)
+
+
+def test_predictions_are_those_of_real_steps():
+    task, data = make_task().double().eval(), batch()
+    data["sample_ids"] = torch.tensor([7, 3, -1])
+    task._trainer = None
+    found = task.predict_step(data, 0)
+    assert found["sample_id"].tolist() == [7, 3]
+    assert [len(row) for row in found["actions"]] == [5, 2] == [len(r) for r in found["predicted"]]
+    assert found["timesteps"] == [[0, 1, 2, 3, 4], [0, 1]]
+    np.testing.assert_allclose(
+        found["predicted"][1], task.predicted(data)[1, :2].detach(), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test_episodes": -1}, "test_episodes must be at least 0, received -1"),
+        ({"val_episodes": -1}, "val_episodes must be at least 0, received -1"),
+        ({"val_every": 0}, "val_every must be at least 1, received 0"),
+        ({"context_length": 0}, "context_length must be at least 1, received 0"),
+        ({"target_returns": [1.0]}, r"target_returns must be two numbers, received \[1.0\]"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_task(**options)
+
+
+def test_the_toy_is_made_by_its_name():
+    environment = make_environment("Toy")
+    assert environment.reset(seed=1)[0].shape == (OBS,)
+    environment.close()
