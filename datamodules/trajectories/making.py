@@ -167,16 +167,21 @@ class _Work:
 
     # ---- a policy ----------------------------------------------------------------------------
 
+    @property
+    def _history(self) -> Path:
+        """File of the search."""
+        name = f"{self.environment.name.lower()}-{self.version}-seed{self._search.seed}"
+        return self.folder / f".{name}.search.npz"
+
     def _found(self, level: str, crew: Crew) -> int:
         """Return the iteration of the search whose policy is of a level."""
         name, search, target = self.environment.name, self._search, TARGETS[level]
-        path = self.folder / f".{name.lower()}-{self.version}-seed{search.seed}.search.npz"
-        if search.resume(path):
+        if search.resume(self._history):
             _say(f"{name}: the search goes on at {search.num_steps} steps")
         lines = _Lines(name, level, target, self.budget)
 
         def tell(search: Search) -> None:
-            search.save(path)
+            search.save(self._history)
             lines.show(search)
 
         found = search.run(crew, target, self.budget, tell)
@@ -241,6 +246,8 @@ class _Work:
                 mean = file.num_steps / len(returns) if returns else least
                 count = min(math.ceil((least - file.num_steps) / mean), _MOST_AT_ONCE)
                 block = crew.play(itertools.islice(plays, max(count, self.jobs)))
+                if not block:
+                    break
                 kept: list[Episode] = []
                 for episode in block:
                     if file.num_steps + sum(len(e.observations) for e in kept) >= least:
@@ -249,6 +256,11 @@ class _Work:
                 file.append([episode.recorded for episode in kept])
                 returns += [episode.total for episode in kept]
                 advance(sum(len(episode.observations) for episode in kept))
+            if quality == "medium-replay" and file.num_steps != least:
+                raise DataError(
+                    f"{path}: the search took {least} steps, and {file.num_steps} when played "
+                    f"again: it was done on another machine; delete {self._history} to search anew"
+                )
         mean = sum(returns) / len(returns)
         _say(
             f"{path.name}: {file.num_steps} steps, {len(returns)} episodes, return {mean:.1f} "

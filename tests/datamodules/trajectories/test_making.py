@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -190,6 +191,20 @@ def test_medium_replay_is_what_the_search_saw_until_medium(tmp_path: Path) -> No
     assert medium == len(found.weights) - 1
     whole = np.concatenate([episode.observations for episode in seen]).astype(np.float32)
     assert np.array_equal(a["observations"], whole)
+
+
+def test_a_search_that_cannot_be_played_again_is_refused(tmp_path: Path, monkeypatch) -> None:
+    """As on another machine, where the same episode may end elsewhere."""
+    made(tmp_path, "medium")
+    plays = Search.plays
+
+    def fewer(self, iteration: int, record: bool = False):
+        return itertools.islice(plays(self, iteration, record), 3)
+
+    monkeypatch.setattr(Search, "plays", fewer)
+    with pytest.raises(DataError, match="when played again: it was done on another machine"):
+        made(tmp_path, "medium-replay")
+    assert not list(tmp_path.glob("*replay*"))
 
 
 def test_medium_expert_is_both(tmp_path: Path) -> None:
