@@ -147,6 +147,17 @@ class TokenBatchOrder:
             mine = rows[part * self.world_size + self.rank :: parts].tolist()
             yield [(pair, tokens) for pair in mine or [FILL]]
 
+    def target_tokens(self, steps: int) -> int:
+        """Return the target tokens, without padding, of the first optimiser steps of all ranks."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        lengths = self.lengths.target
+        total = epochs * int(lengths.sum())
+        if rest:
+            pairs, batches = self._sorted(epochs), self._shuffled(epochs)[:rest]
+            parts = (pairs[self._cuts[batch] : self._cuts[batch + 1]] for batch in batches)
+            total += sum(int(lengths[part].sum()) for part in parts)
+        return total
+
     def _sorted(self, epoch: int) -> npt.NDArray[np.int64]:
         # One number for place, hash and pair, no two alike, since numbers are sorted quickly.
         count, places = len(self.lengths), self.lengths.places.astype(np.uint64)

@@ -39,6 +39,7 @@ STUDIES = tuple(
         ("responsibilities", "studies.responsibilities", "Responsibilities", "usage of components"),
         ("returns", "studies.returns", "Returns", "returns of a policy against target returns"),
         ("learning_curves", "studies.curves", "Curves", "learning curves of several runs"),
+        ("translations", "translations.study", "Translations", "translation models side by side"),
         ("report", "studies.collect", "Report", "one report of a folder of studies"),
         ("approximate", "approximation.study", "Approximate", "sparse and random approximations"),
         ("approximate_compare", "approximation.compare", "Compare", "the same for several models"),

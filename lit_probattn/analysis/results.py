@@ -50,8 +50,11 @@ class Results:
         note = f"{self.command} | {machine()}"
         self.pictures.append(save_png(figure, self.path("png", part), note))
 
-    def text(self, title: str, facts: Sequence[str], body: str) -> None:
-        """Write the Markdown file: title, command, facts, body, pictures."""
+    def text(self, title: str, facts: Sequence[str], body: str, appendix: str = "") -> None:
+        """Write the Markdown file: title, command, facts, body, pictures, appendix.
+
+        The body is printed too.
+        """
         pictures = [f"![{path.stem}]({path.name})" for path in self.pictures]
         lines = [
             f"# {title}",
@@ -63,7 +66,8 @@ class Results:
             body,
             "",
         ]
-        replace_text(self.path("md"), "\n".join([*lines, *pictures]).rstrip() + "\n")
+        whole = "\n".join([*lines, *pictures, "", appendix]).rstrip()
+        replace_text(self.path("md"), whole + "\n")
         print(f"{body}\n\nresults: {self.path('md')}")
 
 

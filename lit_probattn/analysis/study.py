@@ -49,11 +49,15 @@ class Study(ABC):
             flag.check(options)
         study = cls(options)
         body = study._compute()
-        study.results.text(cls.title, study._facts(), body)
+        study.results.text(cls.title, study._facts(), body, study._appendix())
 
     def _facts(self) -> list[str]:
         """Return sentences that stand above the text."""
         return []
+
+    def _appendix(self) -> str:
+        """Return what stands below the pictures and is not printed."""
+        return ""
 
     @abstractmethod
     def _compute(self) -> str:

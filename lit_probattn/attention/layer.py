@@ -343,7 +343,8 @@ class Attention(RenamingModule):
         if key is None and value is not None:
             raise ValueError("value is given without key; pass both, or neither for self-attention")
         # Keys of self-attention are the queries' tokens; a cache holds others too.
-        query_mask = key_mask if key is None and cache is None else None
+        of_self = key is None
+        query_mask = key_mask if of_self and cache is None else None
         key = query if key is None else key
         value = key if value is None else value
         _check_input("query", query, self.embed_dim)
@@ -359,7 +360,7 @@ class Attention(RenamingModule):
             )
         q = split_heads(self.query_proj(query), self.layout.query)
         k = split_heads(self.key_proj(key), self.layout.key, self.layout.keys_per_head)
-        v = split_heads(self.value_proj(value), self.layout.value)
+        v = split_heads(self.project_values(value, of_self=of_self), self.layout.value)
         first = 0 if cache is None else cache.length
         if self.rotary is not None:
             k = self.rotary(k, first)
@@ -376,6 +377,11 @@ class Attention(RenamingModule):
             *(q.shape[0], self.num_heads, q.shape[2], v.shape[2]), key_mask=key_mask, **pairs
         )
         return HeadCall(q, k, v, masks, rng=rng, cache=cache, query_mask=query_mask)
+
+    def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
+        """Return values before they are split; `of_self` says whether they are the queries' own."""
+        projected: Tensor = self.value_proj(value)
+        return projected
 
     def remember(
         self, key: Tensor, value: Tensor | None = None, *, key_mask: Tensor | None = None

@@ -18,7 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.commands.opened import (
+    add_checkpoint,
+    add_draw,
+    add_run,
+    check_least,
+    check_table,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a run folder, runs/NAME/0, or a checkpoint")
+    add_checkpoint(parser)
     add(
         "--prompt",
         action="append",
@@ -57,20 +63,9 @@ def make_parser() -> argparse.ArgumentParser:
         default=TEMPERATURE,
         help=f"divides the logits; 0 takes the likeliest token (default {TEMPERATURE})",
     )
-    add("--top_k", type=int, help="draw among the k likeliest tokens (default: all)")
-    add("--top_p", type=float, help="draw among the likeliest that have this probability together")
-    add("--seed", type=int, default=0, help="of the draw (default 0)")
+    add_draw(parser)
     add("--out", type=Path, metavar="FILE.parquet", help="write token ids and text too")
-    add("--config", type=Path, action="append", help="default: that of the run folder")
-    add(
-        "--data",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="argument of the data, such as data_dir=FOLDER; may be repeated",
-    )
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
-    add_flag(parser)
+    add_run(parser)
     return parser
 
 
@@ -92,7 +87,9 @@ def run(options: argparse.Namespace) -> None:
     from lit_probattn.models.decoding import Sampling
     from lit_probattn.training.callbacks import PredictionWriter
 
-    _check_flags(options)
+    check_least(options, max_new_tokens=1, seed=0)
+    if options.out is not None:
+        check_table(options.out)
     sampling = Sampling(options.temperature, options.top_k, options.top_p, seed=options.seed)
     trained = _open(options)
     trained.task.sampling = sampling
@@ -103,35 +100,6 @@ def run(options: argparse.Namespace) -> None:
         trainer.predict(trained.task, datamodule=trained.data, return_predictions=False)
     if options.out:
         print(f"table: {options.out}")
-
-
-def _check_flags(options: argparse.Namespace) -> None:
-    """Refuse what is wrong whatever the run."""
-    from lit_probattn.cli.errors import CommandError
-
-    for name, least in (("max_new_tokens", 1), ("seed", 0)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise CommandError(f"--{name} must be at least {least}, received {value}")
-    if options.out is not None:
-        check_table(options.out)
-
-
-def check_table(out: Path) -> None:
-    """Refuse a place that no table can be written to.
-
-    Raises:
-        CommandError: another ending, a file that exists, or a file in place of a folder.
-    """
-    from lit_probattn.cli.errors import CommandError
-
-    if out.suffix != ".parquet":
-        raise CommandError(f"--out must end in .parquet, received {out}")
-    if out.exists():
-        raise CommandError(f"--out {out} exists: name another file, or remove it")
-    blocked = next((p for p in out.parents if p.exists() and not p.is_dir()), None)
-    if blocked is not None:
-        raise CommandError(f"--out {out}: {blocked} is a file, not a folder")
 
 
 def _open(options: argparse.Namespace) -> Trained:

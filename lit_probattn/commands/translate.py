@@ -17,11 +17,19 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.commands.opened import (
+    add_checkpoint,
+    add_draw,
+    add_run,
+    add_search,
+    check_least,
+    check_table,
+    set_search,
+)
 
 if TYPE_CHECKING:
     from lit_probattn.models.search import Hypothesis
@@ -50,16 +58,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a run folder, runs/NAME/0, or a checkpoint")
-    add("--beam_size", type=int, help="translations that the search keeps; 1 is greedy")
-    add("--length_penalty", type=float, help="exponent of the length that scores are divided by")
-    add("--max_length_a", type=float, help="at most a · source tokens + b tokens")
-    add("--max_length_b", type=int, help="the b of it")
-    add("--n_best", type=int, help="translations of every line (default 1)")
-    add("--temperature", type=float, help="draw tokens instead of searching; divides the logits")
-    add("--top_k", type=int, help="draw among the k likeliest tokens (default: all)")
-    add("--top_p", type=float, help="draw among the likeliest that have this probability together")
-    add("--seed", type=int, default=0, help="of the draw (default 0)")
+    add_checkpoint(parser)
+    add_search(parser)
+    add_draw(parser)
     add(
         "--max_tokens",
         type=int,
@@ -67,16 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"tokens of the source in a batch, with padding (default {MAX_TOKENS})",
     )
     add("--out", type=Path, metavar="FILE.parquet", help="write sources, scores and ranks too")
-    add("--config", type=Path, action="append", help="default: that of the run folder")
-    add(
-        "--data",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="argument of the data, such as data_dir=FOLDER; may be repeated",
-    )
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
-    add_flag(parser)
+    add_run(parser)
     return parser
 
 
@@ -95,6 +87,8 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         CommandError: a flag is wrong, the run is not of translation, or a line cannot be read.
     """
+    from lit_probattn.training.trained import open_translator
+
     _check_flags(options)
     trained = open_translator(options)
     set_search(trained.task, options)
@@ -112,12 +106,8 @@ def run(options: argparse.Namespace) -> None:
 def _check_flags(options: argparse.Namespace) -> None:
     """Refuse what is wrong whatever the run."""
     from lit_probattn.cli.errors import CommandError
-    from lit_probattn.commands.generate import check_table
 
-    for name, least in (("seed", 0), ("max_tokens", 1)):
-        if getattr(options, name) < least:
-            received = getattr(options, name)
-            raise CommandError(f"--{name} must be at least {least}, received {received}")
+    check_least(options, seed=0, max_tokens=1)
     drawn = [name for name in ("top_k", "top_p") if getattr(options, name) is not None]
     if drawn and not options.temperature:
         raise CommandError(f"--{drawn[0]} is for drawing tokens: give --temperature too")
@@ -126,51 +116,6 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise CommandError(f"--{searched[0]} is for searching: leave out --temperature")
     if options.out is not None:
         check_table(options.out)
-
-
-def open_translator(options: argparse.Namespace) -> Trained:
-    """Open a translation model and the data that know its vocabularies."""
-    from lit_probattn.cli.errors import CommandError
-    from lit_probattn.configs import class_of, read_config
-    from lit_probattn.tasks import Translation
-    from lit_probattn.training.checkpoints import find_file, load_checkpoint
-    from lit_probattn.training.trained import open_trained
-
-    checkpoint = find_file(options.checkpoint)
-    config = read_config(checkpoint, options.config)
-    task = class_of(config["model"]["class_path"])
-    if not (isinstance(task, type) and issubclass(task, Translation)):
-        raise CommandError(
-            f"{options.checkpoint} is a run of {task.__name__}, which does not translate: give a "
-            "run of a translation model (lit_probattn.tasks.Translation)"
-        )
-    wanted = {"checkpoint": checkpoint, "data": ["num_workers=0", *options.data]}
-    trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
-    stored = load_checkpoint(checkpoint).get(type(trained.data).__qualname__)
-    if stored is not None:
-        trained.data.load_state_dict(stored)  # refuses other vocabularies
-    return trained
-
-
-def set_search(task: Any, options: argparse.Namespace) -> None:
-    """Change what is given of the run's own settings.
-
-    Raises:
-        CommandError: a number is out of range.
-    """
-    from lit_probattn.cli.errors import CommandError
-    from lit_probattn.models.decoding import Sampling
-
-    names = {"size": "beam_size", **{f.name: f.name for f in fields(task.beam) if f.name != "size"}}
-    given = {field: getattr(options, name, None) for field, name in names.items()}
-    try:
-        task.beam = replace(task.beam, **{k: v for k, v in given.items() if v is not None})
-        task.sampling = Sampling(
-            options.temperature or 0.0, options.top_k, options.top_p, seed=options.seed
-        )
-    except ValueError as error:
-        text = str(error)
-        raise CommandError(f"--{'beam_' if text.startswith('size ') else ''}{text}") from error
 
 
 def read_lines(file: BinaryIO) -> Iterator[str]:

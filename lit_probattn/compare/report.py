@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -123,10 +123,11 @@ class Report:
             )
             for name, found in by_row.items()
         }
-        base = samples.get(self.table.baseline)
+        baseline = self.table.baseline_of(task.name)
+        base = samples.get(baseline)
         notes = ranked_differences(list(samples.items()), base) if base else {}
         macs = "macs_published_length"
-        base_macs = by_row[self.table.baseline][0][1][macs] if base else None
+        base_macs = by_row[baseline][0][1][macs] if base else None
         return [
             self._entry(task, self.table.rows[name], metric, sample, [r for _, r in by_row[name]])
             | {
@@ -230,7 +231,7 @@ class Report:
         ratios = self.summary.to_csv(index=False, float_format="%.6g")
         replace_text(folder / "ratios.csv", ratios)
         title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
-        results = draw(self.summary, self.rows, title, self.table.baseline)
+        results = draw(self.summary, self.rows, title, self.table.baseline_of)
         figures = {"results": results, **self.figures()}
         note = " | ".join([title, self.command, *self._provenance()])
         for name, figure in figures.items():
@@ -309,7 +310,10 @@ class Report:
                 "precision": setting(cell.config, "trainer.precision"),
                 "backend": ", ".join(chosen) or None,
             }
-        baselines = {name: self.table.baseline for name in self.table.rows}
+        baselines = {
+            name: self.table.baseline_of(cell.task.name)
+            for name, (cell, _) in self._first_of_rows.items()
+        }
         return unequal_sides(sides, baselines, "what is compared is not the method alone")
 
     def _noise_lines(self) -> list[str]:
@@ -404,7 +408,9 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, baseline: str = "") -> Figure:
+def draw(
+    summary: pd.DataFrame, rows: pd.DataFrame, title: str, baseline_of: Callable[[str], str]
+) -> Figure:
     """Draw one panel per task and metric; rows of the table from top to bottom.
 
     An axis is at least as wide as `score_limits` asks for.
@@ -413,7 +419,8 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, baseline: str = 
         summary: the report's summary.
         rows: one row per finished cell.
         title: above the panels.
-        baseline: the row whose spread over seeds sets the least width of an axis.
+        baseline_of: names, for a task, the row whose spread over seeds sets the least width of
+            its axis.
     """
     found = [
         (key, part)
@@ -460,7 +467,7 @@ def draw(summary: pd.DataFrame, rows: pd.DataFrame, title: str, baseline: str = 
             )
         ends = [part["mean"] + sign * spread.fillna(0.0) for sign in (-1, 1)]
         shown = [*seeds[f"value {metric}"], *known["published"], *ends[0], *ends[1]]
-        own = spread[part["row"] == baseline]
+        own = spread[part["row"] == baseline_of(task)]
         set_score_limits(axis, "x", shown, None if own.empty else own.iloc[0])
         axis.set_yticks(list(places.values()), list(part["method"]))
         axis.set_ylim(-len(places) + 0.4, 0.6)

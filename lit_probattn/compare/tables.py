@@ -126,6 +126,7 @@ class Table:
         baseline: row that others are compared with.
         tasks: by name, in printed order.
         rows: by name, in printed order.
+        baselines: by task, where another row is the baseline.
     """
 
     name: str
@@ -135,6 +136,11 @@ class Table:
     baseline: str
     tasks: dict[str, TaskEntry]
     rows: dict[str, Row]
+    baselines: Mapping[str, str] = field(default_factory=dict)
+
+    def baseline_of(self, task: str) -> str:
+        """Return the row that others of a task are compared with."""
+        return self.baselines.get(task, self.baseline)
 
     def pairs(self) -> list[tuple[TaskEntry, Row]]:
         """Task and row of every cell of the table; a row without numbers has all tasks."""
@@ -205,12 +211,17 @@ def read_table(name: str, folder: Path = FOLDER) -> Table:
         )
     tasks = {task: known[task] for task in content["tasks"]}
     rows = {key: _row(key, part, tasks) for key, part in content["rows"].items()}
-    if content["baseline"] not in rows:
+    baselines = content.get("baselines", {})
+    strange = [task for task in baselines if task not in tasks]
+    if strange:
         raise ConfigError(
-            f"{path}: unknown baseline {content['baseline']}; rows: {', '.join(rows)}"
+            f"{path}: baselines: unknown task {strange[0]}; tasks: {', '.join(tasks)}"
         )
+    for row in (content["baseline"], *baselines.values()):
+        if row not in rows:
+            raise ConfigError(f"{path}: unknown baseline {row}; rows: {', '.join(rows)}")
     chosen = {key: content[key] for key in ("title", "seeds", "published_runs", "baseline")}
-    return Table(name=name, tasks=tasks, rows=rows, **chosen)
+    return Table(name=name, tasks=tasks, rows=rows, baselines=baselines, **chosen)
 
 
 def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> Row:

@@ -6,11 +6,11 @@
         data.init_args.path=data/wmt14_en_de_backtranslation
 
 The reverse model is an ordinary run from the target language into the source language. Every line
-of --monolingual is translated by beam search, or drawn with --temperature 1; the translation is
-made noisy and becomes the source of the line. --out is a folder in the layout of fairseq: the
-parallel text --upsample times, then the new pairs; validation, test, codes and dictionaries are
-those of --parallel. If --parallel is cut into pieces of BPE, so are the new pairs. An interrupted
-command goes on where it was.
+of --monolingual is translated by the beam search of the run, as far as nothing else is given, or
+drawn with --temperature 1; the translation is made noisy and becomes the source of the line. --out
+is a folder in the layout of fairseq: the parallel text --upsample times, then the new pairs;
+validation, test, codes and dictionaries are those of --parallel. If --parallel is cut into pieces
+of BPE, so are the new pairs. An interrupted command goes on where it was.
 
 Source: Edunov et al., 2018, noise of section 3; FiSH, NeurIPS 2022, section 3.7.
 """
@@ -31,9 +31,10 @@ import numpy as np
 from datamodules.text.translation.files import Release, find_plain
 from datamodules.text.translation.job import LineJob, lines_of
 from datamodules.text.translation.preparation import is_prepared
-from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.cli.errors import CommandError, exit_status, quieten
-from lit_probattn.commands.translate import open_translator, set_search, translated
+from lit_probattn.commands.opened import add_run, add_search, set_search
+from lit_probattn.commands.translate import translated
+from lit_probattn.training.trained import open_translator
 
 MODULE = "lit_probattn.reproduce.backtranslation"
 _MARK = "@@"
@@ -132,14 +133,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max_words", type=int, default=kept.most, help="longer pairs are left out (250)")
     add("--max_ratio", type=float, default=kept.ratio, help="and such of unlike lengths (1.5)")
     add("--seed", type=int, default=0, help="of noise and draws (default 0)")
-    add("--beam_size", type=int, help="default: that of the run")
-    add("--length_penalty", type=float, help="default: that of the run")
-    add("--temperature", type=float, help="draw tokens instead of searching")
+    add_search(parser, sizes=False)
     add("--max_tokens", type=int, default=4096, help="tokens of a batch (default 4096)")
-    add("--config", type=Path, action="append", help="default: that of the run folder")
-    add("--data", action="append", default=[], metavar="KEY=VALUE", help="argument of the data")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default auto)")
-    add_flag(parser)
+    add_run(parser)
     return parser
 
 
@@ -164,7 +160,6 @@ def run(options: argparse.Namespace) -> None:
     total = _count(options.monolingual)
     options.checkpoint = options.reverse
     trained = open_translator(options)
-    options.top_k = options.top_p = None
     set_search(trained.task, options)
     target, source = trained.data.languages
     release = find_plain("--parallel", options.parallel, source, target)

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 BLEUForm = Literal["detokenised", "tokenised", "compound_split"]
 FORMS: tuple[BLEUForm, ...] = get_args(BLEUForm)
 
@@ -76,9 +79,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
             f"{len(hypotheses)} and {len(references)}"
         )
     metric = _sacrebleu().BLEU(**_OPTIONS[form])
-    lines, against = list(hypotheses), list(references)
-    if form == "compound_split":
-        lines, against = ([split_compounds(line) for line in side] for side in (lines, against))
+    lines, against = (_as_compared(side, form) for side in (hypotheses, references))
     found = metric.corpus_score(lines, [against])
     signature = str(metric.get_signature())
     return BLEUScore(
@@ -90,6 +91,58 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], form: BLEU
         reference_words=int(found.ref_len),
         signature=f"{signature}|compounds:split" if form == "compound_split" else signature,
     )
+
+
+def sentence_counts(
+    hypotheses: Sequence[str], references: Sequence[str], form: BLEUForm
+) -> npt.NDArray[np.float64]:
+    """Return what BLEU counts in every sentence; sums over sentences give the score of a corpus.
+
+    Args:
+        hypotheses, references: as for `corpus_bleu`.
+
+    Returns:
+        Shape (num_sentences, 10): n-grams of 1 to 4 words that the reference has too, n-grams in
+        all, words of the hypothesis, words of the reference.
+    """
+    metric = _sacrebleu().BLEU(**_OPTIONS[form])
+    sides = (_as_compared(side, form) for side in (hypotheses, references))
+    found = (metric.corpus_score([line], [[against]]) for line, against in zip(*sides, strict=True))
+    rows = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in found]
+    return np.array(rows, dtype=np.float64).reshape(-1, 10)
+
+
+def bleu_of_counts(counts: npt.NDArray[np.float64], form: BLEUForm) -> float:
+    """Return the BLEU, in percent, of a sum of rows of `sentence_counts`, (10,)."""
+    smooth = _OPTIONS[form].get("smooth_method", "exp")
+    numbers = [int(count) for count in counts]
+    sides = {"sys_len": numbers[8], "ref_len": numbers[9]}
+    metric = _sacrebleu().BLEU
+    found = metric.compute_bleu(numbers[:4], numbers[4:8], **sides, smooth_method=smooth)
+    return float(found.score)
+
+
+def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """Return chrF of running text in percent, and sacrebleu's signature.
+
+    Source: Popović, 2015; sacrebleu.
+    """
+    metric = _sacrebleu().CHRF()
+    found = metric.corpus_score(list(hypotheses), [list(references)])
+    return float(found.score), str(metric.get_signature())
+
+
+def words_13a(lines: Sequence[str]) -> list[list[str]]:
+    """Return the words of running text as sacrebleu's tokeniser 13a separates them."""
+    _sacrebleu()
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    tokeniser = Tokenizer13a()
+    return [tokeniser(line.rstrip()).split() for line in lines]
+
+
+def _as_compared(lines: Sequence[str], form: BLEUForm) -> list[str]:
+    return [split_compounds(line) for line in lines] if form == "compound_split" else list(lines)
 
 
 def split_compounds(line: str) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_probattn.attention import Attention
-from lit_probattn.configs import instantiate, link_sizes, read_config
+from lit_probattn.configs import class_of, instantiate, link_sizes, read_config
+from lit_probattn.tasks import Translation
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
 
 
@@ -131,6 +132,32 @@ def open_trained(options: argparse.Namespace, *, with_data: bool = True) -> Trai
     device = choose_device(options.device)
     step = int(loaded.get("global_step", 0))
     return Trained(task.eval().to(device), data, config, checkpoint, step, device)
+
+
+def open_translator(options: argparse.Namespace) -> Trained:
+    """Open a translation model and the data that know its vocabularies.
+
+    Args:
+        options: as for `open_trained`; the data are read by this process alone.
+
+    Raises:
+        OpenError: the run is of another task; see also `open_trained`.
+        DataError: the data have other vocabularies than those of the training.
+    """
+    checkpoint = find_file(options.checkpoint)
+    config = read_config(checkpoint, options.config)
+    task = class_of(config["model"]["class_path"])
+    if not (isinstance(task, type) and issubclass(task, Translation)):
+        raise OpenError(
+            f"{options.checkpoint} is a run of {task.__name__}, which does not translate: give a "
+            "run of a translation model (lit_probattn.tasks.Translation)"
+        )
+    wanted = {"checkpoint": checkpoint, "data": ["num_workers=0", *options.data]}
+    trained = open_trained(argparse.Namespace(**{**vars(options), **wanted}))
+    stored = load_checkpoint(checkpoint).get(type(trained.data).__qualname__)
+    if stored is not None:
+        trained.data.load_state_dict(stored)  # refuses other vocabularies
+    return trained
 
 
 def identity(trained: Trained) -> dict[str, Any]:

@@ -126,6 +126,7 @@ def test_curves_of_several_runs(tmp_path):
         train_loss=[3.0, 2.0, 2.5],
         val_loss=["", 2.2, ""],
         val_accuracy=["", 0.5, 0.4],
+        val_bleu=[3.0, 7.0, 6.5],
     )
     second = write_run(tmp_path / "b/1", train_loss=[4.0, 1.0, 0.5], val_loss=["", 2.1, 2.3])
     out = tmp_path / "out"
@@ -135,6 +136,7 @@ def test_curves_of_several_runs(tmp_path):
     assert set(long["run"]) == {"one", "b/1"}
     best = curves.best_values(long).set_index(["run", "metric"])
     assert best.loc[("one", "val/accuracy"), "best"] == 0.5  # larger is better
+    assert best.loc[("one", "val/bleu"), "at step"] == 20
     assert best.loc[("one", "train/loss"), "at step"] == 20
     assert best.loc[("b/1", "val/loss"), "last"] == 2.3
     assert (out / "learning_curves.png").stat().st_size > 0

@@ -114,6 +114,7 @@ def cases() -> Iterator[Case]:
     area = "Making trajectories"
     random = ("--env", "Hopper", "--quality", "random")
     yield Case(area, "gymnasium is missing", _without("gymnasium", _prepare(*random)))
+    yield Case(area, "mujoco is missing", _without("mujoco", _prepare(*random)))
     yield Case(area, "`--quality rando`", _prepare("--env", "Hopper", "--quality", "rando"))
     yield Case(area, "`--env Ant`", _prepare("--env", "Ant", "--quality", "random"))
     yield Case(area, "Walker2d", _prepare("--env", "Walker2d", "--quality", "medium"))

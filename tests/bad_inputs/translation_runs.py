@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -72,6 +73,39 @@ def _other_data(folder: Path) -> str:
     return command_error(["fit", *files])
 
 
+def _copied(folder: Path) -> Path:
+    """A copy of the trained run."""
+    return Path(shutil.copytree(_trained(), folder / "copied" / "0"))
+
+
+def _without_curves(folder: Path) -> Path:
+    copy = _copied(folder)
+    (copy / "metrics.csv").unlink()
+    return copy
+
+
+def _of_other_pairs(folder: Path) -> Path:
+    copy = _copied(folder)
+    config = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))
+    config["data"]["init_args"]["num_test"] = 9
+    (copy / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return copy
+
+
+def _compared(make: Callable[[Path], Path], *more: str) -> Callable[[Path], str]:
+    """The trained run beside one that is made of it."""
+
+    def tell(folder: Path) -> str:
+        (folder / "remarks.csv").write_text("sentence,remark\n999,no verb\n", encoding="utf-8")
+        runs = [f"a={_trained()}", f"b={make(folder)}"]
+        words = ["analyse", "translations", "--runs", *runs, "--out", str(folder / "out")]
+        more_words = [word.replace("DIR", str(folder)) for word in more]
+        told = command_error([*words, "--device", "cpu", *more_words])
+        return told.replace(str(_trained()), "RUN")
+
+    return tell
+
+
 def cases() -> Iterator[Case]:
     """Every case of this file."""
     area = "Translation models"
@@ -95,3 +129,11 @@ def cases() -> Iterator[Case]:
     yield Case(area, "a line that is not UTF-8", _translate(b"n0\nn\xe4\n"))
     yield Case(area, "`--n_best` above the beam", _translate(b"n0", "--n_best", "9"))
     yield Case(area, "`--top_k` without a temperature", _translate(b"n0", "--top_k", "3"))
+    area = "Translation: models side by side"
+    yield Case(area, "a run without `metrics.csv`", _compared(_without_curves))
+    yield Case(area, "runs of different test sets", _compared(_of_other_pairs))
+    yield Case(
+        area,
+        "a remark on a sentence that is not shown",
+        _compared(_copied, "--remarks", "DIR/remarks.csv", "--num_shown", "3"),
+    )

@@ -96,6 +96,23 @@ def test_numbers(tmp_path):
     assert matplotlib.image.imread(picture).ndim == 3
 
 
+def test_a_task_may_have_a_baseline_of_its_own(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    table = replace(table, baselines={"listops": "mgk_1"})
+    values = {"softmax_2": [36.0, 37.5], "mgk_1": [30.0, 30.4]}
+    for cell in cells:
+        keep(cell, values[cell.row.name][cell.seed - 3])
+    report, text, _ = report_of(tmp_path, table, cells)
+    lines = {
+        name: next(line for line in text.splitlines() if f"| {label} |" in line)
+        for name, label in ((n, table.rows[n].label) for n in values)
+    }
+    assert "| baseline |" in lines["mgk_1"]
+    assert "| +6.55 [" in lines["softmax_2"]
+    ratios = report.summary.set_index("row")["flop_ratio"]
+    assert ratios["softmax_2"] == pytest.approx(4000 / 3000)
+
+
 def test_one_seed_claims_no_spread_and_missing_cells_are_named(tmp_path):
     table, cells = tiny_cells(tmp_path)
     keep(cells[0], 36.0)

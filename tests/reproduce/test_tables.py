@@ -29,6 +29,7 @@ from lit_probattn.configs import ConfigError, attention_entry, compose
 from lit_probattn.reproduce import uea
 from lit_probattn.tasks.base import Task
 from lit_probattn.training.run_folder import flatten
+from tests.compare.tiny import TABLE, write_tables
 from tests.support.paths import ROOT
 from tests.support.slow import every_nth
 
@@ -235,3 +236,21 @@ def test_selection():
     assert len(table.select(["listops"])) == 11
     chosen = table.select(["listops", "text", "mgk_*", "softmax_8"])
     assert len(chosen) == 2 * 4
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_every_task_has_its_baseline_among_its_rows(name):
+    """Else its rows would be compared with nothing."""
+    table = read_table(name)
+    for task in table.tasks:
+        assert table.baseline_of(task) in [row.name for t, row in table.pairs() if t.name == task]
+
+
+def test_baselines_of_unknown_tasks_and_rows_are_refused(tmp_path):
+    for baselines, message in (
+        ({"listop": "mgk_1"}, "baselines: unknown task listop; tasks: "),
+        ({"listops": "mgk_7"}, "unknown baseline mgk_7; rows: softmax_2, mgk_1"),
+    ):
+        folder = write_tables(tmp_path, {**TABLE, "baselines": baselines})
+        with pytest.raises(ConfigError, match=message):
+            read_table("tiny", folder)

@@ -383,6 +383,10 @@ class Translation(CachedDataModule):
             self._steps = self._order().steps_per_epoch
         return self._steps
 
+    def target_tokens(self, steps: int) -> int:
+        """Return the target tokens of so many optimiser steps, `</s>` among them, no padding."""
+        return self._order().target_tokens(steps)
+
     def _order(self) -> TokenBatchOrder:
         rank, world_size = self._layout()
         layout = rank, world_size, self._accumulation(), self._processed

@@ -21,7 +21,7 @@ from lit_probattn.analysis.study import Study
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.logs import FILE_NAME
 
-_DEFAULT = ("train/loss", "val/loss", "val/accuracy", "val/ppl_segments")
+_DEFAULT = ("train/loss", "val/loss", "val/accuracy", "val/bleu", "val/ppl_segments")
 
 
 class Curves(Study):
@@ -48,9 +48,15 @@ class Curves(Study):
         smooth = f", training metrics averaged over {options.smooth} logged values"
         return (
             f"{long['run'].nunique()} runs{smooth if options.smooth > 1 else ''}. Best is the "
-            "largest accuracy or the smallest loss or perplexity.\n\n"
+            "largest accuracy or BLEU, or the smallest loss or perplexity.\n\n"
             f"{markdown_table(best_values(long))}"
         )
+
+
+def split_label(text: str) -> tuple[str, Path]:
+    """Return label and path of `[label=]path`; the label is empty if there is none."""
+    label, equals, path = text.rpartition("=")
+    return label, Path(path if equals else text)
 
 
 def read_run(text: str) -> pd.DataFrame:
@@ -59,8 +65,7 @@ def read_run(text: str) -> pd.DataFrame:
     Raises:
         AnalysisError: the folder has no metrics.csv.
     """
-    label, equals, folder = text.rpartition("=")
-    path = Path(folder if equals else text)
+    label, path = split_label(text)
     file = path / FILE_NAME
     if not file.is_file():
         raise AnalysisError(f"no {FILE_NAME} in {path}: expected a run folder, runs/NAME/VERSION")
@@ -68,8 +73,13 @@ def read_run(text: str) -> pd.DataFrame:
     if "step" not in wide or wide.empty:
         raise AnalysisError(f"{file} has no steps")
     long = wide.melt("step", var_name="metric", value_name="value").dropna(subset=["value"])
-    long.insert(0, "run", label or f"{path.resolve().parent.name}/{path.resolve().name}")
+    long.insert(0, "run", label or name_of(path))
     return long
+
+
+def name_of(folder: Path) -> str:
+    """Return what a run is called if the user does not say: NAME/VERSION."""
+    return f"{folder.resolve().parent.name}/{folder.resolve().name}"
 
 
 def choose_metrics(long: pd.DataFrame, wanted: list[str] | None) -> list[str]:
@@ -94,7 +104,7 @@ def has_curve(long: pd.DataFrame, metric: str) -> bool:
 
 def grows(metric: str) -> bool:
     """Return whether larger is better."""
-    return "accuracy" in metric
+    return "accuracy" in metric or metric.endswith("/bleu")
 
 
 def best_values(long: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.attention.core import HeadCall, HeadLayout
@@ -19,14 +20,31 @@ from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 from lit_probattn.attention.mgk.layer import MGKAttention, MGKCore
-from lit_probattn.attention.mgk.priors import PRIOR_FLOOR
+from lit_probattn.attention.mgk.priors import PRIOR_FLOOR, MixturePrior
 from lit_probattn.base.torch_internals import in_backward
 
 EMCodeParity = Literal["none", "lra", "lm"]
+ValueBias = Literal["always", "cross"]
 
 _DENSITY_EPS = 1e-6
 
 _COUNT_EPS = 1e-6
+
+
+# Largest π of the released translation code.
+_MOST = 2.0
+
+
+class MagnitudePrior(MixturePrior):
+    """Priors of the released translation code: log min(max(|p|, floor), 2), for setting A.
+
+    They are no distribution: neither normalised nor at most 1. The gradient is that of log |p|
+    between the bounds, and zero beyond them.
+    """
+
+    def forward(self, num_keys: int) -> Tensor:
+        """Return log π, (num_heads, K, 1), or (num_heads, K, L) when positions have their own."""
+        return self._per_key(num_keys).abs().clamp(self.floor, _MOST).log()
 
 
 @torch.no_grad()
@@ -93,6 +111,7 @@ class ReleasedMGKCore(MGKCore):
         row_eps: float = 0.0,
         em_code_parity: EMCodeParity = "none",
         shift_first_zero: bool = False,
+        magnitude_prior: bool = False,
         **mixture: Any,
     ) -> None:
         super().__init__(layout, backend, **mixture)
@@ -107,6 +126,22 @@ class ReleasedMGKCore(MGKCore):
             raise ValueError(
                 "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
                 f"score=gaussian and num_kv_heads={layout.query}, received {plain}"
+            )
+        if magnitude_prior:
+            prior = self.prior
+            if prior is None or prior.by_m_step or prior.param != "clamp":
+                raise ValueError(
+                    "magnitude_prior needs e_step=learned and prior_param=clamp, received "
+                    f"e_step={self.e_step} and prior_param={prior.param if prior else 'no prior'}"
+                )
+            self.prior = MagnitudePrior(
+                prior.num_components,
+                prior.num_heads,
+                share=prior.share,
+                param="clamp",
+                by_m_step=False,
+                max_positions=prior.value.shape[-1],
+                floor=prior.floor,
             )
         if shift_first_zero and self.key_shift is not None:
             with torch.no_grad():
@@ -155,21 +190,27 @@ class ReleasedMGKCore(MGKCore):
 class ReleasedMGKAttention(MGKAttention):
     """`MGKAttention` with what only the released codes of MGK, ICML 2022, do.
 
-    Source: released code of MGK: Long Range Arena and language model.
-    Departs from the source: nothing; `MGKAttention` is what the paper says.
+    Source: released code of MGK: Long Range Arena and language model; translation in the released
+    code of FiSH, NeurIPS 2022 (fairseq modules MGK and sMGK).
+    Departs from the source: `MGKAttention` is what the paper says. The translation code of sMGK
+    adds the value bias, which self-attention never trained, when it decodes step by step; here
+    self-attention with `value_bias="cross"` never adds it.
 
     Args:
-        row_eps: added to the sum of exponentials of every row (language model: 1e-6);
+        row_eps: added to the sum of exponentials of every row (language model, translation: 1e-6);
             `backend="reference"` only.
         em_code_parity: setting B as the released code updates it, at every forward pass in
             training, `lra` or `lm`; see `code_parity_sums`.
         shift_first_zero: start the first shift at zero.
+        magnitude_prior: π is |p| between `prior_floor` and 2 (translation), not p between 0 and 1.
+        value_bias: whether the projection of values has its bias `always`, or in `cross`-attention
+            alone (translation, sMGK).
         prior_floor: smallest π in log space.
         common: the other arguments of `MGKAttention`.
 
     Raises:
-        ValueError: `row_eps` is outside [0, 1), or the released prior update does not fit; see also
-            `MGKAttention`.
+        ValueError: `row_eps` is outside [0, 1), or the released priors or their update do not fit;
+            see also `MGKAttention`.
     """
 
     core: ReleasedMGKCore
@@ -182,11 +223,22 @@ class ReleasedMGKAttention(MGKAttention):
         row_eps: float = 0.0,
         em_code_parity: EMCodeParity = "none",
         shift_first_zero: bool = False,
+        magnitude_prior: bool = False,
+        value_bias: ValueBias = "always",
         prior_floor: float = PRIOR_FLOOR,
         **common: Any,
     ) -> None:
+        check_choice("value_bias", value_bias, ("always", "cross"))
         self._released = own_options(ReleasedMGKCore, locals()) | {"prior_floor": prior_floor}
         super().__init__(embed_dim, num_heads, **common)
+        self.value_bias: ValueBias = value_bias
+
+    def project_values(self, value: Tensor, *, of_self: bool) -> Tensor:
+        """Leave the bias out of self-attention's values if asked; its gradient is zero then."""
+        bias = self.value_proj.bias
+        if not of_self or self.value_bias == "always" or bias is None:
+            return super().project_values(value, of_self=of_self)
+        return linear(value, self.value_proj.weight, 0.0 * bias)
 
     def make_core(self, **mixture: Any) -> ReleasedMGKCore:
         """Return the core with the options of released code."""

@@ -98,6 +98,8 @@ def test_every_file_is_tested():
     tested |= {"code_lm_linear", "code_lm_as_released_mgk", "code_lm_as_released_mlk"}
     files = (*FOLDER.glob("lra/*.yaml"), *FOLDER.glob("lm/*.yaml"))
     assert {run_stem(path) for path in files} == tested
+    others = {"gfish", "hard_gfish"}  # tests/attention/fish
+    assert {path.stem for path in FOLDER.glob("translation/*.yaml")} == {"mgk", "smgk"} | others
 
 
 @pytest.mark.parametrize("name", ["mgk", "smgk"])
@@ -288,7 +290,95 @@ def test_code_lm_linear_family(name, backend):
     torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", [p.stem for p in sorted(FOLDER.glob("*.yaml"))])
+# ---- translation -------------------------------------------------------------------------------
+
+# Of two components for three heads: inside, negative, above 2, at 0, below the floor, above 1.
+MAGNITUDES = [[0.4, -1.3], [2.7, 0.0], [3e-7, -1.9]]
+
+
+def translation_layer(name):
+    layer = make(f"translation/{name}")
+    with torch.no_grad():
+        layer.core.prior.value.copy_(torch.tensor(MAGNITUDES, dtype=torch.float64))
+    return layer
+
+
+def translated(layer, x, memory, allowed, with_value_bias):
+    """A = Σ_r min(max(|p_r|, 1e-6), 2) e^{−c_r ‖q − k_r‖² / √E} / (row sum + 1e-6), c 1/2, 3/2."""
+    q, tokens = heads(layer.query_proj, x), x if memory is None else memory
+    bias = layer.value_proj.bias if with_value_bias else None
+    v = torch.nn.functional.linear(tokens, layer.value_proj.weight, bias)
+    p = layer.core.prior.value.abs().clamp(1e-6, 2.0)
+    density = (
+        sum(
+            p[:, r, None, None] * torch.exp(-c * squared(q, k) / E**0.5)
+            for r, (c, k) in enumerate(zip((0.5, 1.5), keys(layer, tokens), strict=True))
+        )
+        * allowed
+    )
+    maps = density / (density.sum(-1, keepdim=True) + 1e-6)
+    return finish(layer, maps @ v.unflatten(-1, (H, E)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+def test_code_translation(name, kind):
+    """Outputs and every gradient, of self-attention, of causal self-attention, across."""
+    layer = translation_layer(name)
+    x = (2 * torch.randn(B, N, C, dtype=torch.float64)).requires_grad_()
+    memory = torch.randn(B, 7, C, dtype=torch.float64).requires_grad_() if kind == "cross" else None
+    length = 7 if kind == "cross" else N
+    mask = torch.ones(B, length, dtype=torch.bool)
+    mask[1, 4:] = False
+    allowed = mask[:, None, None, :].double().expand(B, 1, N, length)
+    allowed = allowed.tril() if kind == "decoder" else allowed
+    found = layer(x, memory, key_mask=mask, is_causal=kind == "decoder")
+    expected = translated(layer, x, memory, allowed, name == "mgk" or kind == "cross")
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    weight = torch.randn_like(found)
+    wanted = {"x": x, **dict(layer.named_parameters())}
+    wanted |= {} if memory is None else {"memory": memory}
+    gradients = [
+        torch.autograd.grad((out * weight).sum(), list(wanted.values()), materialize_grads=True)
+        for out in (found, expected)
+    ]
+    for one, ours, theirs in zip(wanted, *gradients, strict=True):
+        torch.testing.assert_close(
+            ours, theirs, atol=1e-11, rtol=1e-11, msg=lambda m, n=one: f"{n}: {m}"
+        )
+    prior = gradients[0][list(wanted).index("core.prior.value")]
+    beyond = torch.tensor([[False, False], [True, True], [True, False]])
+    assert ((prior == 0) == beyond).all()
+
+
+@pytest.mark.parametrize("name", ["mgk", "smgk"])
+def test_code_translation_decodes_as_it_trains(name):
+    """Step by step from a cache: the causal pass; a memory: the pass across."""
+    layer = translation_layer(name).eval()
+    x, memory = (torch.randn(B, n, C, dtype=torch.float64) for n in (N, 7))
+    whole = layer(x, is_causal=True)
+    cache = layer.new_cache(N)
+    steps = [layer(x[:, i : i + 1], cache=cache, is_causal=True) for i in range(N)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-11, rtol=0)
+    across = layer(x, memory=layer.remember(memory))
+    torch.testing.assert_close(across, layer(x, memory), atol=1e-11, rtol=0)
+
+
+def test_magnitudes_need_priors_that_are_learned():
+    for options in ({"e_step": "hard"}, {"e_step": "soft"}, {"prior_param": "softmax"}):
+        with pytest.raises(ValueError, match="magnitude_prior needs e_step=learned"):
+            make("translation/mgk", **options)
+    with pytest.raises(ValueError, match="value_bias"):
+        make("translation/smgk", value_bias="never")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{path.parent.name}/{path.stem}" for path in sorted(FOLDER.glob("l*/*.yaml"))),
+        *("translation/mgk", "translation/smgk"),
+    ],
+)
 def test_released_starts(name):
     """Priors 1/2; shifts 0 for the first component and N(0, 1/4) for the second."""
     cls, arguments = load(name)

@@ -130,6 +130,17 @@ def test_a_far_place_of_many_pairs_is_reached_at_once() -> None:
     assert calls == [1000]
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_target_tokens_are_those_of_the_batches(accumulation: int) -> None:
+    """Counted pair by pair: none, within an epoch, whole ones, beyond."""
+    stream = order(accumulation=accumulation)
+    epoch = stream.steps_per_epoch
+    for steps in (0, 1, epoch - 1, epoch, 2 * epoch + 3):
+        batches = islice(stream, steps * accumulation)
+        walked = [pair for batch in batches for pair, _ in batch if pair != FILL]
+        assert order(1, 2, 2).target_tokens(steps) == int(TARGET[walked].sum())
+
+
 def test_seeds_differ() -> None:
     streams = {
         tuple(map(tuple, islice(TokenBatchOrder(LENGTHS, MOST, seed), 5))) for seed in range(5)

@@ -1,0 +1,1 @@
+"""Trained translation models side by side: decoding, scores with intervals, report."""

@@ -1,0 +1,198 @@
+"""Runs of translation models, opened for the same test set, and what they make of it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.studies.curves import name_of, read_run, split_label
+from lit_probattn.cli.shards import Progress, duration
+from lit_probattn.models.decoding import Sampling
+from lit_probattn.records.rows import RowStore
+from lit_probattn.tasks.bleu import FORMS, BLEUForm
+from lit_probattn.training.checkpoints import find_file
+from lit_probattn.training.run_folder import folder_of_checkpoint
+from lit_probattn.training.trained import Trained, identity, open_translator
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Translations of a split, one for each of its pairs.
+
+    Args:
+        text: running text.
+        words: the same as the data separate it into words, with blanks between them.
+    """
+
+    text: list[str]
+    words: list[str]
+
+    def in_form(self, form: BLEUForm) -> list[str]:
+        """Return the lines that a form of BLEU compares."""
+        return self.text if form == "detokenised" else self.words
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs that every run translates: source, and reference, both in both forms.
+
+    Args:
+        forms: forms of BLEU that compare: all, if every run separates words alike, else that of
+            running text.
+    """
+
+    source: Lines
+    reference: Lines
+    forms: tuple[BLEUForm, ...]
+
+    def __len__(self) -> int:
+        return len(self.reference.text)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, opened.
+
+    Args:
+        label: what it is called.
+        metrics: its metrics.csv, rows of run, step, metric, value.
+    """
+
+    label: str
+    trained: Trained
+    metrics: pd.DataFrame
+
+    @property
+    def last_step(self) -> int:
+        """Steps that the run was trained, by its metrics."""
+        return int(self.metrics["step"].max())
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers of the model."""
+        return sum(p.numel() for p in self.trained.task.model.parameters() if p.requires_grad)
+
+    @property
+    def target_tokens(self) -> int | None:
+        """Target tokens seen up to the checkpoint; None where the data do not count them."""
+        count = getattr(self.trained.data, "target_tokens", None)
+        return None if count is None else int(count(self.trained.step))
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """Settings of the beam search, without how many translations are kept."""
+        return {k: v for k, v in asdict(self.trained.task.beam).items() if k != "n_best"}
+
+
+def open_runs(options: argparse.Namespace) -> list[Run]:
+    """Open the runs of `options.runs`, `[LABEL=]FOLDER` each; a folder may name a checkpoint.
+
+    Raises:
+        AnalysisError: two runs of one label, no metrics.csv, or data without text.
+        OpenError: a run is not of translation.
+    """
+    runs: list[Run] = []
+    for text in options.runs:
+        label, path = split_label(text)
+        folder = folder_of_checkpoint(find_file(path))
+        label = label or name_of(folder)
+        if any(run.label == label for run in runs):
+            raise AnalysisError(f"--runs: two runs are called {label}; give LABEL=FOLDER")
+        metrics = read_run(f"{label}={folder}")
+        opened = {"checkpoint": path, "config": None}
+        trained = open_translator(argparse.Namespace(**{**vars(options), **opened}))
+        if not hasattr(trained.data, "source_lines"):
+            raise AnalysisError(
+                f"{path} was trained on {type(trained.data).__name__}, which does not give the "
+                "lines of its test set: translations are compared on datamodules.Translation"
+            )
+        runs.append(Run(label, trained, metrics))
+    return runs
+
+
+def common_pairs(runs: Sequence[Run], split: str) -> Pairs:
+    """Return the pairs of a split that all runs translate.
+
+    Raises:
+        AnalysisError: another test set in one of them.
+    """
+    data = runs[0].trained.data
+    source, reference = data.source_lines(split), data.references(split)
+    words = data.tokenised_references(split)
+    alike = True
+    for run in runs[1:]:
+        other = run.trained.data
+        pairs = list(zip(other.source_lines(split), other.references(split), strict=True))
+        ours = list(zip(source, reference, strict=True))
+        if pairs != ours:
+            together = zip(pairs, ours, strict=False)
+            first = next((i for i, (a, b) in enumerate(together) if a != b), None)
+            where = f"{len(pairs)} pairs and {len(ours)}"
+            where += f", first different in pair {first + 1}" if first is not None else ""
+            raise AnalysisError(
+                f"{run.label} and {runs[0].label} have different {split} splits ({where}): their "
+                "scores do not compare; give runs of the same data"
+            )
+        alike = alike and other.tokenised_references(split) == words
+    source_words = list(data.coder.tokenised_lines(source))
+    return Pairs(
+        Lines(source, source_words), Lines(reference, words), FORMS if alike else FORMS[:1]
+    )
+
+
+def decode(run: Run, split: str, folder: Path) -> Lines:
+    """Translate a split with the beam search of the run, in float32.
+
+    Translations are kept in `folder`, by run, and serve a later call for the same checkpoint,
+    data and search; an interrupted call goes on where it was.
+    """
+    trained = run.trained
+    task = trained.task
+    task.beam = replace(task.beam, n_best=1)
+    task.sampling = Sampling()
+    settings = {"split": split, "search": run.search, "model": identity(trained)}
+    settings["data"] = trained.config["data"]
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "-", run.label)
+    store = RowStore(folder / f"{name}.jsonl", settings, ("number",))
+    loader = getattr(trained.data, f"{split}_dataloader")()
+    total = len(trained.data.references(split))
+    progress = Progress(total, f"sentences of {run.label}")
+    begun = len(store)
+    for rows in _missing(loader, store):
+        found = _translate(trained, rows)
+        for number, (text, words) in found.items():
+            store.add({"number": number, "text": text, "words": words})
+        passed = time.monotonic() - progress.begin
+        left = passed / (len(store) - begun) * (total - len(store))
+        progress.show(len(store), left, f"in {duration(passed)}" if len(store) == total else "")
+    lines = sorted(store.rows, key=lambda row: row["number"])
+    return Lines([row["text"] for row in lines], [row["words"] for row in lines])
+
+
+def _missing(loader: Any, store: RowStore) -> Iterator[dict[str, Tensor]]:
+    """Yield the real rows of the batches that are not all kept."""
+    for batch in getattr(loader, "loader", loader):
+        names = batch["sample_ids"]
+        wanted = [i for i, n in enumerate(names.tolist()) if n >= 0 and not store.has(number=n)]
+        if wanted:
+            yield {name: batch[name][wanted] for name in ("source", "source_mask", "sample_ids")}
+
+
+@torch.inference_mode()
+def _translate(trained: Trained, rows: dict[str, Tensor]) -> dict[int, tuple[str, str]]:
+    """Return text and words of every row by its number."""
+    moved = [rows[name].to(trained.device) for name in ("source", "source_mask", "sample_ids")]
+    found = [best[0].tokens for best in trained.task.translate(*moved)]
+    made = [(trained.data.detokenise(ids), trained.data.tokenised(ids)) for ids in found]
+    return dict(zip(rows["sample_ids"].tolist(), made, strict=True))

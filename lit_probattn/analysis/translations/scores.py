@@ -1,0 +1,162 @@
+"""Scores of translations: BLEU with intervals by bootstrap, words that copying cannot get right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_probattn.tasks.bleu import BLEUForm, bleu_of_counts, words_13a
+
+Counts = npt.NDArray[np.float64]
+_LEVEL = 0.95
+
+
+class Bootstrap:
+    """Test sets drawn from the sentences with replacement: the same ones for every model.
+
+    Source: Koehn, 2004, paired bootstrap resampling.
+
+    Args:
+        num_sentences: of the test set.
+        num_resamples: test sets that are drawn.
+        seed: decides the draws.
+    """
+
+    def __init__(self, num_sentences: int, num_resamples: int, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        draws = generator.integers(num_sentences, size=(num_resamples, num_sentences))
+        rows = [np.bincount(draw, minlength=num_sentences) for draw in draws]
+        self._times = np.array(rows, dtype=np.float64)
+
+    def scores(self, counts: Counts, score: Callable[[Counts], float]) -> npt.NDArray[np.float64]:
+        """Return a score of every drawn test set, (num_resamples,).
+
+        Args:
+            counts: what is summed over sentences, (num_sentences, n).
+            score: turns such a sum, (n,), into the score.
+        """
+        return np.array([score(total) for total in self._times @ counts])
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A score of the whole test set, and the middle 95 % of it over resamples."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> int:
+        """1 if the interval is above zero, −1 if below, 0 if zero lies in it."""
+        return int(self.low > 0) - int(self.high < 0)
+
+    def text(self, sign: str = "") -> str:
+        """Return `value [low, high]`; `sign` `+` shows signs."""
+        parts = (f"{number:{sign}.2f}" for number in (self.value, self.low, self.high))
+        return "{} [{}, {}]".format(*parts)
+
+
+def interval(value: float, resampled: npt.NDArray[np.float64]) -> Interval:
+    """Return a score with its percentile interval."""
+    tail = (1 - _LEVEL) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Interval(value, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score of one model: of the test set, and of resamples, which other models share."""
+
+    value: float
+    resampled: npt.NDArray[np.float64]
+
+    @property
+    def interval(self) -> Interval:
+        """The score with its interval."""
+        return interval(self.value, self.resampled)
+
+    def minus(self, other: Scored) -> Interval:
+        """Return the difference to another model, resample by resample."""
+        return interval(self.value - other.value, self.resampled - other.resampled)
+
+
+def score(counts: Counts, of: Callable[[Counts], float], bootstrap: Bootstrap) -> Scored:
+    """Return the score of counts, (num_sentences, n), that `of` computes from their sum."""
+    return Scored(of(counts.sum(0)), bootstrap.scores(counts, of))
+
+
+# ---- changed words -----------------------------------------------------------------------------
+
+
+def changed_counts(
+    sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str]
+) -> Counts:
+    """Count the words in which a translation is more than its source, (num_sentences, 3).
+
+    Words are those of sacrebleu's tokeniser 13a, as multisets. With S, R and Y the words of
+    source, reference and hypothesis, and A − B, A ∩ B of multisets, the columns are
+
+        |(R − S) ∩ (Y − S)|   changed words that are right
+        |R − S|               changed words of the reference
+        |Y − S|               words of the hypothesis that are not in the source
+
+    A copy of the source has Y − S = ∅ and scores 0; the reference itself scores 1 (100 %).
+
+    Raises:
+        ValueError: the numbers of lines differ, or sacrebleu is not installed.
+    """
+    rows = []
+    sides = (words_13a(lines) for lines in (sources, references, hypotheses))
+    for source, reference, hypothesis in zip(*sides, strict=True):
+        taken = Counter(source)
+        changed, new = Counter(reference) - taken, Counter(hypothesis) - taken
+        rows.append([(changed & new).total(), changed.total(), new.total()])
+    return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+
+def changed_scores(total: Counts) -> tuple[float, float, float]:
+    """Return recall, precision and F1 of a sum of `changed_counts`, (3,), in percent.
+
+    F1 is 2 · right / (wanted + made). Where there is nothing to divide by, a score is 0.
+    """
+    right, wanted, made = total.tolist()
+    parts = ((right, wanted), (right, made), (2 * right, wanted + made))
+    recall, precision, both = (100 * part / whole if whole else 0.0 for part, whole in parts)
+    return recall, precision, both
+
+
+def changed_f1(total: Counts) -> float:
+    """Return F1 of a sum of `changed_counts`, (3,), in percent."""
+    return changed_scores(total)[2]
+
+
+# ---- by length ---------------------------------------------------------------------------------
+
+
+def buckets(lengths: Sequence[int], count: int) -> list[tuple[str, npt.NDArray[np.bool_]]]:
+    """Return groups of sentences of similar length: name and members, the shortest first.
+
+    Each has about the same number of sentences, and all sentences of a length are in one.
+
+    Args:
+        lengths: words of every sentence.
+        count: groups at most; fewer where there are not so many lengths.
+    """
+    sizes = np.asarray(lengths)
+    ends = np.unique(np.quantile(sizes, np.arange(1, count + 1) / count, method="higher"))
+    low, found = int(sizes.min()), []
+    for end in ends.astype(int).tolist():
+        name = f"{low}–{end}" if low < end else f"{end}"
+        found.append((name, (sizes >= low) & (sizes <= end)))
+        low = end + 1
+    return found
+
+
+def bleu_of(form: BLEUForm) -> Callable[[Counts], float]:
+    """Return the function from a sum of `sentence_counts` to BLEU."""
+    return lambda total: bleu_of_counts(total, form)

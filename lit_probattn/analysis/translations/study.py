@@ -1,0 +1,133 @@
+"""Trained translation models side by side: scores with intervals, curves, translations to read.
+
+    lit-probattn analyse translations --runs softmax=runs/translation-softmax/0 \\
+        smgk=runs/translation-smgk/0 gfish=runs/translation-gfish/0 --out reports/translations
+
+Runs of one test set; the first is the baseline. A folder means its best checkpoint, or without a
+validation its newest; FOLDER/average-10 is the mean of the ten newest. Each run translates the
+split once, with its own beam search, in float32; the translations are kept below --out, so that a
+second call only counts. Beside the models stands a row that copies the source.
+
+BLEU has 95 % intervals of the paired bootstrap over sentences (Koehn, 2004): they say how far the
+test set decides, not how far another seed of the training would.
+
+Changed words are the words of the reference that are not in the source, as multisets of words of
+sacrebleu's tokeniser 13a. Recall is the part of them that a translation has, precision the part of
+its own words beyond the source that are among them, F1 both. A copy of the source scores 0, the
+reference 100.
+
+--remarks names a CSV file with what a reader says of translations, in columns `sentence`, the
+number of the sentence in the report, and `remark`; the report prints it below the sentence.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lit_probattn.analysis.options import OUT, SPLITS, Flag
+from lit_probattn.analysis.results import AnalysisError
+from lit_probattn.analysis.studies.curves import draw as draw_curves
+from lit_probattn.analysis.study import Study
+from lit_probattn.analysis.translations.decoded import common_pairs, decode, open_runs
+from lit_probattn.analysis.translations.report import Report, Row
+from lit_probattn.analysis.translations.scores import Bootstrap
+from lit_probattn.tasks.bleu import check_installed
+
+COPY = "copying the source"
+_COLUMNS = ("sentence", "remark")
+_CURVES = ("val/bleu", "val/loss")
+
+
+class Translations(Study):
+    """One report of several runs of translation."""
+
+    name, title = "translations", "Translation models side by side"
+    flags = (
+        Flag(
+            "runs",
+            "run folders; the first is the baseline",
+            nargs="+",
+            required=True,
+            metavar="[LABEL=]FOLDER",
+        ),
+        Flag("data", "arguments of the DataModule of every run", [], metavar="KEY=VALUE"),
+        Flag("device", "auto, cpu, cuda, cuda:1 …", "auto"),
+        Flag("split", "split of the data", "test", choices=SPLITS),
+        Flag("resamples", "test sets drawn for the intervals", 1000, least=1),
+        Flag("num_shown", "translations to read", 20, least=0),
+        Flag("seed", "decides the resamples and which translations are shown", 0, least=0),
+        Flag("remarks", "CSV file with the columns sentence,remark", type=Path, metavar="FILE"),
+        OUT,
+    )
+
+    def _compute(self) -> str:
+        options = self.options
+        check_installed()
+        remarks = {} if options.remarks is None else read_remarks(options.remarks)
+        runs = open_runs(options)
+        pairs = common_pairs(runs, options.split)
+        shown = drawn(len(pairs), options.num_shown, options.seed)
+        for number in remarks:
+            if number not in shown:
+                raise AnalysisError(
+                    f"--remarks {options.remarks}: sentence {number} is not among those shown "
+                    f"({', '.join(map(str, shown))}); keep --seed and --num_shown"
+                )
+        kept = self.results.out / f"{self.name}_decoded"
+        made = {run.label: decode(run, options.split, kept) for run in runs}
+        bootstrap = Bootstrap(len(pairs), options.resamples, options.seed)
+        rows = [Row(name, lines, pairs, bootstrap) for name, lines in made.items()]
+        report = Report(runs, pairs, rows, Row(COPY, pairs.source, pairs, bootstrap))
+        self.results.table(report.scores)
+        self.results.table(report.lengths, "lengths")
+        self.results.figure(report.draw_scores())
+        self.results.figure(report.draw_lengths(), "lengths")
+        curves = pd.concat([run.metrics for run in runs], ignore_index=True)
+        logged = [metric for metric in _CURVES if metric in set(curves["metric"])]
+        if logged:
+            self.results.figure(draw_curves(curves, logged, 1, log=False), "curves")
+        self._reading = report.reading(shown, remarks)
+        return report.text(options.resamples, options.split)
+
+    def _appendix(self) -> str:
+        return self._reading
+
+
+def drawn(num_sentences: int, count: int, seed: int) -> list[int]:
+    """Return the numbers, from 1, of the sentences to read, in order."""
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(num_sentences)[:count]
+    return sorted((order + 1).tolist())
+
+
+def read_remarks(path: Path) -> dict[int, str]:
+    """Read remarks by the number of their sentence.
+
+    Raises:
+        AnalysisError: the file cannot be read, has other columns, or a sentence without a number
+            or with two remarks.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            columns, *rows = [row for row in csv.reader(file) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AnalysisError(f"--remarks {path}: cannot be read: {reason}") from error
+    if columns != list(_COLUMNS):
+        raise AnalysisError(
+            f"--remarks {path}: expected a CSV file with the columns {','.join(_COLUMNS)}, "
+            f"received {','.join(columns) or 'nothing'}"
+        )
+    remarks: dict[int, str] = {}
+    for row in rows:
+        if len(row) != len(_COLUMNS) or not row[0].isdecimal() or int(row[0]) in remarks:
+            raise AnalysisError(
+                f"--remarks {path}: expected a number of its own and a remark, in quotation marks "
+                f"if it has commas, received {','.join(row)}"
+            )
+        remarks[int(row[0])] = row[1]
+    return remarks
