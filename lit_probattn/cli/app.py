@@ -13,11 +13,10 @@ LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and train
 be repeated, lets a configuration name classes of a module that is not an installed package.
 """
 
-import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -37,6 +36,7 @@ from lit_probattn.cli.files import (
     run_name,
     with_named_files,
 )
+from lit_probattn.cli.jsonargparse_internals import failure_of_link
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
 from lit_probattn.cli.parser import Instantiator, RunParser, refuse_more_arguments, refuse_nulls
 from lit_probattn.configs import SIZES_OF_DATA, SIZES_OF_SOME_DATA, only_allowed_code
@@ -129,7 +129,7 @@ class RunCLI(BareCLI):
         for size in SIZES_OF_DATA:
             target = f"model.init_args.{size}"
             if size in SIZES_OF_SOME_DATA:  # other data, from outside too, need not know of it
-                find = functools.partial(_size_or_none, size)
+                find = _finder(size)
                 parser.link_arguments("data", target, find, apply_on="instantiate")
             else:
                 parser.link_arguments(f"data.{size}", target, apply_on="instantiate")
@@ -146,6 +146,13 @@ class RunCLI(BareCLI):
             refuse_more_arguments(self.config[command])
             if self.config[command].get("ckpt_path") == "":
                 raise CommandError("--ckpt_path is empty: give best, last, auto or a path")
+
+    def instantiate_classes(self) -> None:
+        """Construct everything; what data raise when asked for a size is told as it is."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise failure_of_link(error) or error from None
 
     def add_instantiators(self) -> None:
         """Construct model and data by `Instantiator`."""
@@ -351,8 +358,14 @@ class RunCLI(BareCLI):
         return loaded
 
 
-def _size_or_none(name: str, data: Any) -> Any:
-    return getattr(data, name, None)
+def _finder(name: str) -> Callable[[Any], Any]:
+    """Return what reads a size of the data, None where they have none; the help shows its name."""
+
+    def find(data: Any) -> Any:
+        return getattr(data, name, None)
+
+    find.__name__ = name
+    return find
 
 
 def _attention_of(config: dict[str, Any]) -> str | None:

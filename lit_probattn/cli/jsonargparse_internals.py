@@ -82,6 +82,11 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
     return _wrong_value(message, path) or _in_one_line(message)
 
 
+def failure_of_link(error: ValueError) -> BaseException | None:
+    """Return what went wrong in a function that links two arguments; None for another error."""
+    return error.__cause__ if str(error).startswith("Call to compute_fn of link") else None
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error

@@ -60,7 +60,9 @@ def filmed_environment(name: str) -> Filmed | str:
     use_a_renderer()
     environment: Environment | None = None
     try:
-        environment = make_environment(name, render_mode="rgb_array", width=SIZE, height=SIZE)
+        size = {"width": SIZE, "height": SIZE}
+        # The camera that the models of D4RL's environments have beside the body.
+        environment = make_environment(name, render_mode="rgb_array", camera_name="track", **size)
         film = Filmed(environment)
         film.reset(seed=0)
         return film

@@ -72,6 +72,12 @@ def _without(package: str) -> str:
         return _test()
 
 
+def _without_data(folder: Path) -> str:
+    """The task of D4RL without its file; sizes of the model are read from it."""
+    place = ("--data.init_args.data_dir", str(folder), "--data.init_args.cache_dir", str(folder))
+    return command_error(_words("fit", folder, *place, task=str(ROOT / "configs/tasks/d4rl.yaml")))
+
+
 def _of_text(folder: Path) -> str:
     """The study of a run that classifies texts."""
     run(_words("fit", folder, *LEAST, *("--data.init_args.num_train", "8"), task=TEXT))
@@ -86,6 +92,7 @@ def cases() -> Iterator[Case]:
     yield Case(area, "an environment of other sizes than the data", lambda _: _played_in(other))
     yield Case(area, "gymnasium is missing", lambda _: _without("gymnasium"))
     yield Case(area, "mujoco is missing", lambda _: _without("mujoco"))
+    yield Case(area, "no file of the data", _without_data)
     yield Case(
         area,
         "one target return",
