@@ -295,7 +295,7 @@ def mixture_scores(
         alone = query @ repeat_rows(shift.to(query.dtype), heads).mT
     if subtract_query_norm:
         norms = query.square().sum(-1, keepdim=True) / 2.0
-        alone = -norms.expand(*norms.shape[:-1], precision.shape[1]) if alone is None else alone - norms
+        alone = norms.new_zeros(precision.shape[1]) - norms if alone is None else alone - norms
     if alone is not None:
         offset = offset + alone.transpose(2, 3)[..., None] * precision
     shared = None if shift is None else grouped_scores(query, key)
