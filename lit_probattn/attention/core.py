@@ -33,6 +33,8 @@ from lit_probattn.attention.functional import (
     autocast_off,
     biased,
     compute_dtype,
+    grouped_values,
+    masked_softmax,
     reference_weights,
 )
 from lit_probattn.attention.masks import Masks
@@ -342,7 +344,7 @@ class Core(nn.Module):
     def cached_scores(
         self, query: Tensor, key: Tensor, offset: Tensor | None, cols: range, call: HeadCall
     ) -> Tensor:
-        """Return the scores of a part of the cache, (B, H, N, len(cols)).
+        """Return the scores of a part of the cache, (B, H, N, len(cols)); all of them finite.
 
         Args:
             query: (B, H, N, E) in the compute dtype.
@@ -368,13 +370,17 @@ def attend_to_cache(core: Core, call: HeadCall) -> Tensor:
     cache, masks = call.cache, call.masks
     assert isinstance(cache, KVCache)
     dtype = compute_dtype(call.query)
-    query, rows = call.query.to(dtype), masks.all_rows
+    query, rows, parts = call.query.to(dtype), masks.all_rows, cache.parts()
     outputs, normalisers = [], []
-    for cols in cache.parts():
+    for cols in parts:
         key, value, offset = cache.part(cols)
         scores = core.cached_scores(query, key.to(dtype), offset, cols, call)
         scores = biased(scores, masks, rows, cols)
         allowed = masks.allowed(rows, cols, query.device)
+        if len(parts) == 1 and not core.row_eps:  # nothing to merge with
+            plain = allowed is None and masks.bias is None
+            weights = scores.softmax(-1) if plain else masked_softmax(scores, allowed)
+            return grouped_values(weights, value.to(dtype))
         output, normaliser = partial_attention(scores, value.to(dtype), allowed)
         outputs.append(output)
         normalisers.append(normaliser)

@@ -45,9 +45,10 @@ class Heads(NamedTuple):
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[object]:
     """Switch autocast off where the tensor lives; the meta device has none to switch off."""
-    if tensor.device.type == "meta":
+    kind = tensor.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
-    return torch.autocast(tensor.device.type, enabled=False)
+    return torch.autocast(kind, enabled=False)
 
 
 def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:

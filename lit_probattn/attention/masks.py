@@ -58,7 +58,8 @@ class Masks:
     def allowed(self, rows: range, cols: range, device: torch.device) -> Tensor | None:
         """Return a block's allowed pairs, bool broadcastable to (B, H, rows, cols), or None."""
         allowed: Tensor | None = None
-        if self.is_causal:
+        # The first row sees the fewest keys: a token that is decoded sees all of them.
+        if self.is_causal and rows.start + self.causal_offset < cols.stop - 1:
             last_key = torch.arange(rows.start, rows.stop, device=device) + self.causal_offset
             index = torch.arange(cols.start, cols.stop, device=device)
             allowed = (index[None, :] <= last_key[:, None])[None, None]

@@ -220,6 +220,10 @@ class RunCLI(BareCLI):
         plan = share_plan(self.trainer, config, make)
         try:
             self._train(plan, config, kwargs)
+        except BaseException:
+            if self.trainer.is_global_zero:
+                plan.discard_if_unused()
+            raise
         finally:
             plan.let_go()
 
@@ -253,10 +257,6 @@ class RunCLI(BareCLI):
             self._add_callback(signals)
         try:
             self.trainer.fit(**kwargs, ckpt_path=plan.checkpoint)
-        except BaseException:
-            if self.trainer.is_global_zero:
-                plan.discard_if_unused()
-            raise
         finally:
             signals.restore()
 

@@ -92,6 +92,11 @@ def next_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None = Non
     """
     if bool(logits.isnan().any()):
         raise ValueError("logits are NaN: the model's output is not usable")
+    return drawn_tokens(logits, sampling, uniform)
+
+
+def drawn_tokens(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> Tensor:
+    """Return what `next_tokens` does, of logits that are known to be numbers."""
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
     if uniform is None:

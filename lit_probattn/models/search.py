@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_probattn.models.decoding import Sampling, next_tokens, uniform_numbers
+from lit_probattn.models.decoding import Sampling, drawn_tokens, uniform_numbers
 from lit_probattn.models.encoder_decoder import EOS, PAD, DecoderState
 from lit_probattn.randomness import RandomKey
 
@@ -152,17 +152,18 @@ class _Rows:
         rng = replace(self.rng, sample_ids=self.names)
         hidden = model.decode(self.tokens[:, -1:], state=self.state, rng=rng)
         logits = model.logits(hidden[:, -1])
-        if bool(logits.isnan().any()):
-            raise ValueError("logits are NaN: the model's output is not usable")
         wide = torch.promote_types(logits.dtype, torch.float32)
         found = logits.to(wide).log_softmax(-1)
+        if bool(found[:, 0].isnan().any()):  # one NaN makes its row's sum NaN, and so all of it
+            raise ValueError("logits are NaN: the model's output is not usable")
         found[:, PAD] = _NEVER
         if self.length < min_length:
             found[:, EOS] = _NEVER
-        full = (self.limits == self.length).repeat_interleave(self.width)
-        end = found[:, EOS].clone()
-        found.masked_fill_(full[:, None], _NEVER)
-        found[:, EOS] = end
+        full = self.limits == self.length
+        if bool(full.any()):
+            end = found[:, EOS].clone()
+            found.masked_fill_(full.repeat_interleave(self.width)[:, None], _NEVER)
+            found[:, EOS] = end
         return found
 
     def extend(self, rows: Tensor, tokens: Tensor, scores: Tensor, kept: Tensor) -> None:
@@ -299,7 +300,7 @@ def sample(
     finished: dict[int, Hypothesis] = {}
     while len(rows.sentences):
         found = rows.next_scores(model, beam.min_length)
-        tokens = next_tokens(found, sampling, uniform_numbers(sampling, rows.length, rows.names))
+        tokens = drawn_tokens(found, sampling, uniform_numbers(sampling, rows.length, rows.names))
         scores = found.gather(1, tokens[:, None])[:, 0]
         kept = tokens != EOS
         for row in (~kept).nonzero()[:, 0].tolist():

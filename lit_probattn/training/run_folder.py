@@ -526,10 +526,18 @@ def _take_new(folder: Path) -> bool:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether nothing but what a start writes before its first step is in a run folder."""
-    names = {path.name for path in folder.iterdir()}
+    """Whether nothing but what a start writes before its first step is in a run folder.
+
+    Folders without a file count as nothing: a logger that fails may leave them.
+    """
+    names = {path.name for path in folder.iterdir() if not _is_bare(path)}
     names -= {name for name in names if name.startswith((".", "events.out.tfevents."))}
     return names <= {CONFIG, RECORD} and all("backends" not in s for s in read_starts(folder))
+
+
+def _is_bare(path: Path) -> bool:
+    """Whether this is a folder that holds folders at most."""
+    return path.is_dir() and all(inside.is_dir() for inside in path.rglob("*"))
 
 
 def _start_time(folder: Path) -> tuple[str, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 
 from lit_probattn.cli.errors import CommandError, explain
 from lit_probattn.cli.loggers import PendingLogger, pending, with_folder
+from tests.support.runs import arguments, error_of
 
 CSV = "lightning.pytorch.loggers.CSVLogger"
 FLAG = "--trainer.logger.init_args.save_dir="
@@ -64,6 +66,22 @@ class Refusing(CSVLogger):
 def test_what_a_logger_refuses_is_one_line(tmp_path):
     with pytest.raises(CommandError, match=r"^trainer.logger: Refusing: no key is configured$"):
         PendingLogger(Refusing).make(tmp_path)
+
+
+class LeavingFolders(Refusing):
+    """A logger that makes folders before it refuses."""
+
+    def __init__(self, save_dir: str = ".") -> None:
+        (Path(save_dir) / "wandb" / "latest").mkdir(parents=True)
+        super().__init__()
+
+
+@pytest.mark.parametrize("cls", [Refusing, LeavingFolders])
+def test_a_logger_that_refuses_leaves_no_run_folder(cls, tmp_path, capsys):
+    named = f"{__name__}.{cls.__name__}"
+    line = error_of(arguments("fit", tmp_path, "--trainer.logger", named), capsys)
+    assert line == f"error: trainer.logger: {cls.__name__}: no key is configured"
+    assert not list((tmp_path / "runs").glob("*/*"))
 
 
 def test_only_waiting_loggers_are_made():

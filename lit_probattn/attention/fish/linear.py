@@ -30,7 +30,7 @@ from lit_probattn.attention.linear.functions import (
     real_keys,
 )
 from lit_probattn.attention.masks import Masks
-from lit_probattn.base.memory import device_type
+from lit_probattn.base.memory import device_type, telling
 
 Normalizer = Literal["auto", "tied_abs", "nonneg", "none"]
 
@@ -210,19 +210,33 @@ def read_moving_states(
         budget = CHUNK_STATES["cpu" if device_type(rows.device) == "cpu" else "cuda"]
         positions = max(1, budget // (batch * widest * features * value.shape[-1]))
 
-    def read(state: Tensor, rows: Tensor, cols: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def read(
+        state: Tensor, rows: Tensor, cols: Tensor, value: Tensor, _held: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         states = state[:, :, None] + (cols[..., None] * value[..., None, :]).cumsum(2)
         local = mix_states(states, mixing, last_bias, noise)  # (B, H, T, F, E_v)
         return (rows[..., None, :] @ local).squeeze(-2), states[:, :, -1]
 
-    for start in range(0, rows.shape[2], positions):
-        part = slice(start, start + positions)
-        chunk = (state, rows[:, :, part], cols[:, :, part], value[:, :, part])
-        if torch.is_grad_enabled() and rows.shape[2] > positions:
-            out, state = checkpoint(read, *chunk, use_reentrant=False, preserve_rng_state=False)
+    saves = torch.is_grad_enabled() and rows.shape[2] > positions
+    chunks = list(zip(*(x.split(positions, 2) for x in (rows, cols, value)), strict=True))
+    chunks = chunks if rows.shape[2] else []
+    # Most is held when backward begins if a chunk's state outweighs the gradients of its inputs.
+    outweighs = not saves or state.numel() >= sum(x.numel() for x in chunks[0])
+    made = telling(chunks) if outweighs else chunks
+    held: Tensor | None = None
+    if len(made) < len(chunks):  # a prediction: of the others only what they leave
+        skipped = len(chunks) - len(made)
+        shape = (batch, mixing.weights[-1].shape[0], skipped * positions, value.shape[-1])
+        outputs.append(value.new_empty(shape))
+        held = state.new_empty(skipped, *state.shape) if saves else None
+    for chunk in made:
+        if saves:
+            given = (state, *chunk, held)
+            out, state = checkpoint(read, *given, use_reentrant=False, preserve_rng_state=False)
         else:
-            out, state = read(*chunk)
+            out, state = read(state, *chunk, None)
         outputs.append(out)
+        held = None
     return torch.cat(outputs, -2), state
 
 

@@ -17,13 +17,13 @@ No state is saved between forward and backward: both sweeps add them up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_probattn.base.memory import device_type
+from lit_probattn.base.memory import device_type, telling
 
 # Pairs that one span may hold, all heads together: small enough for the cache of a CPU core.
 SPAN_PAIRS = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -84,7 +84,11 @@ def causal_product(
 
 def _spans(length: int, span: int, reverse: bool = False) -> Iterator[slice]:
     starts = range(0, length, span)
-    for start in reversed(starts) if reverse else starts:
+    starts = starts[::-1] if reverse else starts
+    made: Sequence[int] = telling(starts)
+    if reverse and len(made) < len(starts):  # the first is padded, which views of others are not
+        made = [starts[0], *made]
+    for start in made:
         yield slice(start, min(start + span, length))
 
 

@@ -197,7 +197,7 @@ def linear_blockwise(given: Heads, arguments: LinearArguments) -> Tensor:
     if form.denominator == "sum":
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     before = None if state is None else state.sums
-    if masks.is_causal:
+    if masks.is_causal and masks.num_queries > 1:  # the last query sees all keys
         product, after = causal_product(rows, cols, value, state=before)
     else:
         after = cols.mT @ value

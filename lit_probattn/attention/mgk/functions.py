@@ -287,20 +287,22 @@ def mixture_scores(
         subtract_query_norm: whether −(τ_r / 2) ‖query‖² counts.
     """
     heads, shift = query.shape[1], arguments.key_shift
-    precision = 1.0 / repeat_rows(arguments.variance.to(query.dtype), heads)  # (H, K)
-    shared = grouped_scores(query, key) if shift is not None else None
-    norms = query.square().sum(-1, keepdim=True) / 2.0
+    precision = repeat_rows(1.0 / arguments.variance.to(query.dtype), heads)[..., None, None]
+    offset = repeat_heads(offset, heads)[:, :, :, None]  # (B, H, K, 1, L)
+    # What does not depend on the key, (B, H, N, K), is small beside the scores.
+    alone: Tensor | None = None
+    if shift is not None:
+        alone = query @ repeat_rows(shift.to(query.dtype), heads).mT
+    if subtract_query_norm:
+        norms = query.square().sum(-1, keepdim=True) / 2.0
+        alone = norms.new_zeros(precision.shape[1]) - norms if alone is None else alone - norms
+    if alone is not None:
+        offset = offset + alone.transpose(2, 3)[..., None] * precision
+    shared = None if shift is None else grouped_scores(query, key)
     total: Tensor | None = None
     for r in range(precision.shape[1]):
-        if shared is not None and shift is not None:
-            b = repeat_rows(shift[:, r].to(query.dtype), heads)  # (H, E)
-            product = shared + query @ b[None, :, :, None]
-        else:
-            product = grouped_scores(query, key[:, :, r])
-        if subtract_query_norm:
-            product = product - norms
-        beta = repeat_rows(offset[:, :, r].transpose(0, 1), heads).transpose(0, 1)
-        score = product * precision[None, :, r, None, None] + beta[:, :, None]
+        product = grouped_scores(query, key[:, :, r]) if shared is None else shared
+        score = torch.addcmul(offset[:, :, r], product, precision[:, r])
         if total is None:
             total = score
         else:

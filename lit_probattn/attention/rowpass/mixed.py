@@ -12,15 +12,15 @@ from torch import Tensor
 from lit_probattn.attention.functional import autocast_off
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.rowpass.products import (
-    BLOCK_SCORES,
     add_bias,
     add_by_head,
     add_product,
+    heads_at_once,
     places,
     product,
 )
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
-from lit_probattn.base.memory import device_type, is_predicting
+from lit_probattn.base.memory import is_predicting
 from lit_probattn.randomness import AttentionDropout
 
 # Noise of a block from a sample, its queries and its keys, (G, n, l).
@@ -115,8 +115,7 @@ def _samples(query: Tensor) -> range:
 
 def _head_groups(part: Place, sample: int, heads: int, device: torch.device) -> Iterator[Place]:
     """Cut the heads of a sample into blocks of about the same size as one head's."""
-    budget = BLOCK_SCORES["cpu" if device_type(device) == "cpu" else "cuda"]
-    count = max(1, min(heads, budget // max(1, len(part.rows) * len(part.cols))))
+    count = heads_at_once(part, heads, device)
     for first in range(0, heads, count):
         here = min(count, heads - first)
         yield Place(sample * heads + first, here, part.rows, part.cols)

@@ -35,10 +35,13 @@ def places(
     if rows == masks.num_queries:
         count = max(1, min(batch_heads, budget // max(1, rows * masks.num_keys)))
     found = _cut(masks, batch_heads, count, rows)
-    # All blocks use one room, which grows with those of the first heads; where heads have maps in
-    # common, fewer keys mean more heads in a block, and any may be the largest.
-    skips = is_predicting() and not (terms.common and masks.is_causal)
-    yield from _telling(found, count) if skips else found
+    # All blocks use one room, which grows with those of the first heads.
+    if not is_predicting():
+        yield from found
+    elif terms.common and masks.is_causal:
+        yield from _growing(found, terms.num_heads, device)
+    else:
+        yield from _telling(found, count)
 
 
 def _telling(found: Iterator[Place], count: int) -> list[Place]:
@@ -46,6 +49,27 @@ def _telling(found: Iterator[Place], count: int) -> list[Place]:
     every = list(found)
     first = [place for place in every if place.first < count]
     return [*telling(first), *(every[-1:] if every[-1].first >= count else [])]
+
+
+def _growing(found: Iterator[Place], heads: int, device: torch.device) -> list[Place]:
+    """Return the places that need more room than all before, and the last three.
+
+    Where heads have maps in common, fewer keys mean more heads at once.
+    """
+    every, largest = list(found), 0
+    needed = []
+    for place in every[:-3]:
+        size = heads_at_once(place, heads, device) * len(place.rows) * len(place.cols)
+        if size > largest:
+            largest = size
+            needed.append(place)
+    return [*needed, *every[-3:]]
+
+
+def heads_at_once(part: Place, heads: int, device: torch.device) -> int:
+    """Return how many heads of a sample make a block of about the same size as one head's."""
+    budget = BLOCK_SCORES["cpu" if device_type(device) == "cpu" else "cuda"]
+    return max(1, min(heads, budget // max(1, len(part.rows) * len(part.cols))))
 
 
 def _cut(masks: Masks, batch_heads: int, count: int, rows: int) -> Iterator[Place]:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 from lit_probattn.attention import Attention
 from lit_probattn.attention.backends import Call
-from lit_probattn.attention.blockwise import BLOCK_SCORES
 from lit_probattn.base.config_files import ConfigError, file_named, find, list_attention
 from lit_probattn.base.memory import (
     Resident,
@@ -193,7 +191,7 @@ def _costs(known: Answer, question: Question) -> Answer:
     chosen, peaks = [], []
     for train in (True, False):
         chosen.append(choose(layer, question, train))
-        peaks.append(memory(known, question, layer, chosen[-1], train))
+        peaks.append(memory(known, question, chosen[-1], train))
     return Answer(
         known.name,
         known.class_path,
@@ -244,42 +242,23 @@ def choose(layer: Attention, question: Question, train: bool) -> str:
         return core.pick_for(call)
 
 
-def memory(known: Answer, question: Question, layer: Attention, backend: str, train: bool) -> int:
+def memory(known: Answer, question: Question, backend: str, train: bool) -> int:
     """Predict the peak of a step of one layer, weights and inputs included, in bytes.
 
-    What the backend makes with the device's sizes of blocks, on tensors without memory. A causal
-    linear variant goes through so many chunks that it is predicted from two lengths of one
-    sequence: above, memory grows in proportion to the tokens.
+    What the backend makes with the device's sizes of blocks, on tensors without memory.
 
     Args:
         known: the variant.
         question: sizes.
-        layer: the layer on the meta device, in the mode that is asked for.
         backend: what runs.
         train: whether gradients are computed.
     """
-    core, whole = layer.core, partial(_predicted, known, question, backend, train)
-    tokens = question.batch_size * question.seq_len
-    dropped = train and question.dropout > 0.0
-    maps = max(core.layout.out, core.block_maps) if dropped else core.block_maps
-    short = 64 * math.ceil(math.sqrt(3 * BLOCK_SCORES["cpu"] / maps) / 64)
-    long = short + 64
-    chunks = backend == "blockwise" and not core.has_scores and question.is_causal
-    if not chunks or tokens <= long:
-        return whole(question.batch_size, question.seq_len)
-    first, second = (whole(1, length) for length in (short, long))
-    return first + (second - first) * (tokens - short) // (long - short)
-
-
-def _predicted(
-    known: Answer, question: Question, backend: str, train: bool, batch_size: int, seq_len: int
-) -> int:
-    """Predict one size."""
+    sizes = (question.batch_size, question.seq_len, question.embed_dim)
 
     def make() -> tuple[StepFunction, Resident]:
         layer = build(known, question).train(train)
         layer.backend = backend  # type: ignore[assignment]
-        inputs = torch.empty(batch_size, seq_len, question.embed_dim, requires_grad=train)
+        inputs = torch.empty(*sizes, requires_grad=train)
 
         def step() -> None:
             with torch.set_grad_enabled(train):

@@ -16,6 +16,7 @@ from tests.interop.swap.checks import (
     TIGHT,
     assert_same_model,
     assert_same_projections,
+    assert_trains_in_one_graph,
     make_pairs_equal,
     swapped,
 )
@@ -134,6 +135,18 @@ def test_one_graph_when_compiled(name):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.set_grad_enabled(name != "BEiT"):  # its bias learns, by rows that C computes
         torch.testing.assert_close(call(compiled), call(model), **TIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT", "BEiT", "Swin"])
+@pytest.mark.parametrize("variant", ["mgk", "smgk"])
+def test_training_with_attention_dropout_is_one_graph(name, variant):
+    model, call = case(name)
+    model, _ = lit_probattn.swap(model, variant)
+    for module in model.modules():
+        if isinstance(module, Swapped):
+            module.attn_drop.p = 0.3
+    assert_trains_in_one_graph(model.train(), call)
 
 
 # ---------------------------------------------------------------------- torch

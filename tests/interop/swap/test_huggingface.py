@@ -17,6 +17,7 @@ from tests.interop.swap.checks import (
     TIGHT,
     assert_same_model,
     assert_same_projections,
+    assert_trains_in_one_graph,
     make_pairs_equal,
     swapped,
 )
@@ -290,6 +291,16 @@ def test_one_graph_when_compiled(name):
     model, _ = lit_probattn.swap(model, "mgk", heads=0.5)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(call(compiled), call(model), **TIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [1.0, 0.5])
+def test_training_with_attention_dropout_is_one_graph(heads):
+    torch.manual_seed(0)
+    model = randomised(T.LlamaModel(T.LlamaConfig(attention_dropout=0.3, **GROUPED)))
+    model, _ = lit_probattn.swap(model, "mgk", heads=heads)
+    ids, _ = words()
+    assert_trains_in_one_graph(model.train(), lambda m: m(ids, use_cache=False).last_hidden_state)
 
 
 def test_training_with_dropout_and_checkpointing():
