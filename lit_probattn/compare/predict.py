@@ -331,9 +331,10 @@ def _evaluated_seconds(
     tested = sizes.get("test", 0)
     seconds = (samples + tested) * per_sample / 3
     if isinstance(steps.task, Translation):
+        search_seconds = functools.cache(steps.search_seconds)  # validation and test may be alike
         for count, size in ((samples, steps.task.val_beam_size), (tested, steps.task.beam.size)):
             if count and size and tflops is None:
-                seconds += count * steps.search_seconds(size)
+                seconds += count * search_seconds(size)
             elif count and tflops is not None:
                 seconds += count * size * 2 * macs / (tflops * 1e12)
     if isinstance(steps.task, DecisionMaking):

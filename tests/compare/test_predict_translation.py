@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lit_probattn.compare import predict as predict_module
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.predict import (
     PAIR_LEN,
@@ -16,6 +17,11 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import read_table
 from tests.support.paths import ROOT
 
+SMALL = {
+    "model.init_args.embed_dim": 16,
+    "model.init_args.mlp_dim": 16,
+    "data.init_args.max_tokens": 256,
+}
 pytestmark = pytest.mark.usefixtures("root")
 
 
@@ -59,21 +65,32 @@ def test_a_shorter_run_validates_once_in_micro_batches():
 
 
 def test_a_bigger_beam_takes_longer_by_the_model_of_operations():
-    small = {
-        "model.init_args.embed_dim": 16,
-        "model.init_args.mlp_dim": 16,
-        "data.init_args.max_tokens": 256,
-    }
     hours = [
         predict(
             cell(
                 "fish_table2",
                 "iwslt14_de_en",
                 "softmax_4",
-                settings={**small, "model.init_args.val_beam_size": size},
+                settings={**SMALL, "model.init_args.val_beam_size": size},
             ),
             tflops=1e-3,
         ).hours
         for size in (0, 5)
     ]
     assert hours[1] > hours[0]
+
+
+@pytest.mark.parametrize(("size", "searched"), [(5, [5]), (2, [2, 5])])
+def test_equal_searches_of_validation_and_test_are_measured_once(monkeypatch, size, searched):
+    sizes = []
+    search = predict_module.beam_search
+
+    def counting(model, source, mask, beam):
+        sizes.append(beam.size)
+        return search(model, source, mask, beam)
+
+    monkeypatch.setattr(predict_module, "beam_search", counting)
+    monkeypatch.setattr(predict_module, "start_seconds", lambda: 0.0)
+    settings = {**SMALL, "model.init_args.val_beam_size": size}
+    predict(cell("fish_table2", "iwslt14_de_en", "softmax_4", settings=settings))
+    assert sizes == searched
