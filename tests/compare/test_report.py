@@ -134,6 +134,23 @@ def test_average_needs_all_tasks(tmp_path):
     assert "| 57.50 | 58.50 | -1.00: no interval |" in line
 
 
+def test_average_is_of_the_published_metric_alone(tmp_path):
+    """Tasks that are measured by a second number too, which nobody printed."""
+    table, cells = tiny_cells(tmp_path, ["softmax_2"])
+    tasks = {}
+    for name, task in table.tasks.items():
+        low = replace(task.metrics["test"], name="low")
+        tasks[name] = replace(task, metrics={**task.metrics, "low": low})
+    table = replace(table, tasks=tasks)
+    for cell in cells:
+        value = 40.0 if cell.task.name == "listops" else 75.0
+        keep(cell, value, values={"test": value, "low": 1.0})
+    cells = [replace(cell, task=tasks[cell.task.name]) for cell in cells]
+    text = report_of(tmp_path, table, cells)[1]
+    (line,) = [row for row in text.splitlines() if row.startswith("| average")]
+    assert "| 57.50 | 58.50 | -1.00: no interval |" in line
+
+
 def test_average_is_over_tasks_whatever_their_seeds(tmp_path):
     """Two seeds of one task and one of the other: (40 + 75) / 2, not (40 + 40 + 75) / 3."""
     table, cells = tiny_cells(tmp_path, ["softmax_2"])
