@@ -229,6 +229,7 @@ class EncoderDecoder(nn.Module):
         key_mask: Tensor | None = None,
         rng: RandomKey | None = None,
         state: DecoderState | None = None,
+        is_causal: bool = True,
     ) -> Tensor:
         """Return what the output layer reads, (B, T, C).
 
@@ -239,6 +240,7 @@ class EncoderDecoder(nn.Module):
             key_mask: real tokens of `inputs`. Causal attention does not see padding that follows.
             rng: names the draw of attention dropout and noise.
             state: from `new_state`.
+            is_causal: False shows tokens those that follow, for counting operations.
         """
         first = 0 if state is None else state.length
         x = self._embed("target", inputs, self.tokens, self.positions, first)  # (B, T, C)
@@ -247,7 +249,7 @@ class EncoderDecoder(nn.Module):
             seen: Any = {"memory": memory, "memory_mask": memory_mask, "query_mask": key_mask}
         else:
             seen = {"memory": state.memories, "caches": state.caches}
-        return self.decoder(x, is_causal=True, rng=key, **seen)
+        return self.decoder(x, is_causal=is_causal, rng=key, **seen)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all words, (…, V), given `hidden` (…, C)."""

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_probattn.attention import Attention
 from lit_probattn.base.torch_internals import FakeTensorMode
 from lit_probattn.models.adaptive_softmax import AdaptiveSoftmax
+from lit_probattn.models.transformer import Transformer
 from profiling.cost.exact import (
     ExactCost,
     ModelShape,
@@ -78,7 +79,7 @@ class Setting:
     @property
     def num_layers(self) -> int:
         """Attention layers."""
-        return 1 if self.shape is None else self.shape.num_layers
+        return 1 if self.shape is None else self.shape.num_attentions
 
     @contextlib.contextmanager
     def device(self) -> Iterator[str]:
@@ -100,6 +101,11 @@ def attention_layers(model: nn.Module) -> list[Attention]:
     return [m for m in model.modules() if isinstance(m, Attention)]
 
 
+def stacks(model: nn.Module) -> list[Transformer]:
+    """Return the stacks of blocks that a model names."""
+    return [getattr(model, name) for name in cast(Any, model).stacks]
+
+
 def require_identical(blocks: nn.ModuleList) -> None:
     """Raise a ValueError if blocks of a stack differ in structure or parameter shapes."""
 
@@ -117,7 +123,7 @@ def count_parameters(model: nn.Module, attention_only: bool) -> dict[Scope, int]
     layers = attention_layers(model)
     counts: dict[Scope, int] = {"attention": sum(_numel(layer) for layer in layers)}
     if not attention_only:
-        counts["layers"] = _numel(cast(Any, model.encoder).blocks)
+        counts["layers"] = sum(_numel(stack.blocks) for stack in stacks(model))
         counts["model"] = _numel(model)
     return counts
 
@@ -220,7 +226,7 @@ def _probe(setting: Setting, layer: Attention) -> Tensor:
 def _measure(
     setting: Setting, model: nn.Module, device: str, count: Callable[[nn.Module, Tensor], Macs]
 ) -> dict[Scope, Macs]:
-    """Count attention alone, and by models of one and two blocks the stack and the whole."""
+    """Count attention alone, and by models of one and two blocks the stacks and the whole."""
     if isinstance(getattr(model, "is_causal", None), bool):
         model.is_causal = False  # type: ignore[assignment]
     layer = attention_layers(model)[0]
@@ -228,17 +234,20 @@ def _measure(
     result: dict[Scope, Macs] = {"attention": alone.times(setting.num_layers)}
     if setting.shape is None:
         return result
-    encoder, inputs = cast(Any, model.encoder), setting.make_inputs(device)
-    blocks = encoder.blocks
-    require_identical(blocks)
-    counts = []
-    for length in (1, 2):
-        encoder.blocks = nn.ModuleList(blocks[i % len(blocks)] for i in range(length))
-        counts.append(count(model, inputs))
-    encoder.blocks = blocks
-    step = counts[1].minus(counts[0])
-    result["layers"] = step.times(len(blocks))
-    result["model"] = counts[0].plus(step.times(len(blocks) - 1))
+    found, inputs = stacks(model), setting.make_inputs(device)
+    whole = [stack.blocks for stack in found]
+    for stack, blocks in zip(found, whole, strict=True):
+        require_identical(blocks)
+        stack.blocks = blocks[:1]
+    result["model"], result["layers"] = (once := count(model, inputs)), Macs(0)
+    for stack, blocks in zip(found, whole, strict=True):
+        stack.blocks = nn.ModuleList(blocks[i % len(blocks)] for i in range(2))
+        step = count(model, inputs).minus(once)
+        stack.blocks = blocks[:1]
+        result["layers"] = result["layers"].plus(step.times(len(blocks)))
+        result["model"] = result["model"].plus(step.times(len(blocks) - 1))
+    for stack, blocks in zip(found, whole, strict=True):
+        stack.blocks = blocks
     return result
 
 

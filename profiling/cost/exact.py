@@ -95,11 +95,14 @@ class ModelShape:
     """Sizes of a stack of blocks and what stands around it.
 
     Args:
+        num_layers: blocks of a stack.
         num_sequences: sequences that one sample sends through the blocks (2 for a pair).
         norm_first: pre-norm, with a final norm.
         embedding_parameters: token and position tables (and an output layer tied to them).
         head_parameters: the head, and what is not in the blocks otherwise.
         head_macs: the head's products for one sample.
+        has_decoder: a second stack, whose blocks have cross-attention and its norm too; source and
+            target have one length.
     """
 
     num_layers: int
@@ -112,6 +115,22 @@ class ModelShape:
     embedding_parameters: int
     head_parameters: int
     head_macs: int
+    has_decoder: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all stacks."""
+        return self.num_layers * (2 if self.has_decoder else 1)
+
+    @property
+    def num_attentions(self) -> int:
+        """Attention layers of all blocks."""
+        return self.num_layers * (3 if self.has_decoder else 1)
+
+    @property
+    def num_norms(self) -> int:
+        """Norms of all blocks: one after each attention, one after each MLP."""
+        return self.num_attentions + self.num_blocks
 
     @property
     def calls(self) -> int:
@@ -121,16 +140,17 @@ class ModelShape:
 
 def scope_costs(shape: ModelShape, attention: Cost) -> dict[str, ExactCost]:
     """Return the closed forms of `attention` (all layers), `layers` (blocks) and `model`."""
-    n, c, f, layers = shape.seq_len, shape.embed_dim, shape.mlp_dim, shape.num_layers
+    n, c, f, num_blocks = shape.seq_len, shape.embed_dim, shape.mlp_dim, shape.num_blocks
+    attentions = shape.num_attentions
     total_attention = ExactCost(
-        attention.macs * layers * shape.calls, 0, attention.num_parameters * layers
+        attention.macs * attentions * shape.calls, 0, attention.num_parameters * attentions
     )
     norm = 5 * n * c * shape.calls
     mlp_parameters = 2 * c * f + f + c
     blocks = ExactCost(
-        total_attention.macs + 2 * n * c * f * layers * shape.calls,
-        2 * layers * norm,
-        total_attention.num_parameters + layers * (mlp_parameters + 4 * c),
+        total_attention.macs + 2 * n * c * f * num_blocks * shape.calls,
+        shape.num_norms * norm,
+        total_attention.num_parameters + num_blocks * mlp_parameters + shape.num_norms * 2 * c,
     )
     final = shape.norm_first
     model = ExactCost(

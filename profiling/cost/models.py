@@ -1,7 +1,7 @@
 """The models whose cost is measured; they build and run on the meta device too.
 
-One attention layer, the papers' language model, the classifier of the Long Range Arena, and its
-pair classifier. Inputs are random: cost does not depend on what a token says.
+One attention layer, the papers' language model, the classifier of the Long Range Arena, its pair
+classifier, and the encoder-decoder of translation. A model names its stacks of blocks. Inputs are random: cost does not depend on what a token says.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models import language_model
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.heads import PooledClassifier, pool
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
@@ -69,6 +70,7 @@ class LanguageModel(nn.Module):
         options |= {"vocab_size": vocab_size, "attention_bias": None, "attention_dropout": None}
         self.model = language_model.LanguageModel(attention, **options)
         self.encoder = self.model.encoder
+        self.stacks = ("encoder",)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return log-probabilities (B, N, vocab_size) of tokens (B, N)."""
@@ -85,6 +87,7 @@ class SequenceModel(nn.Module):
         super().__init__()
         self.classifier = Classifier(attention, **options)
         self.encoder = self.classifier.encoder
+        self.stacks = ("encoder",)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits of tokens (B, N)."""
@@ -115,6 +118,7 @@ class PairModel(nn.Module):
         self.max_seq_len = max_seq_len
         self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
         self.encoder = Transformer(attention, embed_dim, head_dim, num_layers, mlp_dim, dropout)
+        self.stacks = ("encoder",)
         self.head = PooledClassifier(4 * embed_dim, mlp_dim, num_classes, 1)
 
     def encode(self, text: Tensor) -> Tensor:
@@ -128,3 +132,46 @@ class PairModel(nn.Module):
         feature = torch.cat([first, second, first * second, first - second], -1)  # (B, 4C)
         logits: Tensor = self.head(feature[:, None])
         return logits
+
+
+class TranslationModel(nn.Module):
+    """The encoder-decoder of translation, called with source and target tokens of one length.
+
+    Whether attention has biases and dropout is left to `attention`, which makes all three kinds of
+    layers: self-attention of encoder and decoder, and cross-attention.
+
+    Source: FiSH, NeurIPS 2022, figure 4 and appendix A.4: fairseq's `transformer_iwslt_de_en`.
+
+    Args:
+        is_causal: mask the future of the target; as in `LanguageModel`.
+        include_output_layer: evaluate all words.
+        vocab_size: words of each side.
+        num_layers: blocks of each side.
+        options: sizes and the rest of `EncoderDecoder`.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        is_causal: bool = True,
+        include_output_layer: bool = True,
+        vocab_size: int,
+        num_layers: int,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.is_causal, self.include_output_layer = is_causal, include_output_layer
+        options |= {"num_encoder_layers": num_layers, "num_decoder_layers": num_layers}
+        options |= {"source_vocab_size": vocab_size, "vocab_size": vocab_size}
+        options |= {"attention_bias": None, "attention_dropout": None}
+        self.model = EncoderDecoder(attention, **options)
+        self.encoder, self.decoder = self.model.encoder, self.model.decoder
+        self.stacks = ("encoder", "decoder")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (B, N, vocab_size) of source and target tokens (B, 2, N)."""
+        source, target = inputs.unbind(1)
+        memory = self.model.encode(source, rng=RandomKey(0))  # (B, N, C)
+        x = self.model.decode(target, memory, rng=RandomKey(0), is_causal=self.is_causal)
+        return self.model.logits(x) if self.include_output_layer else x

@@ -12,7 +12,9 @@ from lit_probattn.base.config_files import file_named, find
 from lit_probattn.configs import ConfigError, attention_entry, nearest, read_yaml
 from profiling.measure.rows import Quantity
 
-ModelKind = Literal["attention", "language_model", "classifier", "pair_classifier"]
+ModelKind = Literal[
+    "attention", "language_model", "classifier", "pair_classifier", "encoder_decoder"
+]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 

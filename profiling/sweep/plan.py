@@ -23,6 +23,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "language_model": {"num_layers": 16, "vocab_size": 267735, "dropout": 0.1},
     "classifier": {"num_layers": 2, "dropout": 0.1},
     "pair_classifier": {"num_layers": 2, "dropout": 0.1, "num_classes": 2},
+    "encoder_decoder": {"num_layers": 6, "dropout": 0.3},
 }
 
 _NEEDED = {
@@ -30,6 +31,7 @@ _NEEDED = {
     "language_model": ("head_dim", "mlp_dim", "num_layers", "vocab_size"),
     "classifier": ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes"),
     "pair_classifier": ("head_dim", "mlp_dim", "num_layers", "vocab_size", "num_classes"),
+    "encoder_decoder": ("head_dim", "mlp_dim", "num_layers", "vocab_size"),
 }
 
 

@@ -21,7 +21,13 @@ from lit_probattn.configs import attention_factory
 from lit_probattn.records.provenance import command_line, device_name, git_revision, versions
 from profiling.cost.count import CostEntry, Setting, count_costs
 from profiling.cost.exact import ModelShape
-from profiling.cost.models import AttentionOnly, LanguageModel, PairModel, SequenceModel
+from profiling.cost.models import (
+    AttentionOnly,
+    LanguageModel,
+    PairModel,
+    SequenceModel,
+    TranslationModel,
+)
 from profiling.measure.memory import (
     cuda_peak_bytes,
     measured_cpu_bytes,
@@ -37,7 +43,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "language_model": LanguageModel,
     "classifier": SequenceModel,
     "pair_classifier": PairModel,
+    "encoder_decoder": TranslationModel,
 }
+# Models that end in an output layer over all words, and mask the future.
+_WRITERS = ("language_model", "encoder_decoder")
 
 
 def build_model(point: Point) -> nn.Module:
@@ -52,9 +61,9 @@ def build_model(point: Point) -> nn.Module:
     causal, output = sizes.pop("is_causal"), sizes.pop("include_output_layer")
     if point.model == "attention":
         sizes = {k: sizes[k] for k in ("embed_dim", "head_dim")}
-    if point.model in ("attention", "language_model"):
+    if point.model in ("attention", *_WRITERS):
         sizes["is_causal"] = causal
-    if point.model == "language_model":
+    if point.model in _WRITERS:
         sizes.pop("num_classes", None)
         sizes["include_output_layer"] = output
     before = torch.get_default_dtype()
@@ -67,12 +76,15 @@ def build_model(point: Point) -> nn.Module:
 
 
 def make_inputs(point: Point, device: torch.device | str) -> Tensor:
-    """Return random inputs: features (B, N, C), tokens (B, N), or pairs of texts (B, 2, N)."""
+    """Return random inputs: features (B, N, C), tokens (B, N), or pairs of texts (B, 2, N).
+
+    A pair is what a pair classifier compares, or a source and its target.
+    """
     shape: tuple[int, ...] = (point.batch_size, point.seq_len)
     if point.model == "attention":
         dtype = getattr(torch, point.dtype)
         return torch.randn(*shape, point.embed_dim, dtype=dtype, device=device)
-    if point.model == "pair_classifier":
+    if point.model in ("pair_classifier", "encoder_decoder"):
         shape = (point.batch_size, 2, point.seq_len)
     return torch.randint(point.sizes["vocab_size"], shape, device=device)
 
@@ -83,8 +95,11 @@ def model_shape(point: Point) -> ModelShape | None:
         return None
     sizes, c = point.sizes, point.embed_dim
     vocab, hidden = sizes["vocab_size"], sizes["mlp_dim"]
-    num_sequences, norm_first = 1, True
-    if point.model == "language_model":
+    num_sequences, norm_first, has_decoder = 1, True, point.model == "encoder_decoder"
+    if has_decoder:  # the output layer is the target's table
+        embedding, head_parameters, norm_first = 2 * vocab * c, 0, False
+        head_macs = point.seq_len * c * vocab if sizes["include_output_layer"] else 0
+    elif point.model == "language_model":
         clusters = sum(c < vocab for c in (20000, 40000, 200000))
         embedding = vocab * c + vocab + clusters * (c + 1)
         head_parameters, norm_first = 0, False
@@ -107,6 +122,7 @@ def model_shape(point: Point) -> ModelShape | None:
         embedding_parameters=embedding,
         head_parameters=head_parameters,
         head_macs=head_macs,
+        has_decoder=has_decoder,
     )
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.randomness import RandomKey
 from profiling.cost.count import attention_layers, require_identical
 from profiling.cost.models import LanguageModel, PairModel, SequenceModel
-from profiling.measure.counters import torch_macs
+from profiling.measure.counters import torch_flops_by_module, torch_macs
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import make_plan
 from profiling.sweep.points import build_model, make_inputs, measure_point
@@ -23,6 +24,8 @@ SOFTMAX = "lit_probattn.attention.SoftmaxAttention"
 MGK = "lit_probattn.attention.MGKAttention"
 LINEAR = "lit_probattn.attention.LinearAttention"
 MLK = "lit_probattn.attention.MLKAttention"
+FISH = "lit_probattn.attention.FiSHAttention"
+GFISH = {"num_global_heads": 2, "mixer": "mlp", "mixing_bias": "all"}
 
 VARIANTS = {
     "softmax": (SOFTMAX, {}),
@@ -98,13 +101,21 @@ def test_linear_family_equals_what_it_states(mode):
 @pytest.mark.parametrize(
     ("kind", "mode"),
     mostly_slow(
-        itertools.product(["classifier", "pair_classifier", "language_model"], ["eval", "train"]),
-        [("classifier", "eval"), ("pair_classifier", "train"), ("language_model", "train")],
+        itertools.product(
+            ["classifier", "pair_classifier", "language_model", "encoder_decoder"],
+            ["eval", "train"],
+        ),
+        [
+            ("classifier", "eval"),
+            ("pair_classifier", "train"),
+            ("language_model", "train"),
+            ("encoder_decoder", "train"),
+        ],
     ),
 )
 def test_models_equal_closed_forms(kind, mode):
     sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 3, "vocab_size": 50, "num_classes": 4}
-    variants = {"mgk": (MGK, {}), "softmax": (SOFTMAX, {})}
+    variants = {"mgk": (MGK, {}), "softmax": (SOFTMAX, {}), "gfish": (FISH, GFISH)}
     for point in points(variants, "reference", mode, **sizes):
         rows = measure_point(point)
         assert [r.status for r in rows] == ["ok"] * 6, rows[0].reason
@@ -120,8 +131,9 @@ def test_models_equal_closed_forms(kind, mode):
         )
 
 
-def test_multiplying_one_block_equals_counting_all():
-    sizes = {"kind": "language_model", "mlp_dim": 20, "num_layers": 5, "vocab_size": 50}
+@pytest.mark.parametrize("kind", ["language_model", "encoder_decoder"])
+def test_multiplying_one_block_equals_counting_all(kind):
+    sizes = {"kind": kind, "mlp_dim": 20, "num_layers": 5, "vocab_size": 50}
     (point,) = points({"mgk": (MGK, {})}, "reference", "eval", **sizes)
     with torch.device("meta"):
         model = build_model(point)
@@ -129,6 +141,41 @@ def test_multiplying_one_block_equals_counting_all():
     counted = torch_macs(model, make_inputs(point, "meta")).products
     (row,) = [r for r in measure_point(point) if (r.scope, r.source) == ("model", "measured")]
     assert row.macs == counted
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_all_three_attentions_of_an_encoder_decoder_are_counted(backend):
+    """By module, and by hand: two self-attentions and a cross-attention of pairs N x N."""
+    sizes = {"kind": "encoder_decoder", "mlp_dim": 20, "num_layers": 2, "vocab_size": 50}
+    (point,) = points({"softmax": (SOFTMAX, {})}, backend, "eval", **sizes)
+    with torch.device("meta"):
+        model = build_model(point)
+        model.is_causal = False
+        inputs = make_inputs(point, "meta")
+        with torch.no_grad():
+            counts = torch_flops_by_module(model, lambda: model(inputs))
+    calls, n, c, width = 2, 40, 24, 4 * 8
+    by_hand = calls * (4 * n * c * width + 2 * n * n * width)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, SoftmaxAttention)}
+    assert len(layers) == 6
+    assert {name: counts[name] // 2 for name in layers} == dict.fromkeys(layers, by_hand)
+    by = {(r.scope, r.source): r for r in measure_point(point)}
+    assert by["attention", "measured"].macs == 6 * by_hand
+    assert by["layers", "measured"].macs == 6 * by_hand + 4 * calls * 2 * n * c * 20
+    assert by["model", "measured"].macs == by["layers", "measured"].macs + calls * n * c * 50
+
+
+def test_a_causal_encoder_decoder_is_that_of_translation():
+    """What is timed masks the future of the target; what is counted leaves the mask out."""
+    sizes = {"kind": "encoder_decoder", "mlp_dim": 20, "num_layers": 1, "vocab_size": 50}
+    (point,) = points({"softmax": (SOFTMAX, {})}, "reference", "eval", is_causal=True, **sizes)
+    model = build_model(point)
+    inputs = make_inputs(point, "cpu")
+    source, target = inputs.unbind(1)
+    expected = model.model.logits(model.model(source, target, rng=RandomKey(0)))
+    torch.testing.assert_close(model(inputs), expected)
+    model.is_causal = False
+    assert (model(inputs) - expected)[:, 0].abs().max() > 1e-3
 
 
 def test_unlike_blocks_are_refused():
