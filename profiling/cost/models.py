@@ -1,7 +1,8 @@
 """The models whose cost is measured; they build and run on the meta device too.
 
 One attention layer, the papers' language model, the classifier of the Long Range Arena, its pair
-classifier, and the encoder-decoder of translation. A model names its stacks of blocks. Inputs are random: cost does not depend on what a token says.
+classifier, and the encoder-decoder of translation. A model names its stacks of blocks. Inputs are
+random: cost does not depend on what a token says.
 """
 
 from __future__ import annotations
