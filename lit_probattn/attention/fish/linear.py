@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -230,11 +230,11 @@ def read_moving_states(
         outputs.append(value.new_empty(shape))
         held = state.new_empty(skipped, *state.shape) if saves else None
     for chunk in made:
+        given: tuple[Any, ...] = (state, *chunk, held)
         if saves:
-            given = (state, *chunk, held)
             out, state = checkpoint(read, *given, use_reentrant=False, preserve_rng_state=False)
         else:
-            out, state = read(state, *chunk, None)
+            out, state = read(*given)
         outputs.append(out)
         held = None
     return torch.cat(outputs, -2), state
