@@ -220,7 +220,10 @@ FAST_PAIRS = every_nth(4, [p for p in PAIRS if p.values[-1] != "reference"])
 def test_single_precision_error_is_within_twice_eager(cls, oracle, name, options, backend):
     """Root mean square error to float64 at most twice that of the eager reference in float32.
 
-    PyTorch's fused kernel is held to a relative error of 2e-5 where twice eager is less.
+    Of output and inputs each, and of all parameters together, as the kernels' parity run has it:
+    the gradient of a single component's prior is zero, and the rest of one rounding error has no
+    ratio to that of another on every processor. PyTorch's fused kernel is held to a relative
+    error of 2e-5 where twice eager is less.
     """
     skip_without_library(backend)
     exact = make_layer(cls, options)
@@ -241,8 +244,9 @@ def test_single_precision_error_is_within_twice_eager(cls, oracle, name, options
             found = run_with_gradients(single, inputs, call)
             for part in ("out", *expected[1]):
                 a, b = (x[0] if part == "out" else x[1][part] for x in (found, expected))
-                side[part] = side.get(part, 0.0) + (a.double() - b).square().mean().item()
-                true[part] = true.get(part, 0.0) + b.square().mean().item() / 2
+                group = "parameters" if "." in part else part
+                side[group] = side.get(group, 0.0) + (a.double() - b).square().sum().item()
+                true[group] = true.get(group, 0.0) + b.square().sum().item() / 2
     for part, square in ours.items():
         budget = 2 * plain[part] ** 0.5
         if backend == "sdpa":  # not our kernel: sums of prior and norm gradients lose a little more
