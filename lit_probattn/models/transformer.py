@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 from torch import Tensor, nn
@@ -76,18 +77,20 @@ class Block(nn.Module):
         activation: Activation = "gelu",
         activation_dropout: float | None = None,
         cross_attention: Attention | None = None,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        norm = partial(nn.LayerNorm, embed_dim, eps=norm_eps)
         self.norm_first = norm_first
-        self.norm1 = nn.LayerNorm(embed_dim)
+        self.norm1 = norm()
         self.attention = attention
         self.dropout = nn.Dropout(dropout)
         self.norm_cross: nn.LayerNorm | None = None
         self.cross_attention: Attention | None = None
         if cross_attention is not None:
             _require_cross(cross_attention)
-            self.norm_cross, self.cross_attention = nn.LayerNorm(embed_dim), cross_attention
-        self.norm2 = nn.LayerNorm(embed_dim)
+            self.norm_cross, self.cross_attention = norm(), cross_attention
+        self.norm2 = norm()
         self.mlp = MLP(embed_dim, mlp_dim, dropout, activation, activation_dropout)
 
     def forward(
@@ -151,6 +154,7 @@ class Transformer(nn.Module):
         activation_checkpointing: recompute each block in backward instead of storing its inside.
         activation_dropout: within the MLPs, after the activation. None means `dropout`.
         cross_attention: makes the layer by which a block of a decoder looks at the memory.
+        norm_eps: epsilon of all layer norms.
 
     Raises:
         ValueError: fewer than one layer, an MLP without width, or a cross-attention that cannot be
@@ -170,6 +174,7 @@ class Transformer(nn.Module):
         activation_checkpointing: bool = False,
         activation_dropout: float | None = None,
         cross_attention: AttentionFactory | None = None,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         if mlp_dim < 1:
@@ -186,10 +191,11 @@ class Transformer(nn.Module):
                 activation,
                 activation_dropout,
                 None if cross_attention is None else cross_attention(embed_dim, head_dim=head_dim),
+                norm_eps,
             )
             for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(embed_dim) if norm_first else nn.Identity()
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps) if norm_first else nn.Identity()
         self.activation_checkpointing = activation_checkpointing
 
     def forward(

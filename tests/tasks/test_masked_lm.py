@@ -9,9 +9,9 @@ from lit_probattn.attention import LinearAttention, SoftmaxAttention
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import (
     MaskedLanguageModel,
-    PeriodicPositions,
     mask_tokens,
 )
+from lit_probattn.models.text_encoder import PeriodicPositions
 from lit_probattn.randomness import RandomKey
 from lit_probattn.tasks import MaskedLanguageModeling
 from tests.datamodules.text import made as made_text

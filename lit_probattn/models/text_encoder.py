@@ -1,0 +1,160 @@
+"""Bidirectional encoders of text: token ids -> embeddings -> blocks, in the manner of BERT."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.models.transformer import Activation, Transformer
+from lit_probattn.randomness import RandomKey
+
+_STD = 0.02
+
+
+class PeriodicPositions(nn.Module):
+    """Learned positions: one table, or for long inputs a table of offsets and one of blocks.
+
+        position p = period · q + r   ->   offsets[r] + blocks[q]
+
+    Source: value-aware attention (Gupta and Berant, 2021), table 4 "POSq". Without a second block
+    it is an ordinary table.
+
+    Args:
+        period: rows of the first table. None means max_seq_len.
+    """
+
+    def __init__(self, max_seq_len: int, embed_dim: int, period: int | None = None) -> None:
+        super().__init__()
+        self.period = min(max_seq_len, max_seq_len if period is None else period)
+        if self.period < 1:
+            raise ValueError(f"position_period must be at least 1, received {period}")
+        self.offsets = nn.Embedding(self.period, embed_dim)
+        num_blocks = -(-max_seq_len // self.period)
+        self.blocks = nn.Embedding(num_blocks, embed_dim) if num_blocks > 1 else None
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return what is added to tokens at `positions` (…); (…, C)."""
+        result: Tensor = self.offsets(positions % self.period)
+        if self.blocks is not None:
+            result = result + self.blocks(positions // self.period)
+        return result
+
+
+class TextEncoder(nn.Module):
+    """Bidirectional encoder in the manner of BERT and RoBERTa; heads are added by its subclasses.
+
+        tokens + positions (+ token types) ─ norm ─ drop ─ Block × L
+
+    Source: BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019).
+
+    Args:
+        attention: makes one attention layer per block from (embed_dim, head_dim).
+        vocab_size: number of token ids, V.
+        max_seq_len: longest sequence, N.
+        embed_dim: C, width of the residual stream.
+        head_dim: E, width of a head.
+        num_layers: L, blocks.
+        mlp_dim: inner width of the MLPs.
+        dropout: of embeddings and of both branches of a block.
+        norm_first: pre-norm blocks, with a last norm; BERT and RoBERTa have post-norm ones.
+        activation: of the MLPs.
+        attention_dropout: dropout of attention. None leaves it to the attention's own option.
+        position_period: for long inputs, see `PeriodicPositions`.
+        num_token_types: kinds of segments, such as the two sentences of a pair. 0 means that tokens
+            have no type.
+        norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
+        activation_checkpointing: recompute each block in backward instead of storing its inside.
+
+    Raises:
+        ValueError: no token ids, or a size that `Transformer` refuses.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        *,
+        vocab_size: int,
+        max_seq_len: int,
+        embed_dim: int = 768,
+        head_dim: int = 64,
+        num_layers: int = 12,
+        mlp_dim: int = 3072,
+        dropout: float = 0.0,
+        norm_first: bool = False,
+        activation: Activation = "gelu",
+        attention_dropout: float | None = 0.0,
+        position_period: int | None = None,
+        num_token_types: int = 0,
+        norm_eps: float = 1e-5,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, received {vocab_size}")
+        if num_token_types < 0:
+            raise ValueError(f"num_token_types must be at least 0, received {num_token_types}")
+        options: Any = {} if attention_dropout is None else {"dropout": attention_dropout}
+        self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
+        self.num_token_types = num_token_types
+        self.tokens = nn.Embedding(vocab_size, embed_dim)
+        self.positions = PeriodicPositions(max_seq_len, embed_dim, position_period)
+        self.token_types = nn.Embedding(num_token_types, embed_dim) if num_token_types else None
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = Transformer(
+            partial(attention, **options),
+            embed_dim,
+            head_dim,
+            num_layers,
+            mlp_dim,
+            dropout,
+            norm_first=norm_first,
+            activation=activation,
+            activation_checkpointing=activation_checkpointing,
+            norm_eps=norm_eps,
+        )
+
+    def _initialise(self) -> None:
+        """Draw all linear layers and tables anew; a subclass calls it when it has its heads."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def encode(
+        self,
+        inputs: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        token_types: Tensor | None = None,
+        rng: RandomKey | None = None,
+    ) -> Tensor:
+        """Return what the last block says of every token, (B, N, C), for token ids (B, N).
+
+        Args:
+            inputs: token ids.
+            key_mask: real tokens, (B, N). None means all.
+            token_types: kind of every token, (B, N). None means 0, if tokens have a type at all.
+            rng: names the draw of attention dropout and noise.
+
+        Raises:
+            ValueError: there are more tokens than `max_seq_len`, or types that the model lacks.
+        """
+        length = inputs.shape[1]
+        if length > self.max_seq_len:
+            raise ValueError(
+                f"cannot read a sequence of {length} tokens: max_seq_len is {self.max_seq_len}"
+            )
+        embedded = self.tokens(inputs) + self.positions(torch.arange(length, device=inputs.device))
+        if self.token_types is not None:
+            types = inputs.new_zeros(()) if token_types is None else token_types
+            embedded = embedded + self.token_types(types)
+        elif token_types is not None:
+            raise ValueError("received token types, but the model has num_token_types 0")
+        x = self.dropout(self.norm(embedded))  # (B, N, C)
+        return self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
