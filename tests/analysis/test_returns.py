@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from lit_probattn.analysis.__main__ import main
-from lit_probattn.analysis.studies.returns import draw, findings, means
+from lit_probattn.analysis.studies.returns import compared, draw, findings, means
+from lit_probattn.rollouts.episodes import Episode
 from lit_probattn.rollouts.facts import EvaluationFacts
 from lit_probattn.rollouts.video import Filmed
 from tests.rollouts.toy import Pendulum, facts
@@ -54,6 +55,28 @@ def test_targets_default_to_six_up_to_the_larger_of_the_data(trained, tmp_path):
     assert study(trained, tmp_path) == 0
     targets = pd.read_csv(tmp_path / "returns.csv")["target"].to_numpy()
     np.testing.assert_allclose(targets, np.linspace(0.3, 28.0, 6), rtol=1e-5)
+
+
+def test_episodes_side_by_side_stand_beside_the_same_one_by_one(trained, tmp_path):
+    assert study(trained, tmp_path / "out", "--targets", "5", "9", "--one_by_one") == 0
+    rows = pd.read_csv(tmp_path / "out/returns_one_by_one.csv")
+    assert rows["seed"].tolist() == [100, 101, 102]
+    np.testing.assert_allclose(rows["side by side"], rows["one by one"], rtol=1e-5)
+    assert rows["steps"].tolist() == rows["steps alone"].tolist()
+    assert rows["largest difference of actions"].max() < 1e-9
+    text = (tmp_path / "out/returns.md").read_text()
+    assert "Target 9 by the policy in float64" in text
+    assert "Mean returns" in text
+
+
+def test_episodes_that_end_at_different_steps_are_not_alike():
+    def episode(length: int, shift: float = 0.0) -> Episode:
+        return Episode(0, 100, 5.0, 1.0, length, np.full((length, 1), shift))
+
+    name = "largest difference of actions"
+    assert compared(episode(7), episode(7, 0.25))[name] == 0.25
+    assert compared(episode(120), episode(130))[name] == 0.0
+    assert compared(episode(7), episode(8))[name] == np.inf
 
 
 def test_a_video_is_drawn_or_said_to_be_missing_in_one_line(trained, tmp_path, monkeypatch):

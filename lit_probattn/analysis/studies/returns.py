@@ -5,14 +5,19 @@ and the same seeds. The picture has the mean return of each target with its stan
 line on which a return is what was asked for, and the references of the normalised score. The data
 are not needed: a checkpoint knows how its policy sees the environment.
 
-With --video, one episode of the largest target is drawn as a GIF file.
+With --video, one episode of the largest target is drawn as a GIF file. With --one_by_one, the
+episodes of that target are played twice more by the policy in float64: side by side, and one after
+the other. Their actions are the same but for rounding, and so are their returns while a simulation
+does not enlarge it.
 
 Source: Decision Transformer (Chen et al., 2021), figure 4. Scores: D4RL (Fu et al., 2020).
 """
 
 from __future__ import annotations
 
+import copy
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -38,6 +43,9 @@ from lit_probattn.training.checkpoints import load_checkpoint
 
 # Default targets: shares of the way from a random policy's return to the data's larger target.
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+# Steps whose actions are compared: later ones may differ, since a simulation enlarges rounding.
+_COMPARED_STEPS = 100
+_ACTIONS_DIFFER = "largest difference of actions"
 
 
 class Returns(ModelStudy):
@@ -56,6 +64,7 @@ class Returns(ModelStudy):
         Flag("episodes", "episodes of each target", 10, least=1),
         Flag("seed", "of the first episode; the next ones follow", 100, least=0),
         Flag("behaviour", "mean return of the data, drawn as a line", type=float),
+        Flag("one_by_one", "compare episodes side by side with the same one by one", False),
         Flag("video", "draw one episode of the largest target as a GIF file", False),
     )
 
@@ -78,6 +87,8 @@ class Returns(ModelStudy):
             "",
             findings(table, self.options.behaviour),
         ]
+        if self.options.one_by_one:
+            lines += ["", self._one_by_one(float(table["target"].max()))]
         if self.options.video:
             lines += ["", self._video(float(table["target"].max()))]
         return "\n".join(lines)
@@ -106,28 +117,62 @@ class Returns(ModelStudy):
         low, high = self.facts.reference_returns[0], max(self.facts.target_returns)
         return [low + share * (high - low) for share in _SHARES]
 
-    def _player(self) -> Player:
-        context = self.trained.task.context_length
-        return Player(self.policy, self.facts, context_length=context, seed=self.trained.task.seed)
+    def _player(self, policy: DecisionTransformer | None = None) -> Player:
+        task = self.trained.task
+        policy = self.policy if policy is None else policy
+        return Player(policy, self.facts, context_length=task.context_length, seed=task.seed)
 
-    def _play(self, target: float) -> list[dict[str, float]]:
-        """Return a row per episode of a target."""
+    def _episodes(
+        self, player: Player, target: float, numbers: Sequence[int], keep_actions: bool = False
+    ) -> list[Episode]:
+        """Play numbered episodes of a target side by side."""
         assert self.facts.env_name is not None
-        numbers = range(self.options.episodes)
         environments: list[Environment] = []
-        start = time.monotonic()
         try:
             environments += [make_environment(self.facts.env_name) for _ in numbers]
             check_sizes(self.environment, environments[0], self.policy.obs_dim, self.policy.act_dim)
             seeds = [self.options.seed + number for number in numbers]
-            played = self._player().play(environments, target, seeds)
+            return player.play(
+                environments, target, seeds, numbers=numbers, keep_actions=keep_actions
+            )
         finally:
             for environment in environments:
                 environment.close()
+
+    def _play(self, target: float) -> list[dict[str, float]]:
+        """Return a row per episode of a target."""
+        start = time.monotonic()
+        played = self._episodes(self._player(), target, range(self.options.episodes))
         rows = [self._row(episode) for episode in played]
         mean = np.mean([row["return"] for row in rows])
         print(f"target {target:g}: return {mean:.1f}, {time.monotonic() - start:.0f} s", flush=True)
         return rows
+
+    def _one_by_one(self, target: float) -> str:
+        """Play episodes side by side and one by one; return what to say of it."""
+        player, numbers = self._player(copy.deepcopy(self.policy).double()), self.options.episodes
+        together = self._episodes(player, target, range(numbers), keep_actions=True)
+        alone = []
+        for number in range(numbers):
+            alone += self._episodes(player, target, [number], keep_actions=True)
+            print(f"alone: {number + 1} of {numbers}, return {alone[-1].total:.1f}", flush=True)
+        table = pd.DataFrame(
+            [compared(side, one) for side, one in zip(together, alone, strict=True)]
+        )
+        self.results.table(table, "one_by_one")
+        means = table[["side by side", "one by one"]].mean()
+        return "\n".join(
+            [
+                f"Target {target:g} by the policy in float64, all episodes side by side and the "
+                "same one by one:",
+                "",
+                markdown_table(table),
+                "",
+                f"Mean returns {means['side by side']:.4f} and {means['one by one']:.4f}; actions "
+                f"of the first {_COMPARED_STEPS} steps differ by at most "
+                f"{table[_ACTIONS_DIFFER].max():.1e}.",
+            ]
+        )
 
     def _row(self, episode: Episode) -> dict[str, float]:
         return {
@@ -154,6 +199,24 @@ class Returns(ModelStudy):
             f"![an episode]({path.name}) Target {target:g}, seed {self.options.seed}: return "
             f"{episode.total:.1f} in {episode.length} steps."
         )
+
+
+def compared(together: Episode, alone: Episode) -> dict[str, float]:
+    """Return what is to be compared of one episode that was played in two ways."""
+    assert together.actions is not None
+    assert alone.actions is not None
+    count = min(_COMPARED_STEPS, together.length, alone.length)
+    off = np.abs(together.actions[:count] - alone.actions[:count]).max()
+    if min(_COMPARED_STEPS, together.length) != min(_COMPARED_STEPS, alone.length):
+        off = float("inf")
+    return {
+        "seed": together.seed,
+        "side by side": together.total,
+        "one by one": alone.total,
+        "steps": together.length,
+        "steps alone": alone.length,
+        _ACTIONS_DIFFER: float(off),
+    }
 
 
 def means(rows: pd.DataFrame, facts: EvaluationFacts) -> pd.DataFrame:
