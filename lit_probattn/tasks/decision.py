@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.decision_transformer import DecisionTransformer
@@ -22,7 +21,8 @@ from lit_probattn.rollouts.environments import (
 )
 from lit_probattn.rollouts.episodes import Episode, Player, Watch
 from lit_probattn.rollouts.facts import EvaluationFacts
-from lit_probattn.tasks.base import Split, Task, model_arguments
+from lit_probattn.tasks.base import Split, model_arguments
+from lit_probattn.tasks.counted import CountedTask
 from lit_probattn.tasks.distributed import gather_objects, num_ranks, sum_over_ranks
 from lit_probattn.tasks.schedules import ScheduleName
 
@@ -31,7 +31,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 _TARGETS: tuple[Literal["high", "low"], ...] = ("high", "low")
 
 
-class DecisionMaking(Task):
+class DecisionMaking(CountedTask):
     """Decision transformer, trained on the mean squared error of the actions of a global batch.
 
     The mean is over all entries of actions at real steps, whatever ranks and accumulation steps
@@ -166,30 +166,13 @@ class DecisionMaking(Task):
         errors = (exact - batch["actions"].to(exact)).square().mean(-1)
         return torch.where(batch["mask"], errors, 0.0)
 
-    def batch_loss(self, batch: Any) -> Tensor:
-        """Return the sum of a micro-batch's errors over its number of places for steps. Shape ().
+    def loss_sum(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the sum of the errors of a micro-batch's real steps, and their number; both ()."""
+        return self.squared_errors(batch).sum(), batch["mask"].sum()
 
-        Padding counts among the places: they are alike in all micro-batches of a step, whose real
-        steps are known together only at its end. There gradients and loss are scaled to the mean
-        over real steps.
-        """
-        return self.squared_errors(batch).sum() / batch["mask"].numel()
-
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Scale the gradients, and the loss, to the mean over real steps; do what every task does.
-
-        Clipping follows, so it sees the gradient of that mean.
-        """
-        masks = [batch["mask"] for _, batch, _ in self._window]  # type: ignore[typeddict-item]
-        places = sum(mask.numel() for mask in masks)
-        real = torch.stack([mask.sum() for mask in masks]).sum().to(torch.float64)
-        real = sum_over_ranks(real[None])[0].clamp(min=1.0)
-        factor = places * num_ranks() / real
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor.to(parameter.grad.dtype))
-        self._window = [(i, batch, loss * factor.to(loss.dtype)) for i, batch, loss in self._window]
-        super().on_before_optimizer_step(optimizer)
+    def places(self, batch: Any) -> int:
+        """Return the number of steps of a micro-batch, padding among them."""
+        return int(batch["mask"].numel())
 
     # ---- evaluation --------------------------------------------------------------------------
 

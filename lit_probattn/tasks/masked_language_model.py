@@ -10,12 +10,13 @@ from lit_probattn.models.adaptive_softmax import MAX_LOGITS
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
 from lit_probattn.models.transformer import Activation
-from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
+from lit_probattn.tasks.base import Batch, Split, model_arguments
+from lit_probattn.tasks.counted import CountedTask
 from lit_probattn.tasks.distributed import sum_over_ranks
 
 
-class MaskedLanguageModeling(Task):
-    """Masked language model, trained on the mean loss of the hidden words of a batch.
+class MaskedLanguageModeling(CountedTask):
+    """Masked language model, trained on the mean loss of the hidden words of a global batch.
 
     A batch's `target` (B, N) holds the words themselves, -100 where nothing may be hidden. Words
     are hidden here, as a pure function of seed, optimiser step, sample and position: anew in every
@@ -93,10 +94,14 @@ class MaskedLanguageModeling(Task):
         wrong = self.model.predictions(hidden, target) != target[target != IGNORE]
         return self.model.token_losses(hidden, target), wrong
 
-    def batch_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the hidden words of a batch; 0 if none was hidden. Shape ()."""
+    def loss_sum(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses of a batch's hidden words, and their number; both ()."""
         losses = self.token_losses(batch)
-        return losses.sum() / max(1, len(losses))
+        return losses.sum(), torch.tensor(len(losses), device=losses.device)
+
+    def places(self, batch: Batch) -> int:
+        """Return how many words a batch of so many rows could hide."""
+        return len(batch["inputs"]) * self.model.max_seq_len
 
     # ---- evaluation --------------------------------------------------------------------------
 

@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import json
-import signal
-from pathlib import Path
 
 import pytest
 import torch
 
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import DecisionMaking
-from tests.support.runs import (
-    ROOT,
-    fingerprint,
-    in_child,
-    in_ranks,
-    kill_me,
-    metrics,
-    newest_state,
-    only_version,
-    run,
-    write_attention,
-)
+from tests.support.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
+from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version
 
-TASK = str(ROOT / "configs/tasks/tiny/d4rl.yaml")
-DOUBLE = ("--trainer.precision", "64-true")
-NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
-TWO_PROCESSES = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-TWO_PARTS = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "16")
-
-
-def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
-    """Attention dropout stays on: it is drawn by sample, so the layout is irrelevant."""
-    attention = write_attention(folder, "MGKAttention", num_components=2)
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    if "--trainer.devices" not in more:
-        place += ["--trainer.devices", "1"]
-    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "1"]
-    return [name, "--config", TASK, "--config", attention, *place, *quiet, *more]
-
-
-def trained(factory, *more):
-    """Run folder of a training in as many processes as it says."""
-    folder = factory.mktemp("run")
-    work = command(folder, *more)
-    if "--trainer.strategy" in more:
-        assert in_ranks(lambda: main(work)) == [0, 0]
-    else:
-        run(work)
-    return folder
+TWO_PARTS = two_parts(16)
+TRIAL = Trial("tiny/d4rl")
 
 
 @pytest.fixture(scope="module")
 def whole_double(tmp_path_factory):
-    return trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE)
+    return TRIAL.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +31,7 @@ def whole_double(tmp_path_factory):
 )
 def test_layouts_train_alike_in_double_precision(whole_double, tmp_path_factory, layout):
     """Weights, losses, and the returns of the episodes that validations play."""
-    other = trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE, *layout)
+    other = TRIAL.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE, *layout)
     rows = [metrics(only_version(folder)) for folder in (whole_double, other)]
     assert len(rows[0]) == len(rows[1]) == 16
     for first, second in zip(*rows, strict=True):
@@ -83,7 +47,7 @@ def test_layouts_train_alike_in_double_precision(whole_double, tmp_path_factory,
 def test_a_test_of_two_processes_plays_the_episodes_of_one(whole_double):
     found = []
     for more in ((), TWO_PROCESSES):
-        work = command(
+        work = TRIAL.command(
             whole_double, *NO_DROPOUT, *DOUBLE, "--ckpt_path", "last", *more, name="test"
         )
         assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
@@ -103,19 +67,8 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path_factory, tmp_path, mon
         *("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "8"),
         *("--model.init_args.val_every", "3"),
     )
-    uninterrupted = only_version(trained(tmp_path_factory, *more))
-    train = DecisionMaking.training_step
-
-    def step(self, batch, batch_idx):
-        if batch_idx == 21:
-            kill_me()
-        return train(self, batch, batch_idx)
-
-    with monkeypatch.context() as context:
-        context.setattr(DecisionMaking, "training_step", step)
-        assert in_child(lambda: main(command(tmp_path, *more))) == -signal.SIGKILL
-    run(command(tmp_path, *more, "--ckpt_path", "last"))
-    resumed = only_version(tmp_path)
+    uninterrupted = only_version(TRIAL.trained(tmp_path_factory, *more))
+    resumed = TRIAL.trained_in_two_pieces(DecisionMaking, 21, tmp_path, monkeypatch, *more)
     assert fingerprint(resumed) == fingerprint(uninterrupted)
     assert metrics(resumed) == metrics(uninterrupted)
     assert sum(bool(row["val/score"]) for row in metrics(resumed)) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,59 +10,29 @@ import torch
 
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import Translation
-from tests.support.runs import (
-    ROOT,
-    fingerprint,
-    in_child,
-    in_ranks,
-    kill_me,
-    metrics,
-    newest_state,
-    only_version,
-    run,
-    write_attention,
-)
+from tests.support.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
+from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version
 
 pytest.importorskip("sacrebleu")
-TASK = str(ROOT / "configs/tasks/tiny/translation.yaml")
-DOUBLE = ("--trainer.precision", "64-true")
-NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
-TWO_PROCESSES = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-TWO_PARTS = ("--trainer.accumulate_grad_batches", "2", "--trainer.val_check_interval", "16")
+TWO_PARTS = two_parts(16)
 
 
-def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
-    """Attention dropout stays on: it is drawn by sample, so the layout is irrelevant."""
-    attention = write_attention(folder, "MGKAttention", num_components=2)
-    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
-    place += ["--data.init_args.cache_dir", str(folder.parent / "cache")]
-    if "--trainer.devices" not in more:
-        place += ["--trainer.devices", "1"]
-    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "1"]
-    dropout = ["--model.init_args.attention_dropout", "0.2"]
-    files = ["--config", TASK, "--config", attention]
-    return [name, *files, *place, *quiet, *dropout, *more]
+def _flags(folder: Path) -> list[str]:
+    cache = ["--data.init_args.cache_dir", str(folder.parent / "cache")]
+    return [*cache, "--model.init_args.attention_dropout", "0.2"]
 
 
-def trained(factory, *more):
-    """Run folder of a training in as many processes as it says."""
-    folder = factory.mktemp("run")
-    work = command(folder, *more)
-    if "--trainer.strategy" in more:
-        assert in_ranks(lambda: main(work)) == [0, 0]
-    else:
-        run(work)
-    return folder
+TRIAL = Trial("tiny/translation", _flags)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return trained(tmp_path_factory, *NO_DROPOUT)
+    return TRIAL.trained(tmp_path_factory, *NO_DROPOUT)
 
 
 @pytest.fixture(scope="module")
 def whole_double(tmp_path_factory):
-    return trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE)
+    return TRIAL.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE)
 
 
 def assert_same_losses(one, other, rel):
@@ -81,7 +50,7 @@ def assert_same_losses(one, other, rel):
 
 
 def test_two_processes_train_like_one(whole, tmp_path_factory):
-    assert_same_losses(whole, trained(tmp_path_factory, *NO_DROPOUT, *TWO_PROCESSES), 1e-6)
+    assert_same_losses(whole, TRIAL.trained(tmp_path_factory, *NO_DROPOUT, *TWO_PROCESSES), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +63,13 @@ def test_two_processes_train_like_one(whole, tmp_path_factory):
 )
 def test_layouts_train_alike_in_double_precision(whole_double, tmp_path_factory, layout):
     more = (*NO_DROPOUT, *DOUBLE, *layout)
-    assert_same_losses(whole_double, trained(tmp_path_factory, *more), 1e-12)
+    assert_same_losses(whole_double, TRIAL.trained(tmp_path_factory, *more), 1e-12)
 
 
 def test_evaluation_and_predictions_of_two_processes_are_those_of_one(whole):
     found = []
     for more in ((), TWO_PROCESSES):
-        work = command(whole, *NO_DROPOUT, "--ckpt_path", "last", *more, name="test")
+        work = TRIAL.command(whole, *NO_DROPOUT, "--ckpt_path", "last", *more, name="test")
         assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
         path = only_version(whole) / "test-step-00000016.json"
         found.append(json.loads(path.read_text()))
@@ -112,18 +81,7 @@ def test_evaluation_and_predictions_of_two_processes_are_those_of_one(whole):
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path_factory, tmp_path, monkeypatch):
     """With dropout, inside an optimiser step of two parts."""
-    uninterrupted = only_version(trained(tmp_path_factory, *TWO_PARTS))
-    train = Translation.training_step
-
-    def step(self, batch, batch_idx):
-        if batch_idx == 21:
-            kill_me()
-        return train(self, batch, batch_idx)
-
-    with monkeypatch.context() as context:
-        context.setattr(Translation, "training_step", step)
-        assert in_child(lambda: main(command(tmp_path, *TWO_PARTS))) == -signal.SIGKILL
-    run(command(tmp_path, *TWO_PARTS, "--ckpt_path", "last"))
-    resumed = only_version(tmp_path)
+    uninterrupted = only_version(TRIAL.trained(tmp_path_factory, *TWO_PARTS))
+    resumed = TRIAL.trained_in_two_pieces(Translation, 21, tmp_path, monkeypatch, *TWO_PARTS)
     assert fingerprint(resumed) == fingerprint(uninterrupted)
     assert metrics(resumed) == metrics(uninterrupted)

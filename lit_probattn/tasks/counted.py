@@ -1,0 +1,67 @@
+"""Losses that are means over entries, of which micro-batches have different numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_probattn.tasks.base import Task
+from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
+
+
+class CountedTask(Task):
+    """Task trained on the mean over the entries of a global batch, such as its hidden words.
+
+    How the batch is divided among ranks and accumulation steps changes nothing: an entry counts the
+    same wherever it is. A mean of the micro-batches' means would let entries count more where
+    there are few.
+
+    How many entries a step has is known together only at its end. So a micro-batch's loss is its
+    sum over its places, alike in all micro-batches of a step, and at the end of the step gradients
+    and loss are scaled to the mean over entries. Clipping follows: it sees the gradient of that
+    mean.
+
+    A subclass implements `loss_sum` and `places`.
+    """
+
+    def __init__(self, **training_options: Any) -> None:
+        super().__init__(**training_options)
+        self._counts: list[tuple[int, Tensor]] = []  # places and entries since the last step
+
+    def loss_sum(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses of a micro-batch's entries, and their number; both ()."""
+        raise NotImplementedError(f"{type(self).__name__} must implement loss_sum")
+
+    def places(self, batch: Any) -> int:
+        """Return how many entries a micro-batch could have; alike in all those of a step."""
+        raise NotImplementedError(f"{type(self).__name__} must implement places")
+
+    def batch_loss(self, batch: Any) -> Tensor:
+        """Return the mean over the entries of this micro-batch alone, 0 without any. Shape ()."""
+        total, count = self.loss_sum(batch)
+        return total / count.clamp(min=1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return a micro-batch's sum of losses over its places. Shape ()."""
+        total, count = self.loss_sum(batch)
+        places = self.places(batch)
+        loss = total / places
+        self._window.append((batch_idx, batch, loss.detach()))
+        self._counts.append((places, count.detach()))
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Scale the gradients, and the loss, to the mean over entries; do what every task does."""
+        places = sum(number for number, _ in self._counts)
+        entries = torch.stack([count for _, count in self._counts]).sum().to(torch.float64)
+        total = float(sum_over_ranks(entries[None])[0].clamp(min=1.0))
+        factor = places * num_ranks() / total
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        self._window = [(i, batch, loss * factor) for i, batch, loss in self._window]
+        self._counts.clear()
+        super().on_before_optimizer_step(optimizer)

@@ -1,0 +1,79 @@
+"""One small task trained in several layouts: processes, accumulation steps, pieces after a kill."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_probattn.cli.app import main
+from tests.support.paths import ROOT
+from tests.support.runs import in_child, in_ranks, kill_me, only_version, run, write_attention
+
+DOUBLE = ("--trainer.precision", "64-true")
+NO_DROPOUT = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
+TWO_PROCESSES = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+QUIET = ("--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "1")
+
+
+def _nothing(folder: Path) -> Sequence[str]:
+    return ()
+
+
+def two_parts(validation_every: int) -> tuple[str, ...]:
+    """Flags for steps of two parts; Lightning counts the parts between validations."""
+    every = ("--trainer.val_check_interval", str(validation_every))
+    return ("--trainer.accumulate_grad_batches", "2", *every)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A task of `configs/tasks` that is trained with two keys a position, on CPUs.
+
+    Attention dropout may stay on: it is drawn by sample, so the layout is irrelevant.
+
+    Args:
+        task: name of the configuration.
+        flags: more words for every command in a folder.
+    """
+
+    task: str
+    flags: Callable[[Path], Sequence[str]] = _nothing
+
+    def command(self, folder: Path, *more: str, name: str = "fit") -> list[str]:
+        """Return the words of a command on the runs of a folder."""
+        attention = write_attention(folder, "MGKAttention", num_components=2)
+        place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+        if "--trainer.devices" not in more:
+            place += ["--trainer.devices", "1"]
+        files = ["--config", str(ROOT / f"configs/tasks/{self.task}.yaml"), "--config", attention]
+        return [name, *files, *place, *QUIET, *self.flags(folder), *more]
+
+    def trained(self, factory: Any, *more: str) -> Path:
+        """Return the folder of a training in as many processes as the words say."""
+        folder: Path = factory.mktemp("run")
+        work = self.command(folder, *more)
+        if "--trainer.strategy" in more:
+            assert in_ranks(lambda: main(work)) == [0, 0]
+        else:
+            run(work)
+        return folder
+
+    def trained_in_two_pieces(
+        self, kind: Any, at: int, folder: Path, monkeypatch: Any, *more: str
+    ) -> Path:
+        """Kill a training in `kind`'s micro-batch `at`, go on, and return the run's folder."""
+        train = kind.training_step
+
+        def step(task: Any, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == at:
+                kill_me()
+            return train(task, batch, batch_idx)
+
+        with monkeypatch.context() as context:
+            context.setattr(kind, "training_step", step)
+            assert in_child(lambda: main(self.command(folder, *more))) == -signal.SIGKILL
+        run(self.command(folder, *more, "--ckpt_path", "last"))
+        return only_version(folder)
