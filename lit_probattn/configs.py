@@ -19,6 +19,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from lit_probattn.attention import Attention, AttentionFactory
 from lit_probattn.base import allowed_code
 from lit_probattn.base.config_files import ConfigError, file_named, files_in, find, nearest
+from lit_probattn.models.per_layer import in_full
 
 KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something wrong
 
@@ -269,9 +270,10 @@ RETIRED: Retired = {
 def upgrade(content: Any, retired: Retired = RETIRED) -> Any:
     """Return a configuration that an earlier version wrote in today's terms; `content` is kept.
 
-    Classes are found under their new paths. A retired option with another value than its old
-    default selects the class that still has it. Where no option does, all of them are dropped; the
-    selected class keeps its own, so that an old configuration says what a new one resolves to.
+    Classes are found under their new paths, and attention by layers is written out. A retired
+    option with another value than its old default selects the class that still has it. Where no
+    option does, all of them are dropped; the selected class keeps its own, so that an old
+    configuration says what a new one resolves to.
 
     Raises:
         ConfigError: an option has a value that no class takes any more.
@@ -281,11 +283,22 @@ def upgrade(content: Any, retired: Retired = RETIRED) -> Any:
     if not isinstance(content, Mapping):
         return copy.deepcopy(content)
     result = {key: upgrade(item, retired) for key, item in content.items()}
+    for key in result:
+        if str(key).endswith("attention"):
+            result[key] = _written_out(key, result[key])
     if isinstance(result.get("class_path"), str):
         result["class_path"] = _new_class_path(result["class_path"])
         if isinstance(result.get("init_args"), dict):
             _retire(result, retired.get(result["class_path"], {}))
     return result
+
+
+def _written_out(key: str, entry: Any) -> Any:
+    """Return an attention, written out where it is given by layers."""
+    try:
+        return in_full(entry)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def public_path(cls: type) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import save_png
@@ -78,16 +80,21 @@ def shown_command(words: Iterable[str]) -> str:
     return shlex.join("".join(p) for p in cut)
 
 
+def _variant(entry: Mapping[str, Any]) -> str:
+    """Return the class of an attention with its arguments."""
+    options = ", ".join(f"{k}={v}" for k, v in (entry.get("init_args") or {}).items() if v)
+    return f"{str(entry.get('class_path', '')).rpartition('.')[2]} ({escaped(options)})"
+
+
 def describe(trained: Trained) -> list[str]:
     """Return a sentence about model, checkpoint and data."""
     attention = trained.config["model"]["init_args"].get("attention", {})
-    options = ", ".join(f"{k}={v}" for k, v in (attention.get("init_args") or {}).items() if v)
-    variant = str(attention.get("class_path", "")).rpartition(".")[2]
+    variants = "; ".join(_variant(entry) for entry in attention_entries(attention))
     data = trained.config["data"]["class_path"].rpartition(".")[2]
     folder = trained.checkpoint.resolve().parent.parent
     run = escaped(f"{folder.parent.name}/{folder.name}/{trained.checkpoint.name}")
     return [
-        f"Model: {trained.config['model']['class_path'].rpartition('.')[2]} with {variant} "
-        f"({escaped(options)}); checkpoint {run}, step {trained.step}. "
+        f"Model: {trained.config['model']['class_path'].rpartition('.')[2]} with {variants}; "
+        f"checkpoint {run}, step {trained.step}. "
         f"Data: {data}."
     ]

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_probattn.base.config_files import run_stem
-from lit_probattn.compare.protocol import Options, cell_config, config_files, deciding, overrides
+from lit_probattn.compare.protocol import (
+    Options,
+    attention_option,
+    cell_config,
+    config_files,
+    deciding,
+    overrides,
+)
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.checkpoints import list_checkpoints
@@ -79,7 +86,7 @@ class Cell:
     def name(self) -> str:
         """Name of the run, and of the result file."""
         attention = run_stem(config_files(self.task, self.row, self.options)[1])
-        heads = self.config["model"]["init_args"]["attention"]["init_args"].get("num_heads")
+        heads = str(attention_option(self.config, "num_heads")).replace("/", "-")
         return f"{self.task.name}-{attention}-{heads}-seed{self.seed}-{self.digest}"
 
     @property

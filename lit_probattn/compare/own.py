@@ -26,7 +26,15 @@ from lit_probattn.base.config_files import file_named, run_stem, shipped
 from lit_probattn.compare.cells import parse_settings
 from lit_probattn.compare.command import add_flags, protocol_of, run
 from lit_probattn.compare.measured import MeasuredReport
-from lit_probattn.compare.protocol import ATTENTION, STEPS, Options, cell_config, deciding, setting
+from lit_probattn.compare.protocol import (
+    ATTENTION,
+    STEPS,
+    Options,
+    attention_option,
+    cell_config,
+    deciding,
+    setting,
+)
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import (
     ConfigError,
@@ -125,7 +133,7 @@ def read_row(text: str) -> Row:
     others = {key: value for key, value in given.items() if "." in key}
     config = compose([path], {f"{ATTENTION}.{key}": value for key, value in options.items()})
     _check_options(text, config, options)
-    heads = setting(config, f"{ATTENTION}.num_heads")
+    heads = attention_option(config, "num_heads")
     shown = [word for word in words if not word.startswith("num_heads=")]
     return Row(
         name=re.sub(r"[^\w.=-]+", "_", text.strip()),

@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_probattn.compare.tables import Row, TaskEntry
 from lit_probattn.configs import ConfigError, class_of, compose, parameters_of
+from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.run_folder import FREE_KEYS, flatten
 
 ATTENTION = "model.init_args.attention.init_args"
@@ -164,10 +165,35 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
     return flat[key] if key in flat else default_of(config, key)
 
 
+def attention_option(config: Mapping[str, Any], name: str) -> Any:
+    """Return an option of the attention; where layers differ, their values, as in `4/8/4`.
+
+    Those of the default come first, then those of the layers with an attention of their own.
+    """
+    values = [_option(entry, name) for entry in _attentions(config)]
+    same = all(value == values[0] for value in values)
+    return values[0] if same else "/".join(map(str, values))
+
+
+def _attentions(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return attention_entries(config["model"]["init_args"].get("attention") or {})
+
+
+def _option(entry: Mapping[str, Any], name: str) -> Any:
+    arguments = entry.get("init_args") or {}
+    if name in arguments:
+        return arguments[name]
+    known = parameters_of(class_of(entry["class_path"])) if "class_path" in entry else {}
+    default = known[name].default if name in known else None
+    return None if default is inspect.Parameter.empty else default
+
+
 def draws_noise_at_eval(config: Mapping[str, Any]) -> bool | None:
     """Whether the attention draws its noise at evaluation too; None if it has no noise."""
-    kind, at_eval = (setting(config, f"{ATTENTION}.{key}") for key in ("noise", "noise_at_eval"))
-    return None if kind in (None, "none") else bool(at_eval)
+    noisy = [
+        entry for entry in _attentions(config) if _option(entry, "noise") not in (None, "none")
+    ]
+    return any(bool(_option(entry, "noise_at_eval")) for entry in noisy) if noisy else None
 
 
 def _plain(value: Any) -> Any:

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import set_score_limits
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
-    ATTENTION,
     Difference,
+    attention_option,
     differences,
     draws_noise_at_eval,
     setting,
@@ -306,7 +306,7 @@ class Report:
         for name, (cell, result) in self._first_of_rows.items():
             chosen = sorted(set((result.get("backends") or {}).values()))
             sides[name] = {
-                "attention dropout": setting(cell.config, f"{ATTENTION}.dropout"),
+                "attention dropout": attention_option(cell.config, "dropout"),
                 "precision": setting(cell.config, "trainer.precision"),
                 "backend": ", ".join(chosen) or None,
             }

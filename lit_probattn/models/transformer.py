@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
+from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.randomness import RandomKey
 
 Activation = Literal["gelu", "relu"]
@@ -145,7 +146,8 @@ class Transformer(nn.Module):
     With `cross_attention` it is a decoder, whose blocks look at a memory too.
 
     Args:
-        attention: makes one attention layer per block from (embed_dim, head_dim).
+        attention: makes one attention layer per block from (embed_dim, head_dim); a `PerLayer`
+            makes blocks that differ.
         embed_dim: C.
         head_dim: E.
         mlp_dim: inner width of the MLPs.
@@ -157,8 +159,8 @@ class Transformer(nn.Module):
         norm_eps: epsilon of all layer norms.
 
     Raises:
-        ValueError: fewer than one layer, an MLP without width, or a cross-attention that cannot be
-            one.
+        ValueError: fewer than one layer, an MLP without width, a cross-attention that cannot be
+            one, or an attention for a layer that does not exist.
     """
 
     def __init__(
@@ -181,19 +183,21 @@ class Transformer(nn.Module):
             raise ValueError(f"mlp_dim must be at least 1, received {mlp_dim}")
         if not 1 <= num_layers <= MOST_LAYERS:
             raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
+        own = layer_factories(attention, num_layers)
+        cross = None if cross_attention is None else layer_factories(cross_attention, num_layers)
         self.blocks = nn.ModuleList(
             Block(
-                attention(embed_dim, head_dim=head_dim),
+                own[number](embed_dim, head_dim=head_dim),
                 embed_dim,
                 mlp_dim,
                 dropout,
                 norm_first,
                 activation,
                 activation_dropout,
-                None if cross_attention is None else cross_attention(embed_dim, head_dim=head_dim),
+                None if cross is None else cross[number](embed_dim, head_dim=head_dim),
                 norm_eps,
             )
-            for _ in range(num_layers)
+            for number in range(num_layers)
         )
         self.norm = nn.LayerNorm(embed_dim, eps=norm_eps) if norm_first else nn.Identity()
         self.activation_checkpointing = activation_checkpointing

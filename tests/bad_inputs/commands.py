@@ -117,6 +117,19 @@ def cases() -> Iterator[Case]:
         "`num_head` of the attention",
         _config("model: {init_args: {attention: {init_args: {num_head: 3}}}}"),
     )
+    by_layers = (
+        "model: {init_args: {attention: {default: {class_path: MGK, init_args: {}}, LAYERS}}}"
+    )
+    default = "lit_probattn.attention.MGKAttention, init_args: {num_heads: 2}"
+    for what, layers in {
+        "attention by layers: `layer`": "layer: {0: {}}",
+        "attention by layers: a layer by name": "layers: {first: {num_heads: 4}}",
+        "attention by layers: a layer that the model does not have": "layers: {9: {num_heads: 4}}",
+        "attention by layers: a misspelt option": "layers: {0: {num_head: 4}}",
+        "attention by layers: a head size that is no number": "layers: {0: {head_dim: small}}",
+    }.items():
+        text = by_layers.replace("MGK, init_args: {}", default).replace("LAYERS", layers)
+        yield Case(files, what, _config(text))
     yield Case(files, "`model: 5`", _config("model: 5"))
     yield Case(files, "`trainer: [1, 2]`", _config("trainer: [1, 2]"))
     yield Case(files, "`num_layers: {a: 1}`", _config("model: {init_args: {num_layers: {a: 1}}}"))

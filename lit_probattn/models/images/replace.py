@@ -16,6 +16,7 @@ from lit_probattn.attention.backends import WINDOW_RULES
 from lit_probattn.attention.layer import Attention
 from lit_probattn.models.images.layers import KeySlot, TokenAttention, WindowAttention
 from lit_probattn.models.images.weights import copy_weights, draw_weights
+from lit_probattn.models.per_layer import layer_factories
 
 WeightInit = Literal["fresh", "copy"]
 
@@ -71,7 +72,8 @@ def replace_attention(
     the dropout of their output. Dropout of attention weights is the new layer's own.
 
     Args:
-        attention: called once per layer as `attention(embed_dim, head_dim=E, num_heads=H)`.
+        attention: called once per layer as `attention(embed_dim, head_dim=E, num_heads=H)`; a
+            `PerLayer` counts the blocks of the whole model.
         stages: stages of a Swin model, from 0. None means all.
         blocks: blocks by their number in the whole model, from 0, in place of `stages`.
         global_heads: global heads, for variants that have them: one number, one for each of
@@ -88,7 +90,9 @@ def replace_attention(
             variant does not take global heads, or a window does not divide the picture.
         NotImplementedError: the model, or a layer of it, is not supported.
     """
-    chosen = _choose(places_of(model), stages, blocks)
+    places = places_of(model)
+    chosen = _choose(places, stages, blocks)
+    made = layer_factories(attention, len(places))
     heads = _global_heads(chosen, stages, global_heads, head_ratio)
     if init not in ("fresh", "copy"):
         raise ValueError(f"init must be fresh or copy, received {init!r}")
@@ -97,7 +101,7 @@ def replace_attention(
     slot = key_slot(model) or KeySlot()
     for place in chosen:
         old = place.block.attn
-        layer = _make(attention, old, heads[place.index])
+        layer = _make(made[place.index], old, heads[place.index])
         copy_weights(old, layer) if init == "copy" else draw_weights(layer)
         layer.to(old.proj.weight.device, old.proj.weight.dtype)
         if isinstance(old, TimmWindowAttention):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.torch_internals import FollowingModule
+from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
 from lit_probattn.models.transformer import MLP, MOST_LAYERS, Activation
 from lit_probattn.randomness import RandomKey
@@ -195,8 +196,8 @@ class SeriesTransformer(nn.Module):
         self.max_seq_len = max_seq_len
         self.embedding = SeriesEmbedding(num_features, max_seq_len, embed_dim, positions, dropout)
         self.blocks = nn.ModuleList()
-        for _ in range(num_layers):
-            layer = attention(embed_dim, head_dim=head_dim)
+        for made in layer_factories(attention, num_layers):
+            layer = made(embed_dim, head_dim=head_dim)
             if attention_init == "xavier":
                 init_attention(layer)
             self.blocks.append(

@@ -1,0 +1,181 @@
+"""Layers that differ: a variant, a number of heads, a head size for each layer of a model.
+
+    attention:
+      default: {class_path: lit_probattn.attention.MGKAttention, init_args: {num_heads: 4}}
+      layers:
+        0: {num_heads: 8, head_dim: 16}   # the default with other arguments
+        3: {class_path: lit_probattn.attention.SoftmaxAttention, init_args: {num_heads: 8}}
+
+`in_full` writes this out as the `PerLayer` that configurations store.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from lit_probattn.attention.layer import Attention, AttentionFactory
+
+CLASS_PATH = "lit_probattn.models.per_layer.PerLayer"
+
+
+class PerLayer(Attention):
+    """Stands for the attention of a model whose layers differ; see `layer_factories`.
+
+    It is an `Attention` for the sake of configurations, which take one wherever it may stand. None
+    is ever made: the model makes its layers from the arguments.
+
+    Args:
+        default: makes the layers that `layers` does not name.
+        layers: what makes a layer in its place, by the number of the layer, from 0.
+        head_dims: E of a layer, by its number, in place of the model's.
+
+    Raises:
+        ValueError: always, when it is called as if it made one layer for any place.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        default: AttentionFactory,
+        layers: dict[int, AttentionFactory] | None = None,
+        head_dims: dict[int, int] | None = None,
+        head_dim: int | None = None,
+    ) -> None:
+        raise ValueError(
+            "attention by layers needs a model that numbers its layers: give one attention here"
+        )
+
+
+def per_layer(
+    default: AttentionFactory,
+    layers: Mapping[int, AttentionFactory] | None = None,
+    head_dims: Mapping[int, int] | None = None,
+) -> AttentionFactory:
+    """Return the factory of a model whose attention layers differ; see `PerLayer`."""
+    return partial(PerLayer, default=default, layers=layers, head_dims=head_dims)
+
+
+def layer_factories(attention: AttentionFactory, num_layers: int) -> list[AttentionFactory]:
+    """Return what makes each of a model's attention layers.
+
+    Args:
+        attention: one factory for all, or that of a `PerLayer`, in more arguments or not.
+        num_layers: how many layers the model has.
+
+    Raises:
+        ValueError: the attention names a layer that the model does not have, or a head size
+            below 1.
+    """
+    if not isinstance(attention, partial):
+        return [attention] * num_layers
+    if PerLayer in (attention.func, *attention.args):
+        return _numbered(num_layers, **attention.keywords)
+    if attention.args:
+        return [attention] * num_layers
+    made = layer_factories(attention.func, num_layers)
+    return [partial(layer, **attention.keywords) for layer in made]
+
+
+def _numbered(
+    num_layers: int,
+    default: AttentionFactory,
+    layers: Mapping[int, AttentionFactory] | None = None,
+    head_dims: Mapping[int, int] | None = None,
+    **overrides: Any,
+) -> list[AttentionFactory]:
+    layers, head_dims = layers or {}, head_dims or {}
+    beyond = sorted({*layers, *head_dims} - set(range(num_layers)))
+    if beyond:
+        raise ValueError(
+            f"attention is given for layer {', '.join(map(str, beyond))}, but the model has "
+            f"{num_layers} layers, numbered from 0"
+        )
+    factories = []
+    for number in range(num_layers):
+        made: AttentionFactory = partial(layers.get(number, default), **overrides)
+        factories.append(_sized(made, head_dims[number]) if number in head_dims else made)
+    return factories
+
+
+def _sized(attention: AttentionFactory, own: int) -> AttentionFactory:
+    """Return a factory whose layers have heads of their own size."""
+    if own < 1:
+        raise ValueError(f"head_dim of a layer must be at least 1, received {own}")
+
+    def make(embed_dim: int, *, head_dim: int | None = None, **overrides: Any) -> Attention:
+        return attention(embed_dim, head_dim=own, **overrides)
+
+    return make
+
+
+def attention_entries(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the attentions of a configuration, class path and arguments: one, or one by one."""
+    if entry.get("class_path") != CLASS_PATH:
+        return [entry]
+    arguments = entry["init_args"]
+    layers = arguments.get("layers") or {}
+    return [arguments["default"], *(layers[number] for number in sorted(layers, key=int))]
+
+
+def in_full(entry: Any) -> Any:
+    """Return the short form of a `PerLayer` as class path and arguments; anything else unchanged.
+
+    Raises:
+        ValueError: a key, a layer or a layer's entry is not of the form.
+    """
+    if not isinstance(entry, Mapping) or "default" not in entry or "class_path" in entry:
+        return entry
+    unknown = sorted(set(entry) - {"default", "layers"})
+    if unknown:
+        raise ValueError(
+            f"attention by layers has the keys default and layers, received {', '.join(unknown)}"
+        )
+    default = entry["default"]
+    if not isinstance(default, Mapping) or "class_path" not in default:
+        raise ValueError("attention.default must be an attention: class_path and init_args")
+    given = entry.get("layers") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"attention.layers must map numbers of layers, received {given!r}")
+    layers: dict[int, Any] = {}
+    head_dims: dict[int, int] = {}
+    for key, changes in given.items():
+        number = _number(key)
+        if not isinstance(changes, Mapping):
+            raise ValueError(
+                f"attention.layers.{number} must be an attention or arguments of the default's, "
+                f"received {changes!r}"
+            )
+        layers[number], head_dim = _layer(number, default, changes)
+        if head_dim is not None:
+            head_dims[number] = head_dim
+    arguments = {"default": copy.deepcopy(dict(default)), "layers": layers, "head_dims": head_dims}
+    return {"class_path": CLASS_PATH, "init_args": arguments}
+
+
+def _number(key: Any) -> int:
+    text = str(key)
+    if not text.isdecimal():
+        raise ValueError(f"attention.layers has numbers of layers from 0 as keys, received {key!r}")
+    return int(text)
+
+
+def _layer(
+    number: int, default: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[dict[str, Any], int | None]:
+    """Return a layer's attention written out, and its head size if it has one of its own."""
+    if "class_path" in changes:
+        unknown = sorted(set(changes) - {"class_path", "init_args", "head_dim"})
+        if unknown:
+            raise ValueError(
+                f"attention.layers.{number}: beside class_path and init_args stands head_dim "
+                f"alone, received {', '.join(unknown)}"
+            )
+        made = {key: copy.deepcopy(changes[key]) for key in changes if key != "head_dim"}
+        return made, changes.get("head_dim")
+    own = {key: copy.deepcopy(value) for key, value in changes.items() if key != "head_dim"}
+    arguments = {**copy.deepcopy(dict(default.get("init_args") or {})), **own}
+    return {"class_path": default["class_path"], "init_args": arguments}, changes.get("head_dim")
