@@ -14,9 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_probattn.analysis.registry import STUDIES, Entry
-from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.cli.errors import explain
-from lit_probattn.configs import nearest
+from lit_probattn.base.config_files import nearest
 
 PROGRAM = "python -m lit_probattn.analysis"
 
@@ -45,9 +43,10 @@ def overview() -> str:
 
 def run_study(entry: Entry, arguments: list[str]) -> int:
     """Parse the flags of a study and run it."""
-    from lit_probattn.analysis.results import (
-        shown_command,
-    )  # the list of studies needs no Matplotlib
+    # The list of studies needs none of this.
+    from lit_probattn.analysis.results import shown_command
+    from lit_probattn.base.allowed_code import add_flag
+    from lit_probattn.cli.errors import explain
 
     study = entry.load()
     parser = argparse.ArgumentParser(

@@ -21,6 +21,7 @@ from tests.support.paths import ROOT
 
 FOLDER = ROOT / "lit_probattn/commands/help"
 NAMES = [name for name in (*RUN, *COMMANDS) if name != "list"]  # which is quick without
+PROFILING = "profiling"  # `python -m profiling`
 WIDTH = "100"  # columns
 
 
@@ -46,15 +47,15 @@ def printed(name: str) -> str:
         if name in RUN:
             import_module("lit_probattn.cli.app").main([name, "--help"])
         else:
-            command = COMMANDS[name]
-            import_module(command.module).main([*command.words, "--help"])
+            module, words, _ = COMMANDS.get(name, ("profiling.cli", (), ""))
+            import_module(module).main([*words, "--help"])
     lines = (line.rstrip() for line in out.getvalue().splitlines())
     return "\n".join(lines) + "\n"
 
 
 def write(folder: Path = FOLDER) -> None:
     """Write every text, and what it was made with."""
-    for name in NAMES:  # those of a run first
+    for name in (*NAMES, PROFILING):  # those of a run first
         (folder / f"{name}.txt").write_text(printed(name), encoding="utf-8")
     (folder / "made_with.txt").write_text(made_with() + "\n", encoding="utf-8")
 

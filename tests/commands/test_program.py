@@ -12,9 +12,10 @@ from importlib import import_module
 import pytest
 
 import lit_probattn
+import profiling.__main__
 from lit_probattn import __main__ as door
 from lit_probattn.__main__ import COMMANDS, RUN, main, usage
-from tests.commands.help_texts import FOLDER, NAMES, made_with, printed
+from tests.commands.help_texts import FOLDER, NAMES, PROFILING, made_with, printed
 from tests.support.slow import mostly_slow
 
 HEAVY = {"torch", "lightning", "numpy", "pandas", "sympy", "triton", "jsonargparse"}
@@ -66,8 +67,35 @@ def test_stored_help_is_the_parsers(name, capsys):
     assert text == printed(name)
 
 
+def test_the_stored_help_of_profiling_is_the_parsers(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["profiling", "--help"])
+    assert profiling.__main__.main() == 0
+    text = capsys.readouterr().out
+    if (FOLDER / "made_with.txt").read_text().strip() != made_with():
+        pytest.skip(f"stored with {(FOLDER / 'made_with.txt').read_text().strip()}")
+    assert text == printed(PROFILING)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["profiling", "--help"], ["lit_probattn.analysis", "--help"], ["lit_probattn.analysis"]],
+    ids=" ".join,
+)
+def test_overviews_import_nothing_heavy(words):
+    module, *rest = words
+    code = (
+        f"import runpy, sys; sys.argv[1:] = {rest!r}\n"
+        f"try: runpy.run_module({module!r}, run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: python -m")
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 def test_there_is_no_text_of_a_command_that_is_gone():
-    assert {path.stem for path in FOLDER.iterdir()} == {*NAMES, "made_with"}
+    assert {path.stem for path in FOLDER.iterdir()} == {*NAMES, PROFILING, "made_with"}
 
 
 def test_the_version(capsys):
