@@ -11,7 +11,9 @@ from lit_probattn.records.pages import title_of
 _MOST_WORDS = 60
 _MOST_ROWS = 4
 _BULLET = re.compile(r"^- (?!\*\*)(.*)$", re.MULTILINE)
-_PROVENANCE = re.compile(r"(Command|Data|Convention|Hardware|Versions|Machine|The paper|Note)\b")
+_PROVENANCE = re.compile(
+    r"(Command|Data|Convention|Hardware|Versions|Machine|The paper|Note|Compiled at|\d+ untimed)\b"
+)
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?=$|[^\w.,-])")
 # A paper -> what titles of its reports have.
 PAPERS = {
@@ -44,11 +46,11 @@ def summary_of(text: str) -> Summary:
 def finding_of(text: str) -> str:
     """Return the sentence in which a report says what was found; empty if it has none.
 
-    The first of: a line `Finding: …`; what a sweep counts or measures, with the first line on what
+    The first of: the first sentence of a line `Finding: …`; what a sweep counts or measures, with the first line on what
     costs more than its baseline; a point of the list that opens the report; the first table in a
     sentence, where there are no models to introduce; the first paragraph.
     """
-    told = re.search(r"^Finding: (.*)$", text, re.MULTILINE)
+    told = re.search(r"^Finding: (.*?)(?:(?<=\.) (?=[A-Z]).*)?$", text, re.MULTILINE)
     if told:
         return told[1]
     head = re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]

@@ -76,6 +76,11 @@ def site(tmp_path_factory):
         (TABLE, TABLE_SAYS),
         (f"{SWEEP}\nFinding: it is so.\n", "it is so."),
         (
+            "# T\n\n- None spills.\n- Compiled at revision 1a: all\n- 1 untimed rounds\n",
+            "None spills.",
+        ),
+        (f"{SWEEP}\nFinding: 1.2 of 3.4. Made by `fit`. One seed.\n", "1.2 of 3.4."),
+        (
             "# Parity\n\n- Command: x\n- Errors are small: yes\n\n| a | b |\n",
             "Errors are small: yes",
         ),
