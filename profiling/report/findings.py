@@ -46,9 +46,9 @@ def summary_of(text: str) -> Summary:
 def finding_of(text: str) -> str:
     """Return the sentence in which a report says what was found; empty if it has none.
 
-    The first of: the first sentence of a line `Finding: …`; what a sweep counts or measures, with the first line on what
-    costs more than its baseline; a point of the list that opens the report; the first table in a
-    sentence, where there are no models to introduce; the first paragraph.
+    The first of: the first sentence of a line `Finding: …`; what a sweep counts or measures, with
+    the first line on what costs more than its baseline; a point of the list that opens the report;
+    the first table in a sentence, where there are no models to introduce; the first paragraph.
     """
     told = re.search(r"^Finding: (.*?)(?:(?<=\.) (?=[A-Z]).*)?$", text, re.MULTILINE)
     if told:
