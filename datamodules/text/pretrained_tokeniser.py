@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from datamodules.core.errors import DataError, MissingDataError, nearest, require_one_of
 from datamodules.core.files import expand, write_whole
+from datamodules.text.learned_pieces import CONTINUED, learn_bytes, learn_words
 from datamodules.text.vocabulary import tokenizers_package
 
 __all__ = ["Pieces", "PretrainedTokeniser"]
@@ -25,11 +25,11 @@ _SPECIAL = {
     "padding": ("pad_token", "[PAD]", "<pad>"),
     "unknown": ("unk_token", "[UNK]", "<unk>"),
 }
-_CONTINUED = "##"
-# A trained vocabulary has at most so many characters; rarer ones are unknown, as in BERT's.
-_MOST_CHARACTERS = 1000
-_LEAST_COUNT = 2
-_WORDS_AT_ONCE = 10_000
+# Special tokens of a new vocabulary, by their ids.
+_FIRST = {
+    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "bpe": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+}
 
 
 class Pieces(NamedTuple):
@@ -149,17 +149,19 @@ class PretrainedTokeniser:
         """
         require_one_of(get_args(Kind), kind=kind)
         folder = expand(folder)
-        package = tokenizers_package("pre-trained tokenisers", "use words as tokens")
+        special = _FIRST[kind]
         settings: dict[str, Any]
         if kind == "wordpiece":
             settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case}
-            words = _learn_words(package, texts, vocab_size, settings)
+            words = learn_words(texts, vocab_size, special, lower_case)
             files = {_WORDS: "".join(f"{word}\n" for word in words)}
         else:
             mask = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "special": True}
             settings = {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False}
             settings["mask_token"] = {**mask, "normalized": False, "rstrip": False}
-            files = _learn_bytes(package, texts, vocab_size)
+            ids, merges = learn_bytes(texts, vocab_size, special)
+            files = {_BYTES: json.dumps(ids, ensure_ascii=False) + "\n"}
+            files[_MERGES] = "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges)
         files[_SETTINGS] = json.dumps(settings, indent=2) + "\n"
         for name in files:
             if (folder / name).exists():
@@ -306,7 +308,7 @@ def _wordpiece(
         lowercase=settings.get("do_lower_case", True),
     )
     tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = package.decoders.WordPiece(prefix=_CONTINUED)
+    tokenizer.decoder = package.decoders.WordPiece(prefix=CONTINUED)
     _mark_special(package, tokenizer, special, 1)
     return tokenizer
 
@@ -326,88 +328,3 @@ def _byte_pairs(package: Any, file: Path, settings: dict[str, Any], special: dic
         *((name, known.get(name, 0)) for name in ends), True, blank
     )
     return tokenizer
-
-
-# ---- training ----------------------------------------------------------------------------------
-
-
-def _learn_words(
-    package: Any, texts: Iterable[str], vocab_size: int, settings: dict[str, Any]
-) -> list[str]:
-    """Return a WordPiece vocabulary, special tokens first.
-
-    The trainer numbers continued characters as it meets them, in no certain order, and breaks ties
-    between pairs by these numbers; so it is given them, in order, as special tokens.
-    """
-    names = [_SPECIAL[role][1] for role in ("padding", "unknown", "begin", "separator", "mask")]
-    reader = _wordpiece(package, {name: i for i, name in enumerate(names)}, settings, {})
-    words = Counter(
-        word
-        for text in texts
-        for word, _ in reader.pre_tokenizer.pre_tokenize_str(reader.normalizer.normalize_str(text))
-    )
-    counts: Counter[str] = Counter()
-    for word, count in words.items():
-        for character in word:
-            counts[character] += count
-    kept = sorted(counts, key=lambda character: (-counts[character], character))[:_MOST_CHARACTERS]
-    continued = {character for word in words for character in word[1:]}
-    rest = [_CONTINUED + character for character in sorted(continued.intersection(kept))]
-    least = len(names) + len(kept) + len(rest)
-    if not kept:
-        raise DataError("the texts have no words: a vocabulary needs some")
-    if vocab_size < least:
-        raise DataError(
-            f"vocab_size must be at least {least}, the special tokens and the characters of the "
-            f"texts, received {vocab_size}"
-        )
-    tokenizer = package.Tokenizer(package.models.WordPiece(unk_token=names[1]))
-    tokenizer.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
-    trainer = package.trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=_LEAST_COUNT,
-        special_tokens=[*names, *rest],
-        initial_alphabet=sorted(kept),
-        limit_alphabet=len(kept),
-        continuing_subword_prefix=_CONTINUED,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_repeated(words), trainer)
-    found = tokenizer.get_vocab()
-    return sorted(found, key=found.__getitem__)
-
-
-def _repeated(words: Counter[str]) -> Iterator[str]:
-    """Yield every word as often as it was counted."""
-    for word in sorted(words):
-        for first in range(0, words[word], _WORDS_AT_ONCE):
-            yield " ".join([word] * min(_WORDS_AT_ONCE, words[word] - first))
-
-
-def _learn_bytes(package: Any, texts: Iterable[str], vocab_size: int) -> dict[str, str]:
-    """Return the files of a byte-level vocabulary, special tokens first."""
-    alphabet = sorted(package.pre_tokenizers.ByteLevel.alphabet())
-    names = [_SPECIAL[role][2] for role in ("begin", "padding", "separator", "unknown", "mask")]
-    least = len(alphabet) + len(names)
-    if vocab_size < least:
-        raise DataError(
-            f"vocab_size must be at least {least}, the bytes and the special tokens, received "
-            f"{vocab_size}"
-        )
-    tokenizer = package.Tokenizer(package.models.BPE())
-    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = package.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=_LEAST_COUNT,
-        special_tokens=names,
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    pairs = (pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"])
-    merges = "".join(f"{left} {right}\n" for left, right in pairs)
-    return {
-        _BYTES: json.dumps(model["vocab"], ensure_ascii=False) + "\n",
-        _MERGES: f"#version: 0.2\n{merges}",
-    }

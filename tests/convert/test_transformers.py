@@ -307,7 +307,7 @@ def test_a_model_of_our_own_is_written(family, tmp_path):
         assert torch.equal(found.state[key.removeprefix("model.")], tensor)
     assert not found.state["token_types.weight"].any()
     inputs, mask, _ = batch(1)
-    sizes = {**found.sizes, "num_token_types": 0}
+    sizes = load_checkpoint(tmp_path / "step-00000001.ckpt")["hyper_parameters"]
     ours = MaskedLanguageModel(
         lambda width, head_dim, **more: SoftmaxAttention(width, 3, head_dim=head_dim, **more),
         **sizes,
