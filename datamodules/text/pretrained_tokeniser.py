@@ -104,13 +104,15 @@ class PretrainedTokeniser:
             DataError: A file is missing or unreadable, or a special token is.
         """
         file = _find_file(expand(path))
-        settings = _read_settings(file.parent / _SETTINGS)
+        beside = file.parent / _SETTINGS
+        settings = _read_json(beside) if beside.is_file() else {}
         package = tokenizers_package("pre-trained tokenisers", "use words as tokens")
         special = _named_special(settings)
         try:
             if file.suffix == ".txt":
                 tokenizer = _wordpiece(package, _read_words(file), settings, special)
             elif file.name == _BYTES:
+                _require_ids(file)
                 tokenizer = _byte_pairs(package, file, settings, special)
             else:
                 tokenizer = package.Tokenizer.from_file(str(file))
@@ -240,17 +242,14 @@ def _read_text(path: Path) -> str:
         raise DataError(f"{path} is not UTF-8: {error}; get it again") from None
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    """Return what is set beside a vocabulary, nothing without a file."""
-    if not path.is_file():
-        return {}
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(_read_text(path))
+        content = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not JSON: {error}; get it again, or remove it") from None
-    if not isinstance(settings, dict):
-        raise DataError(f"{path} is not a JSON object; get it again, or remove it")
-    return settings
+        raise DataError(f"{path} is not JSON: {error}; get it again") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not a JSON object; get it again")
+    return content
 
 
 def _named_special(settings: dict[str, Any]) -> dict[str, str]:
@@ -281,6 +280,12 @@ def _read_words(path: Path) -> dict[str, int]:
     if lines == [""]:
         raise DataError(f"{path} is empty: expected a token per line")
     return {line: number for number, line in enumerate(lines)}
+
+
+def _require_ids(path: Path) -> None:
+    ids = _read_json(path)
+    if not ids or not all(type(number) is int and number >= 0 for number in ids.values()):
+        raise DataError(f"{path} is not a vocabulary: expected tokens and their ids; get it again")
 
 
 def _mark_special(package: Any, tokenizer: Any, special: dict[str, str], place: int) -> None:

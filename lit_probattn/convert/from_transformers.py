@@ -20,7 +20,6 @@ from typing import Any
 import lightning
 from torch import Tensor
 
-from lit_probattn.base.config_files import nearest
 from lit_probattn.convert.files import ConversionError, check_output, write
 from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
 from lit_probattn.convert.transformers_names import (
@@ -105,10 +104,7 @@ def read_family(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
     family = next((name for name in FAMILIES if name == kind), None)
     if family is None:
-        raise ConversionError(
-            f"model_type {kind!r} is not read{nearest(str(kind), FAMILIES)}; give a BERT or a "
-            "RoBERTa"
-        )
+        raise ConversionError(f"model_type {kind!r} is not read, only {' and '.join(FAMILIES)}")
     for key, needed, name in _REQUIRED:
         value = config.get(key, needed)
         if value not in (needed, None) and value:

@@ -170,7 +170,7 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     require_attention(layer)
     origin = checkpoint.get("transformers", {})
     config = origin.get("config", {})
-    family = options.model_type or config.get("model_type") or "bert"
+    family: Family = options.model_type or config.get("model_type") or "bert"
     if family != config.get("model_type"):
         config = {}
     extra = {k.removeprefix(_PREFIX): v for k, v in origin.get("other_heads", {}).items()}
@@ -197,9 +197,8 @@ def _attention_of(
     places = [given] if given else [beside, own / "config.yaml"]
     found = next((path for path in map(find, places) if path.is_file()), None)
     if found is None:
-        wanted = " or ".join(map(str, places))
         raise ConversionError(
-            f"no configuration {wanted}, which says what the attention is: give --config"
+            f"no configuration {places[0]}, which says what the attention is: give --config"
         )
     entry = attention_entry(found)
     width, head_dim = state["tokens.weight"].shape[1], sizes["head_dim"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_probattn.convert.files import ConversionError
 from lit_probattn.records.provenance import replacing
+from lit_probattn.training.checkpoints import code_needed
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # In the order in which they are looked for; an index names the files of a model in several.
@@ -88,10 +89,12 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ConversionError(f"{path} is damaged: {error}; get it again") from None
     except Exception as error:  # of pickles, archives and tensors
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        code = code_needed(error)
+        reason = "it is damaged, or not a file of PyTorch"
+        if code is not None:
+            reason = f"it needs code to load ({code}), and only tensors are read"
         raise ConversionError(
-            f"{path} cannot be read, and nothing but tensors is: {reason}; get it again, or "
-            f"{WEIGHTS} in its place"
+            f"{path} cannot be read: {reason}; get it again, or {WEIGHTS} in its place"
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise ConversionError(f"{path} does not hold tensors by name; expected a state dict")
