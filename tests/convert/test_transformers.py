@@ -25,7 +25,9 @@ from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.training.checkpoints import load_checkpoint
 from lit_probattn.training.trained import open_trained
 from tests.bad_inputs.cases import command_error
+from tests.datamodules.text import made as made_text
 from tests.support.paths import ROOT
+from tests.support.runs import only_version, run
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -269,6 +271,33 @@ def test_every_form_of_file(form, tmp_path):
     assert all(torch.equal(old[key], new[key]) for key in new)
 
 
+def test_training_goes_on_from_imported_weights_and_its_model_goes_back(tmp_path):
+    written(tmp_path, "BertForMaskedLM", vocab_size=60)
+    import_folder(tmp_path / "theirs", tmp_path / "x.ckpt")
+    text = made_text.write(tmp_path / "text")
+    task = str(ROOT / "configs/tasks/tiny/masked_lm.yaml")
+    run(
+        [
+            *("fit", "--config", task, "--config", str(tmp_path / "x.yaml")),
+            *("--ckpt_path", str(tmp_path / "x.ckpt"), "--run.root", str(tmp_path / "runs")),
+            *("--data.init_args.data_dir", str(text), "--data.init_args.vocab_size", "60"),
+            *("--data.init_args.segment_len", "17", "--model.init_args.mask_token", "5"),
+            *("--model.init_args.lr", "1e-7", "--trainer.max_steps", "1"),
+            *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
+            *("--trainer.enable_progress_bar", "false"),
+        ]
+    )
+    folder = only_version(tmp_path)
+    assert main(["convert", "to_transformers", str(folder / "last"), str(tmp_path / "out")]) == 0
+    before, after = (load_file(tmp_path / f"{x}/model.safetensors") for x in ("theirs", "out"))
+    assert before.keys() == after.keys()
+    steps = [float((after[key] - before[key]).abs().max()) for key in before]
+    assert 0 < max(steps) < 1e-5
+    config = read_json(tmp_path / "out/config.json")
+    assert config["num_attention_heads"] == H
+    assert config["layer_norm_eps"] == 3e-3
+
+
 # ---- trained by ourselves ----------------------------------------------------------------------
 
 
@@ -348,12 +377,12 @@ def test_missing_and_unexpected_names_are_told_with_the_nearest(tmp_path):
     path = tmp_path / "theirs/model.safetensors"
     state = load_file(path)
     stem = "bert.encoder.layer.1.attention.self"
-    state[f"{stem}.querry.weight"] = state.pop(f"{stem}.query.weight")
+    state[f"{stem}.queries.weight"] = state.pop(f"{stem}.query.weight")
     save_file(state, path)
     words = ["convert", "from_transformers", str(path.parent), str(tmp_path / "x.ckpt")]
     assert command_error(words) == (
-        f"error: missing: {stem}.query.weight (near '{stem}.querry.weight'); "
-        f"unexpected: {stem}.querry.weight (near '{stem}.query.weight')"
+        f"error: missing: {stem}.query.weight (near '{stem}.queries.weight'); "
+        f"unexpected: {stem}.queries.weight (near '{stem}.query.weight')"
     )
 
 
