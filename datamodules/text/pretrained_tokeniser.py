@@ -173,12 +173,28 @@ class PretrainedTokeniser:
             write_whole(folder / name, text)
         return cls.read(folder)
 
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what `text` gives."""
+        package = tokenizers_package("pre-trained tokenisers", "use words as tokens")
+        stored = json.loads(text)
+        return cls(package.Tokenizer.from_str(stored["tokenizer"]), stored["special"])
+
+    @property
+    def text(self) -> str:
+        """What a cache stores, whatever file it was read from."""
+        return json.dumps({"tokenizer": self._tokenizer.to_str(), "special": self.special})
+
     # ---- texts and tokens ---------------------------------------------------------------------
 
     def encode_plain(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and their offsets, without special tokens around them."""
         found = self._tokenizer.encode(text, add_special_tokens=False)
         return found.ids, found.offsets
+
+    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of many texts, without special tokens around them."""
+        return [e.ids for e in self._tokenizer.encode_batch(lines, add_special_tokens=False)]
 
     def encode(self, text: str, pair: str | None = None) -> Pieces:
         """Return a text, or a pair of texts, as a model reads it."""

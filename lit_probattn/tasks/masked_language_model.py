@@ -38,7 +38,8 @@ class MaskedLanguageModeling(Task):
         norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
         mask_probability: share of words that are hidden.
         mask_token: id of the mask token of an imported vocabulary; random words are then drawn from
-            all ids. None means the last id, and words below the last three.
+            all ids. None means that of the data's tokeniser; without one the last id, and words
+            below the last three.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:

@@ -16,13 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from lit_probattn.__main__ import main
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.convert.from_transformers import Imported, convert, import_folder
 from lit_probattn.convert.transformers_files import read_json, read_weights
 from lit_probattn.models.masked_language_model import MaskedLanguageModel
 from lit_probattn.models.text_encoder import TextEncoder
-from lit_probattn.training.checkpoints import load_checkpoint
+from lit_probattn.training.checkpoints import find_file, load_checkpoint
 from lit_probattn.training.trained import open_trained
 from tests.bad_inputs.cases import command_error
 from tests.datamodules.text import made as made_text
@@ -275,19 +276,23 @@ def test_training_goes_on_from_imported_weights_and_its_model_goes_back(tmp_path
     written(tmp_path, "BertForMaskedLM", vocab_size=60)
     import_folder(tmp_path / "theirs", tmp_path / "x.ckpt")
     text = made_text.write(tmp_path / "text")
+    own = PretrainedTokeniser.train(made_text.lines(60, 0), tmp_path / "theirs", 60)
     task = str(ROOT / "configs/tasks/tiny/masked_lm.yaml")
     run(
         [
             *("fit", "--config", task, "--config", str(tmp_path / "x.yaml")),
             *("--ckpt_path", str(tmp_path / "x.ckpt"), "--run.root", str(tmp_path / "runs")),
             *("--data.init_args.data_dir", str(text), "--data.init_args.vocab_size", "60"),
-            *("--data.init_args.segment_len", "17", "--model.init_args.mask_token", "5"),
+            *("--data.init_args.tokeniser", str(tmp_path / "theirs")),
+            *("--data.init_args.segment_len", "17"),
             *("--model.init_args.lr", "1e-7", "--trainer.max_steps", "1"),
             *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),
             *("--trainer.enable_progress_bar", "false"),
         ]
     )
     folder = only_version(tmp_path)
+    trained = load_checkpoint(find_file(folder / "last"))
+    assert trained["hyper_parameters"]["mask_token"] == own.mask
     assert main(["convert", "to_transformers", str(folder / "last"), str(tmp_path / "out")]) == 0
     before, after = (load_file(tmp_path / f"{x}/model.safetensors") for x in ("theirs", "out"))
     assert before.keys() == after.keys()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from datamodules import MaskedText
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from tests.bad_inputs.cases import Case, data_error
+from tests.datamodules.text import made as made_text
 
 _WORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n"
 _LETTERS = '{"a": 0, "b": 1}'
@@ -35,8 +38,20 @@ def trained(size: int, *texts: str, twice: bool = False) -> Callable[[Path], str
     return data_error(train)
 
 
+def masked(**options: object) -> Callable[[Path], str]:
+    """Text for masked language models in the tokens of a sound vocabulary."""
+
+    def read(folder: Path) -> None:
+        made_text.write(folder)
+        (folder / "vocab.txt").write_text(_WORDS)
+        given: dict[str, Any] = {"corpus": "other", "tokeniser": str(folder), **options}
+        MaskedText(data_dir=str(folder), segment_len=9, **given).setup()
+
+    return data_error(read)
+
+
 def cases() -> Iterator[Case]:
-    """Read, then learned."""
+    """Read, then learned, then used."""
     area = "Tokenisers (vocab.txt, vocab.json and merges.txt, tokenizer.json)"
     yield Case(area, "an empty folder", files())
     yield Case(area, "a name with a slip", files("vocab.text", vocab_txt=_WORDS))
@@ -65,4 +80,6 @@ def cases() -> Iterator[Case]:
     yield Case(area, "a cut tokenizer.json", files(tokenizer_json='{"version"'))
     yield Case(area, "fewer tokens than characters", trained(10, "some words"))
     yield Case(area, "texts without words", trained(100, " ", ""))
+    yield Case(area, "a tokeniser and sub-words", masked(subwords=300))
+    yield Case(area, "a model with fewer tokens", masked(vocab_size=5))
     yield Case(area, "the vocabulary exists", trained(100, "some words", twice=True))
