@@ -50,6 +50,7 @@ CLASSES = (
     *("RobertaModel", "RobertaForMaskedLM"),
     *("RobertaForQuestionAnswering", "RobertaForSequenceClassification"),
 )
+POOLER = {"weight": (C, C), "bias": (C,)}
 PADDING = 4  # of RoBERTa: an id that no real token has
 
 
@@ -234,6 +235,25 @@ def test_an_imported_checkpoint_becomes_mgk(tmp_path, capsys):
     assert main(words) == 0
     state = load_checkpoint(tmp_path / "mgk.ckpt")["state_dict"]
     assert any("prior" in key for key in state)
+
+
+def test_a_pooler_beside_masked_words_is_kept_apart(tmp_path, capsys):
+    """As in the published file of roberta-base, whose class has no place for it."""
+    written(tmp_path, "RobertaForMaskedLM")
+    path = tmp_path / "theirs/model.safetensors"
+    pooler = {f"roberta.pooler.dense.{x}": torch.ones(*s) for x, s in POOLER.items()}
+    save_file({**load_file(path), **pooler}, path)
+    words = ["convert", "from_transformers", str(path.parent), str(tmp_path / "x.ckpt")]
+    assert main(words) == 0
+    assert "kept apart, as a masked language model has none: pooler" in capsys.readouterr().out
+    checkpoint = load_checkpoint(tmp_path / "x.ckpt")
+    apart = checkpoint["transformers"]["other_heads"]
+    assert set(apart) == {"model.pooler.weight", "model.pooler.bias"}
+    assert not apart.keys() & checkpoint["state_dict"].keys()
+    words = ["convert", "to_transformers", str(tmp_path / "x.ckpt"), str(tmp_path / "out")]
+    assert main(words) == 0
+    assert "left out, as this class has none: pooler" in capsys.readouterr().out
+    assert not any("pooler" in key for key in load_file(tmp_path / "out/model.safetensors"))
 
 
 def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
