@@ -78,13 +78,13 @@ class MaskedText(WikiText103):
     Source: value-aware attention (Gupta and Berant, 2021), A.1: an end token after each document,
     all documents one text, cut into full sequences of L − 2 tokens between begin and end.
     Departs from the source: `<eos>` ends lines, not documents, and the text keeps its order; words
-    instead of sub-words, unless `subwords`, `tokenizer_file` or `tokeniser` is set.
+    instead of sub-words, unless `subwords`, `tokenizer_file` or `tokenizer` is set.
 
     Args:
         segment_len: L, tokens of a sequence; the model's max_seq_len.
         vocab_size: Rows of the model's embedding table, at least the vocabulary and three more.
             None means just that.
-        tokeniser: Folder or file of a pre-trained encoder's tokeniser, see `PretrainedTokeniser`.
+        tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `PretrainedTokeniser`.
             Begin, end and mask are its own then, and its separator ends lines.
         **kwargs: Arguments of WikiText103; pad_to and pad_multiple have no effect.
     """
@@ -93,7 +93,7 @@ class MaskedText(WikiText103):
         self,
         segment_len: int = 512,
         vocab_size: int | None = None,
-        tokeniser: str | None = None,
+        tokenizer: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -104,8 +104,8 @@ class MaskedText(WikiText103):
             **kwargs,
         )
         require_at_least(_SPECIAL, segment_len=segment_len)
-        if tokeniser is not None:
-            self.units = PretrainedChoice(**vars(self.units), tokeniser=tokeniser)
+        if tokenizer is not None:
+            self.units = PretrainedChoice(**vars(self.units), tokenizer=tokenizer)
 
     @property
     def pretrained(self) -> PretrainedTokeniser | None:

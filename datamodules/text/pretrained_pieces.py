@@ -69,7 +69,7 @@ class PretrainedPieces(Tokens):
 class PretrainedChoice(VocabularyChoice):
     """A pre-trained tokeniser in place of the other settings, of which none may be set."""
 
-    tokeniser: str = ""
+    tokenizer: str = ""
 
     @property
     def by_subwords(self) -> bool:
@@ -78,7 +78,7 @@ class PretrainedChoice(VocabularyChoice):
 
     def given(self) -> Tokens:
         """Read the tokeniser."""
-        return PretrainedPieces.from_file(expand(self.tokeniser))
+        return PretrainedPieces.from_file(expand(self.tokenizer))
 
     def read(self, text: str) -> Tokens:
         """Return the tokeniser of which `text` was stored."""

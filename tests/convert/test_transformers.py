@@ -303,7 +303,7 @@ def test_training_goes_on_from_imported_weights_and_its_model_goes_back(tmp_path
             *("fit", "--config", task, "--config", str(tmp_path / "x.yaml")),
             *("--ckpt_path", str(tmp_path / "x.ckpt"), "--run.root", str(tmp_path / "runs")),
             *("--data.init_args.data_dir", str(text), "--data.init_args.vocab_size", "60"),
-            *("--data.init_args.tokeniser", str(tmp_path / "theirs")),
+            *("--data.init_args.tokenizer", str(tmp_path / "theirs")),
             *("--data.init_args.segment_len", "17"),
             *("--model.init_args.lr", "1e-7", "--trainer.max_steps", "1"),
             *("--trainer.accelerator", "cpu", "--trainer.devices", "1"),

@@ -44,7 +44,7 @@ def masked(**options: object) -> Callable[[Path], str]:
     def read(folder: Path) -> None:
         made_text.write(folder)
         (folder / "vocab.txt").write_text(_WORDS)
-        given: dict[str, Any] = {"corpus": "other", "tokeniser": str(folder), **options}
+        given: dict[str, Any] = {"corpus": "other", "tokenizer": str(folder), **options}
         MaskedText(data_dir=str(folder), segment_len=9, **given).setup()
 
     return data_error(read)

@@ -46,7 +46,7 @@ def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
     pytest.importorskip("tokenizers")
     lines = made_text.lines(60, 0)
     own = PretrainedTokeniser.train(lines, tmp_path / "vocabulary", 60)
-    module = data(folder, tokeniser=str(tmp_path / "vocabulary"))
+    module = data(folder, tokenizer=str(tmp_path / "vocabulary"))
     module.setup()
     assert (module.vocab_size, module.mask_token) == (own.vocab_size, own.mask)
     assert data(folder).mask_token is None
@@ -65,15 +65,15 @@ def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
         hidden += int(ends[1:-1].sum())
     assert found == expected
     assert hidden == len(text.splitlines())
-    again = data(folder, tokeniser=str(tmp_path / "vocabulary"))  # from the cache
+    again = data(folder, tokenizer=str(tmp_path / "vocabulary"))  # from the cache
     assert again.vocabulary.text == module.vocabulary.text
     first = text.splitlines()[1].strip().replace("<unk>", "< unk >")
     assert module.decode([own.begin, *own.encode_plain(first)[0], own.mask]) == first
-    assert data(folder, tokeniser=str(tmp_path / "vocabulary"), vocab_size=99).vocab_size == 99
+    assert data(folder, tokenizer=str(tmp_path / "vocabulary"), vocab_size=99).vocab_size == 99
     with pytest.raises(DataError, match=f"the tokeniser has {own.vocab_size} tokens, but voc"):
-        data(folder, tokeniser=str(tmp_path / "vocabulary"), vocab_size=9).setup()
-    with pytest.raises(DataError, match="subwords and tokeniser are set"):
-        data(folder, tokeniser=str(tmp_path / "vocabulary"), subwords=300)
+        data(folder, tokenizer=str(tmp_path / "vocabulary"), vocab_size=9).setup()
+    with pytest.raises(DataError, match="subwords and tokenizer are set"):
+        data(folder, tokenizer=str(tmp_path / "vocabulary"), subwords=300)
 
 
 def test_training_keeps_full_sequences_only(folder):
