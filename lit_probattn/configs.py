@@ -344,10 +344,11 @@ def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]
 # What the data tell the model.
 SIZES_OF_DATA = (
     *("vocab_size", "source_vocab_size", "num_features", "num_classes", "max_seq_len"),
+    "mask_token",
     *("obs_dim", "act_dim", "max_timestep", "context_length"),
 )
 # Those that only pairs of languages, or only trajectories, have.
-SIZES_OF_SOME_DATA = {"source_vocab_size", *SIZES_OF_DATA[-4:]}
+SIZES_OF_SOME_DATA = {"source_vocab_size", *SIZES_OF_DATA[-5:]}
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from datamodules.core.cache import Cache
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import FILL
+from datamodules.text.pretrained_pieces import PretrainedChoice
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, WindowSplit
 from datamodules.text.wikitext103 import WikiText103
 
@@ -30,6 +32,8 @@ class MaskedSplit(WindowSplit):
     Args:
         segment_len: Tokens of a sequence, begin and end included; at least 3.
         vocab_size: Ids; the last three are begin, end and mask.
+        ends: Ids of begin and end of a vocabulary that has its own. Ends in the text, too, are
+            never hidden.
 
     Raises:
         DataError: The text is shorter than one sequence, and short ones are left out.
@@ -41,10 +45,11 @@ class MaskedSplit(WindowSplit):
         segment_len: int,
         vocab_size: int,
         drop_short: bool = False,
+        ends: tuple[int, int] | None = None,
     ) -> None:
         require_at_least(_SPECIAL, segment_len=segment_len)
         self.tokens, self.length = tokens, segment_len - 2
-        self.begin, self.end = vocab_size - _SPECIAL, vocab_size - _SPECIAL + 1
+        self.begin, self.end = ends or (vocab_size - _SPECIAL, vocab_size - _SPECIAL + 1)
         full, rest = divmod(len(tokens), self.length)
         self._count = full + (1 if rest and not drop_short else 0)
         if not self._count:
@@ -59,7 +64,8 @@ class MaskedSplit(WindowSplit):
         piece = self.tokens[first : first + self.length].astype(np.int64)
         inputs = np.concatenate([[self.begin], piece, [self.end]])
         target = inputs.copy()
-        target[[0, -1]] = IGNORE
+        target[0] = IGNORE
+        target[inputs == self.end] = IGNORE
         return StreamSample(inputs, target, index)
 
 
@@ -72,17 +78,23 @@ class MaskedText(WikiText103):
     Source: value-aware attention (Gupta and Berant, 2021), A.1: an end token after each document,
     all documents one text, cut into full sequences of L − 2 tokens between begin and end.
     Departs from the source: `<eos>` ends lines, not documents, and the text keeps its order; words
-    instead of sub-words, unless `subwords` or `tokenizer_file` is set.
+    instead of sub-words, unless `subwords`, `tokenizer_file` or `tokenizer` is set.
 
     Args:
         segment_len: L, tokens of a sequence; the model's max_seq_len.
         vocab_size: Rows of the model's embedding table, at least the vocabulary and three more.
             None means just that.
+        tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `PretrainedTokeniser`.
+            Begin, end and mask are its own then, and its separator ends lines.
         **kwargs: Arguments of WikiText103; pad_to and pad_multiple have no effect.
     """
 
     def __init__(
-        self, segment_len: int = 512, vocab_size: int | None = None, **kwargs: Any
+        self,
+        segment_len: int = 512,
+        vocab_size: int | None = None,
+        tokenizer: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             segment_len=segment_len,
@@ -92,11 +104,28 @@ class MaskedText(WikiText103):
             **kwargs,
         )
         require_at_least(_SPECIAL, segment_len=segment_len)
+        if tokenizer is not None:
+            self.units = PretrainedChoice(**vars(self.units), tokenizer=tokenizer)
+
+    @property
+    def pretrained(self) -> PretrainedTokeniser | None:
+        """The pre-trained tokeniser, if there is one."""
+        vocabulary: Any = self.vocabulary if isinstance(self.units, PretrainedChoice) else None
+        return None if vocabulary is None else vocabulary.tokeniser
+
+    @property
+    def mask_token(self) -> int | None:
+        """Id of the mask token of a pre-trained tokeniser; without one it is the last id."""
+        return None if self.pretrained is None else self.pretrained.mask
 
     @property
     def vocab_size(self) -> int:
         """Rows of the model's embedding table: words, then begin, end and mask."""
-        return len(self.vocabulary) + _SPECIAL if self._vocab_size is None else self._vocab_size
+        return self._needed if self._vocab_size is None else self._vocab_size
+
+    @property
+    def _needed(self) -> int:
+        return len(self.vocabulary) + (_SPECIAL if self.pretrained is None else 0)
 
     def form(self, name: str) -> str:
         """How a split is scored."""
@@ -104,11 +133,18 @@ class MaskedText(WikiText103):
 
     def decode(self, ids: Any) -> str:
         """Turn token ids into text, without begin, end and mask."""
+        if self.pretrained is not None:
+            return super().decode(ids)
         return super().decode([i for i in ids if i < self.vocab_size - _SPECIAL])
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits; a DataError if vocab_size or the training text is too small."""
-        needed = len(self.vocabulary) + _SPECIAL
+        needed, own = self._needed, self.pretrained
+        if needed > self.vocab_size and own is not None:
+            raise DataError(
+                f"the tokeniser has {needed} tokens, but vocab_size={self.vocab_size}; set "
+                f"vocab_size to at least {needed}"
+            )
         if needed > self.vocab_size:
             raise DataError(
                 f"the vocabulary has {needed - _SPECIAL} words, and begin, end and mask need an id "
@@ -117,7 +153,10 @@ class MaskedText(WikiText103):
         splits: dict[str, Any] = {}
         for name in ("train", "val", "test"):
             tokens = cache.array(f"{name}_tokens")
-            splits[name] = MaskedSplit(tokens, self.segment_len, self.vocab_size, name == "train")
+            ends = None if own is None else (own.begin, own.separator)
+            splits[name] = MaskedSplit(
+                tokens, self.segment_len, self.vocab_size, name == "train", ends
+            )
         return splits
 
     def size_lines(self) -> Iterator[str]:

@@ -9,6 +9,9 @@ printed and stored in the checkpoint under "conversion". A conversion is where f
 With the run's config.yaml (found beside the checkpoint, or --config) batches of its data go through
 the model, and what each layer sees decides pairs of heads, factors, priors and value maps. Without
 it (--weights_only) only the weights count, and --head_dim is needed.
+
+Two other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads a
+BERT or a RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one.
 """
 
 from __future__ import annotations

@@ -12,14 +12,20 @@ from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.models.transformer import Activation
 from lit_probattn.randomness import STREAM_MASKING, RandomKey, philox4x32
 
-# The last rows of the token table are not words: begin, end, mask.
+# The last rows of the token table are not words: begin, end, mask; unless a mask token is given.
 NUM_SPECIAL = 3
 # Of the chosen words: what becomes the mask token, and what becomes a random word.
 _SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1
 
 
 def mask_tokens(
-    inputs: Tensor, target: Tensor, key: RandomKey, *, vocab_size: int, probability: float = 0.15
+    inputs: Tensor,
+    target: Tensor,
+    key: RandomKey,
+    *,
+    vocab_size: int,
+    probability: float = 0.15,
+    mask_token: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Hide words, as a pure function of (seed, step, sample, position).
 
@@ -31,7 +37,9 @@ def mask_tokens(
         inputs: token ids, (B, N).
         target: the same ids, IGNORE where nothing may be hidden (padding, begin, end), (B, N).
         key: names the draw; counter (position, 0, 0, sample).
-        vocab_size: V; the mask token is V − 1, words are below V − 3.
+        vocab_size: V.
+        mask_token: id of the mask token; a random word is any id, as in BERT. None means that the
+            mask token is V − 1 and words are below V − 3.
 
     Returns:
         The inputs with words hidden, and the target, IGNORE where no word was chosen.
@@ -45,8 +53,9 @@ def mask_tokens(
     chosen = (choice < round(probability * 2**32)) & (target != IGNORE)
     masked = kind < round(_SHARE_MASKED * 2**32)
     random = ~masked & (kind < round((_SHARE_MASKED + _SHARE_RANDOM) * 2**32))
-    hidden = torch.where(masked, vocab_size - 1, inputs)
-    hidden = torch.where(random, (word * (vocab_size - NUM_SPECIAL)) >> 32, hidden)
+    num_words = vocab_size - NUM_SPECIAL if mask_token is None else vocab_size
+    hidden = torch.where(masked, vocab_size - 1 if mask_token is None else mask_token, inputs)
+    hidden = torch.where(random, (word * num_words) >> 32, hidden)
     return torch.where(chosen, hidden, inputs), torch.where(chosen, target, IGNORE)
 
 

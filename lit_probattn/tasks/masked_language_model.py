@@ -30,14 +30,21 @@ class MaskedLanguageModeling(CountedTask):
     Departs from the source: the paper does not define its error; this is the usual reading.
 
     Args:
-        vocab_size: number of token ids, the last three begin, end and mask.
+        vocab_size: number of token ids, the last three begin, end and mask, unless `mask_token` is
+            given.
         dropout: dropout of embeddings and of both branches of a block.
         position_period: for long inputs, see `PeriodicPositions`.
+        num_token_types: kinds of segments; 0 means that tokens have no type. Batches may have
+            `token_types` (B, N), without them all tokens have type 0.
+        norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
         mask_probability: share of words that are hidden.
+        mask_token: id of the mask token of an imported vocabulary; random words are then drawn from
+            all ids. None means that of the data's tokeniser; without one the last id, and words
+            below the last three.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
-        ValueError: `mask_probability` is not in (0, 1).
+        ValueError: `mask_probability` is not in (0, 1), or `mask_token` is not an id.
     """
 
     model: MaskedLanguageModel
@@ -56,16 +63,23 @@ class MaskedLanguageModeling(CountedTask):
         activation: Activation = "gelu",
         attention_dropout: float | None = 0.0,
         position_period: int | None = None,
+        num_token_types: int = 0,
+        norm_eps: float = 1e-5,
         activation_checkpointing: bool = False,
         max_logits: int = MAX_LOGITS,
         mask_probability: float = 0.15,
+        mask_token: int | None = None,
         **training_options: Any,
     ) -> None:
         super().__init__(**training_options)
         if not 0.0 < mask_probability < 1.0:
             raise ValueError(f"mask_probability must be in (0, 1), received {mask_probability}")
+        if mask_token is not None and not 0 <= mask_token < vocab_size:
+            raise ValueError(
+                f"mask_token must be an id, from 0 to {vocab_size - 1}, received {mask_token}"
+            )
         self.keep_arguments()
-        self.mask_probability = mask_probability
+        self.mask_probability, self.mask_token = mask_probability, mask_token
         arguments = model_arguments(MaskedLanguageModel, locals())
         self.model = MaskedLanguageModel(attention, **arguments)
         self._sums = torch.zeros(3, dtype=torch.float64)  # losses, wrong words, hidden words
@@ -81,8 +95,10 @@ class MaskedLanguageModeling(CountedTask):
             key,
             vocab_size=self.model.vocab_size,
             probability=self.mask_probability,
+            mask_token=self.mask_token,
         )
-        return self.model(inputs, key_mask=batch["key_mask"], rng=key), target
+        given = {"key_mask": batch["key_mask"], "token_types": batch.get("token_types")}
+        return self.model(inputs, **given, rng=key), target
 
     def token_losses(self, batch: Batch) -> Tensor:
         """Return the loss of every hidden word, in their order, (num_hidden,) float32."""

@@ -215,12 +215,21 @@ def load_checkpoint(
     return loaded
 
 
-def _refusal(error: Exception) -> str:
-    """One line for what `torch.load` says; it would advise to run the file's code."""
+def code_needed(error: Exception) -> str | None:
+    """Return the name of the code without which `torch.load` refuses a file, None if it does not.
+
+    What it says itself would advise to run the file's code.
+    """
     needed = re.search(r"Unsupported (?:global|class|operand).*?GLOBAL ([\w.]+)", str(error))
-    if needed is not None:
+    return None if needed is None else needed[1]
+
+
+def _refusal(error: Exception) -> str:
+    """One line for what `torch.load` says."""
+    code = code_needed(error)
+    if code is not None:
         return (
-            f"it needs code to load ({needed[1]}); only tensors and plain values are read from "
+            f"it needs code to load ({code}); only tensors and plain values are read from "
             "checkpoints"
         )
     lines = str(error).strip().splitlines()

@@ -82,6 +82,21 @@ def test_masks_are_functions_of_seed_step_and_sample_only():
     assert not torch.equal(whole, draw(slice(None), seed=4))
 
 
+def test_with_a_mask_token_random_words_are_any_ids():
+    """As in BERT; the choice of words and the numbers drawn are the same."""
+    inputs, target = tokens()
+    plain = mask_tokens(inputs, target, RandomKey(3, 7), vocab_size=VOCAB)
+    hidden, chosen = mask_tokens(inputs, target, RandomKey(3, 7), vocab_size=VOCAB, mask_token=5)
+    assert torch.equal(chosen, plain[1])
+    masked = plain[0] == VOCAB - 1
+    assert (hidden[masked] == 5).all()
+    random = (plain[0] != inputs) & ~masked
+    assert int(plain[0][random].max()) == 99
+    assert int(hidden[random].max()) == VOCAB - 1
+    kept = chosen == IGNORE
+    assert torch.equal(hidden[kept], inputs[kept])
+
+
 # ---- the model ---------------------------------------------------------------------------------
 
 
@@ -151,6 +166,8 @@ def test_refusals():
         model(vocab_size=3)
     with pytest.raises(ValueError, match=r"mask_probability must be in \(0, 1\), received 1.0"):
         MaskedLanguageModeling(softmax, 9, 7, mask_probability=1.0)
+    with pytest.raises(ValueError, match="mask_token must be an id, from 0 to 8, received 9"):
+        MaskedLanguageModeling(softmax, 9, 7, mask_token=9)
 
 
 # ---- the task ----------------------------------------------------------------------------------
@@ -190,6 +207,23 @@ def test_steps_lower_the_loss(attention):
         optimiser.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_mask_token_types_and_epsilon_reach_the_model():
+    task = make_task(mask_token=5, num_token_types=2, norm_eps=3e-3).eval()
+    assert all(m.eps == 3e-3 for m in task.modules() if isinstance(m, torch.nn.LayerNorm))
+    data = batch()
+    seen = {}
+    task.model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.update(kwargs, inputs=args[0]), with_kwargs=True
+    )
+    plain = task.encode(data)[0]
+    changed = seen["inputs"] != data["inputs"]
+    assert (seen["inputs"] == 5)[changed].double().mean() > 0.6
+    assert not (seen["inputs"] == VOCAB - 1).any()
+    typed = task.encode({**data, "token_types": torch.ones_like(data["inputs"])})[0]
+    assert not torch.allclose(plain, typed)
+    assert task.hparams["mask_token"] == 5
 
 
 def test_error_counts_wrong_words_and_fill_up_rows_count_for_nothing():

@@ -9,6 +9,7 @@ import torch
 from datamodules import MaskedText
 from datamodules.core.errors import DataError
 from datamodules.text.masked_text import MaskedSplit
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from tests.datamodules.text import made as made_text
 
 
@@ -39,6 +40,40 @@ def test_sequences_are_the_text_between_begin_and_end(folder):
         np.testing.assert_array_equal(inputs[1:-1], target[1:-1])
         found += inputs[1:-1].tolist()
     assert found == tokens.tolist()
+
+
+def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
+    pytest.importorskip("tokenizers")
+    lines = made_text.lines(60, 0)
+    own = PretrainedTokeniser.train(lines, tmp_path / "vocabulary", 60)
+    module = data(folder, tokenizer=str(tmp_path / "vocabulary"))
+    module.setup()
+    assert (module.vocab_size, module.mask_token) == (own.vocab_size, own.mask)
+    assert data(folder).mask_token is None
+    text = (folder / "wiki.valid.tokens").read_text()
+    expected = []
+    for line in text.splitlines():
+        expected += [*own.encode_plain(line)[0], own.separator]
+    split = module.split("val")
+    found, hidden = [], 0
+    for index in range(len(split)):
+        inputs, target, _ = split[index]
+        assert (inputs[0], inputs[-1]) == (own.begin, own.separator)
+        ends = np.isin(inputs, [own.begin, own.separator])
+        np.testing.assert_array_equal(target, np.where(ends, -100, inputs))
+        found += inputs[1:-1].tolist()
+        hidden += int(ends[1:-1].sum())
+    assert found == expected
+    assert hidden == len(text.splitlines())
+    again = data(folder, tokenizer=str(tmp_path / "vocabulary"))  # from the cache
+    assert again.vocabulary.text == module.vocabulary.text
+    first = text.splitlines()[1].strip().replace("<unk>", "< unk >")
+    assert module.decode([own.begin, *own.encode_plain(first)[0], own.mask]) == first
+    assert data(folder, tokenizer=str(tmp_path / "vocabulary"), vocab_size=99).vocab_size == 99
+    with pytest.raises(DataError, match=f"the tokeniser has {own.vocab_size} tokens, but voc"):
+        data(folder, tokenizer=str(tmp_path / "vocabulary"), vocab_size=9).setup()
+    with pytest.raises(DataError, match="subwords and tokenizer are set"):
+        data(folder, tokenizer=str(tmp_path / "vocabulary"), subwords=300)
 
 
 def test_training_keeps_full_sequences_only(folder):

@@ -1,0 +1,276 @@
+"""BERT or RoBERTa in the files of transformers becomes one of our text encoders.
+
+    lit-probattn convert from_transformers bert-base-uncased/ bert.ckpt
+
+FOLDER has config.json and model.safetensors (or pytorch_model.bin, or either in several files);
+nothing is downloaded, and the package transformers is not needed. Writes `bert.ckpt`, for
+`--ckpt_path bert.ckpt`, and `bert.yaml`, sizes and attention (`--config bert.yaml` after the task's
+own). The vocabulary and the longest sequence are the data's to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning
+from torch import Tensor
+
+from lit_probattn.convert.files import ConversionError, check_output, write
+from lit_probattn.convert.transformers_files import CONFIG, read_json, read_weights
+from lit_probattn.convert.transformers_names import (
+    FAMILIES,
+    Family,
+    Layout,
+    architectures,
+    drop_tied,
+    layout_of,
+    tidy,
+    to_ours,
+)
+from lit_probattn.training.checkpoints import CheckpointError
+
+# What a model of ours cannot do: key of config.json, what it must be, and what that is called.
+_REQUIRED: tuple[tuple[str, Any, str], ...] = (
+    ("position_embedding_type", "absolute", "relative positions"),
+    ("is_decoder", False, "a decoder"),
+    ("add_cross_attention", False, "cross-attention"),
+    ("pruned_heads", {}, "pruned heads"),
+)
+ACTIVATIONS = ("gelu", "relu")
+# Where config.json leaves out what has a default.
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+}
+_COUNTS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("intermediate_size", "max_position_embeddings", "type_vocab_size"),
+)
+ATTENTION = "lit_probattn.attention.SoftmaxAttention"
+_PADDING: dict[Family, int] = {"bert": 0, "roberta": 1}
+# Names of weights that a masked language model has not, in a file of one.
+EXTRA_HEADS = ("pooler.", "next_sentence.")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Weights and sizes in our words.
+
+    Attributes:
+        state: tensors of the model by our names.
+        sizes: arguments of the model, `attention` and the number of its heads apart.
+        num_heads: of attention.
+        layout: what the file held.
+        config: content of config.json.
+    """
+
+    state: dict[str, Tensor]
+    sizes: dict[str, Any]
+    num_heads: int
+    layout: Layout
+    config: dict[str, Any]
+
+
+def first_row(family: Family, config: Mapping[str, Any]) -> int:
+    """Return the row of the table of positions that stands for the first position.
+
+    Source: RoBERTa counts from the padding token's id, fairseq's rule; the rows before have no use.
+    """
+    if family == "bert":
+        return 0
+    return int(config.get("pad_token_id", _PADDING[family])) + 1
+
+
+def read_family(config: Mapping[str, Any]) -> Family:
+    """Return the family of a configuration, of which all can be kept.
+
+    Raises:
+        ConversionError: something cannot; the message names it.
+    """
+    kind = config.get("model_type")
+    family = next((name for name in FAMILIES if name == kind), None)
+    if family is None:
+        raise ConversionError(f"model_type {kind!r} is not read, only {' and '.join(FAMILIES)}")
+    for key, needed, name in _REQUIRED:
+        value = config.get(key, needed)
+        if value not in (needed, None) and value:
+            raise ConversionError(f"{key} is {value!r}: {name} cannot be kept")
+    named = config.get("architectures") or []
+    for name in named:
+        if name not in architectures():
+            known = ", ".join(sorted(architectures()))
+            raise ConversionError(f"architecture {name} is not read; those that are: {known}")
+    return family
+
+
+def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the arguments of our model, and the number of heads.
+
+    Raises:
+        ConversionError: a size is not one, or something cannot be kept.
+    """
+    given = {**_DEFAULTS, **config}
+    for key in _COUNTS:
+        value = given[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConversionError(f"{key} must be a number from 1, received {value!r}")
+    width, heads = given["hidden_size"], given["num_attention_heads"]
+    if width % heads:
+        raise ConversionError(
+            f"num_attention_heads must divide hidden_size, received {heads} and {width}"
+        )
+    other = given.get("embedding_size", width)
+    if other != width:
+        raise ConversionError(
+            f"embedding_size {other} is not hidden_size {width}: embeddings of another size "
+            "cannot be kept"
+        )
+    if given["hidden_act"] not in ACTIVATIONS:
+        raise ConversionError(
+            f"hidden_act {given['hidden_act']!r} cannot be kept: expected "
+            f"{' or '.join(ACTIVATIONS)}"
+        )
+    positions = given["max_position_embeddings"] - first_row(family, config)
+    if positions < 1:
+        raise ConversionError(
+            f"max_position_embeddings {given['max_position_embeddings']} leaves no position "
+            f"behind pad_token_id {first_row(family, config) - 1}"
+        )
+    sizes = {
+        "vocab_size": given["vocab_size"],
+        "max_seq_len": positions,
+        "embed_dim": width,
+        "head_dim": width // heads,
+        "num_layers": given["num_hidden_layers"],
+        "mlp_dim": given["intermediate_size"],
+        "dropout": float(given["hidden_dropout_prob"]),
+        "norm_first": False,
+        "activation": given["hidden_act"],
+        "attention_dropout": float(given["attention_probs_dropout_prob"]),
+        "num_token_types": given["type_vocab_size"],
+        "norm_eps": float(given["layer_norm_eps"]),
+    }
+    return sizes, heads
+
+
+def convert(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Imported:
+    """Return weights in our words.
+
+    Raises:
+        ConversionError: something cannot be kept, or a tensor is missing, unexpected or of another
+            shape.
+    """
+    family = read_family(config)
+    sizes, heads = read_sizes(family, config)
+    named = tidy(tensors)
+    layout = layout_of(family, sizes["num_layers"], named)
+    if "words" in layout.parts and family == "bert" and sizes["activation"] != "gelu":
+        raise ConversionError(
+            f"hidden_act {sizes['activation']!r} with a head for masked words cannot be kept: "
+            "ours has gelu"
+        )
+    state = to_ours(layout, drop_tied(layout, named))
+    if "labels" in layout.parts:
+        sizes["num_classes"] = len(state["classifier.weight"])
+    _require_shapes(layout, state, sizes, int(config.get("max_position_embeddings", 512)))
+    first = first_row(family, config)
+    state["positions.offsets.weight"] = state["positions.offsets.weight"][first:].clone()
+    return Imported(state, sizes, heads, layout, dict(config))
+
+
+def _require_shapes(
+    layout: Layout, state: Mapping[str, Tensor], sizes: Mapping[str, Any], positions: int
+) -> None:
+    """Raise a ConversionError for a tensor of another shape than config.json says."""
+    known = {
+        "V": sizes["vocab_size"],
+        "N": positions,
+        "T": sizes["num_token_types"],
+        "C": sizes["embed_dim"],
+        "I": sizes["mlp_dim"],
+        "L": sizes.get("num_classes"),
+        "2": 2,
+    }
+    for ours, theirs, shape in layout.rows():
+        expected = tuple(known[letter] for letter in shape)
+        found = tuple(state[ours].shape)
+        if found != expected:
+            raise ConversionError(f"{theirs} has shape {found}, {CONFIG} says {expected}")
+
+
+def import_folder(folder: Path, output: Path) -> list[str]:
+    """Write a checkpoint and a configuration of a model of transformers; return lines to print.
+
+    Raises:
+        ConversionError: the folder cannot be converted, or an output exists.
+        CheckpointError: the checkpoint cannot be written.
+    """
+    check_output(output)
+    found = convert(read_json(folder / CONFIG), read_weights(folder))
+    own, extra = dict(found.state), {}
+    if "words" in found.layout.parts:
+        extra = {name: own.pop(name) for name in found.state if name.startswith(EXTRA_HEADS)}
+    checkpoint = {
+        "pytorch-lightning_version": lightning.__version__,
+        "state_dict": _in_task(own),
+        "hyper_parameters": found.sizes,
+        "transformers": {"config": found.config, "other_heads": _in_task(extra)},
+    }
+    # Both are the data's to say; a run is told them by its data, an opened one by the checkpoint.
+    told = ("vocab_size", "max_seq_len", "num_classes")
+    arguments = {name: value for name, value in found.sizes.items() if name not in told}
+    arguments["attention"] = {
+        "class_path": ATTENTION,
+        "init_args": {"num_heads": found.num_heads},
+    }
+    done = write(output, checkpoint, {"model": {"init_args": arguments}})
+    count = sum(tensor.numel() for tensor in found.state.values())
+    data = ", ".join(f"{name} {found.sizes[name]}" for name in told if name in found.sizes)
+    lines = [f"{found.layout.architecture}: {count:,} numbers; of the data it needs {data}", done]
+    if extra:
+        heads = ", ".join(sorted({name.partition(".")[0] for name in extra}))
+        lines.insert(1, f"kept apart, as a masked language model has none: {heads}")
+    return lines
+
+
+def _in_task(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors under the names that a task gives to its model's."""
+    return {f"model.{name}": tensor for name, tensor in state.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_probattn.convert from_transformers",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="the model's folder, with config.json")
+    parser.add_argument("output", type=Path, help="the checkpoint to write, NAME.ckpt")
+    options = parser.parse_args(arguments)
+    try:
+        lines = import_folder(options.folder.expanduser(), options.output)
+    except (CheckpointError, ConversionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""One of our text encoders becomes a BERT or a RoBERTa in the files of transformers.
+
+    lit-probattn convert to_transformers runs/masked_lm-softmax/0 my_bert/
+
+Writes `config.json` and `model.safetensors`, which transformers' `from_pretrained` reads with no
+name missing or unexpected. The attention must be softmax over dot products, with biases, and blocks
+post-norm: nothing else has a place there. The files of the tokeniser are yours to copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention import Attention, SoftmaxAttention
+from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.config_files import find
+from lit_probattn.configs import ConfigError, attention_entry, build_attention
+from lit_probattn.convert.files import ConversionError, find_layers
+from lit_probattn.convert.from_transformers import ACTIVATIONS, first_row
+from lit_probattn.convert.transformers_files import write_model
+from lit_probattn.convert.transformers_names import FAMILIES, Family, Layout, Part, require_names
+from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+
+_PREFIX = "model."
+# Parts by a weight that only they have.
+_MARKS: dict[Part, str] = {
+    "pooler": "pooler.weight",
+    "words": "head.0.weight",
+    "next_sentence": "next_sentence.weight",
+    "spans": "spans.weight",
+    "labels": "classifier.weight",
+}
+# Special tokens that config.json names, where the model was not made from one.
+_OWN_TOKENS: dict[Family, dict[str, int]] = {
+    "bert": {"pad_token_id": 0},
+    "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+}
+_TOKEN_TYPES: dict[Family, int] = {"bert": 2, "roberta": 1}
+
+
+def require_attention(layer: Attention) -> None:
+    """Raise a ConversionError for an attention layer that transformers' models do not have."""
+    refusals = []
+    if type(layer) is not SoftmaxAttention:
+        refusals.append(f"the attention is {type(layer).__name__}")
+    else:
+        if layer.core.score != "dot":
+            refusals.append(f"score is {layer.core.score}")
+        if layer.rotary is not None:
+            refusals.append("positions are rotary")
+        if layer.num_kv_heads != layer.num_heads:
+            refusals.append(f"num_kv_heads is {layer.num_kv_heads}")
+        if layer.value_head_dim != layer.head_dim:
+            refusals.append(f"value_head_dim is {layer.value_head_dim}")
+        if not layer.use_bias:
+            refusals.append("bias is false")
+        if layer.num_heads * layer.head_dim != layer.embed_dim:
+            refusals.append(
+                f"{layer.num_heads} heads of {layer.head_dim} do not make up the width "
+                f"{layer.embed_dim}"
+            )
+    if refusals:
+        raise ConversionError(
+            f"{', '.join(refusals)}: only SoftmaxAttention with score dot, biases and heads that "
+            "make up the width can be written"
+        )
+
+
+def export_model(
+    state: Mapping[str, Tensor],
+    sizes: Mapping[str, Any],
+    num_heads: int,
+    family: Family,
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config.json and the tensors of a model, by transformers' names.
+
+    Args:
+        state: tensors by our names, without the task's `model.` in front.
+        sizes: arguments of the model, as `read_sizes` gives them; shapes are read from `state`.
+        config: content of a config.json that the model was made from, or nothing.
+
+    Raises:
+        ConversionError: something has no place there; the message names it.
+    """
+    parts = _parts_of(state, family)
+    bare = not parts - {"pooler"}  # as transformers writes its models without a head
+    layout = Layout(family, len(find_layers(dict(state))), parts, bare)
+    if sizes.get("norm_first", False):
+        raise ConversionError("norm_first is true: only post-norm blocks can be written")
+    activation = sizes.get("activation", "gelu")
+    if activation not in ACTIVATIONS or ("words" in layout.parts and activation != "gelu"):
+        raise ConversionError(f"activation {activation!r} cannot be written with this head")
+    tensors = dict(state)
+    if "token_types.weight" not in tensors:  # as many as tokenisers give; they add nothing
+        width = tensors["tokens.weight"].shape[1]
+        count = _TOKEN_TYPES[family]
+        tensors["token_types.weight"] = tensors["tokens.weight"].new_zeros(count, width)
+    names = layout.names()
+    require_names(tensors, names)
+    config = {**_OWN_TOKENS[family], **config}
+    first = first_row(family, config)
+    if first:
+        table = tensors["positions.offsets.weight"]
+        unused = table.new_zeros(first, table.shape[1])
+        tensors["positions.offsets.weight"] = torch.cat([unused, table])
+    written: dict[str, Any] = {
+        "architectures": [layout.architecture],
+        "model_type": family,
+        "vocab_size": len(tensors["tokens.weight"]),
+        "hidden_size": tensors["tokens.weight"].shape[1],
+        "num_hidden_layers": layout.num_layers,
+        "num_attention_heads": num_heads,
+        "intermediate_size": len(tensors["encoder.blocks.0.mlp.fc1.weight"]),
+        "hidden_act": activation,
+        "hidden_dropout_prob": sizes.get("dropout", 0.0),
+        "attention_probs_dropout_prob": sizes.get("attention_dropout") or 0.0,
+        "max_position_embeddings": len(tensors["positions.offsets.weight"]),
+        "type_vocab_size": len(tensors["token_types.weight"]),
+        "layer_norm_eps": sizes.get("norm_eps", 1e-5),
+        "tie_word_embeddings": True,
+        "is_decoder": False,
+    }
+    if "labels" in layout.parts:
+        count = len(tensors["classifier.weight"])
+        if len(config.get("id2label") or ()) != count:
+            written["id2label"] = {str(i): f"LABEL_{i}" for i in range(count)}
+            written["label2id"] = {f"LABEL_{i}": i for i in range(count)}
+    return {**config, **written}, {names[ours]: tensors[ours] for ours in names}
+
+
+def _parts_of(state: Mapping[str, Tensor], family: Family) -> frozenset[Part]:
+    """Return the parts that weights are of."""
+    parts = frozenset(part for part, mark in _MARKS.items() if mark in state)
+    if family == "roberta" and "next_sentence" in parts:
+        raise ConversionError("next_sentence has no place in a RoBERTa: give --model_type bert")
+    if family == "roberta" and "labels" in parts:
+        parts -= {"pooler"}  # is one with the classifier there
+    return parts
+
+
+def export_checkpoint(options: argparse.Namespace) -> list[str]:
+    """Write `options.checkpoint` to `options.folder`; return the lines to print.
+
+    Raises:
+        ConversionError: the model has no place in a BERT or a RoBERTa.
+        CheckpointError: the checkpoint is missing or damaged.
+        ConfigError: the configuration does not set an attention.
+    """
+    path = find_file(options.checkpoint)
+    checkpoint = load_checkpoint(path)
+    state = {
+        name.removeprefix(_PREFIX): tensor
+        for name, tensor in checkpoint.get("state_dict", {}).items()
+        if name.startswith(_PREFIX)
+    }
+    sizes = checkpoint.get("hyper_parameters", {})
+    if "head_dim" not in sizes or "tokens.weight" not in state:
+        raise ConversionError(f"{path} is not of a text encoder: it has no tokens or head_dim")
+    if sizes.get("position_period") is not None and "positions.blocks.weight" in state:
+        raise ConversionError("position_period is set: only one table of positions can be written")
+    layer = _attention_of(path, options.config, state, sizes)
+    require_attention(layer)
+    origin = checkpoint.get("transformers", {})
+    config = origin.get("config", {})
+    family: Family = options.model_type or config.get("model_type") or "bert"
+    if family != config.get("model_type"):
+        config = {}
+    extra = {k.removeprefix(_PREFIX): v for k, v in origin.get("other_heads", {}).items()}
+    left_out = []
+    if "next_sentence.weight" in extra and family == "bert":
+        state |= extra
+    else:
+        left_out = sorted({name.partition(".")[0] for name in extra})
+    written, tensors = export_model(state, sizes, layer.num_heads, family, config)
+    done = write_model(options.folder.expanduser(), written, tensors)
+    lines = [f"{written['architectures'][0]}: {len(tensors)} tensors", done]
+    if written["architectures"][0].endswith("Model") and "pooler.weight" not in state:
+        lines.insert(1, "it has no pooler: transformers draws one anew")
+    if left_out:
+        lines.insert(1, f"left out, as this class has none: {', '.join(left_out)}")
+    return lines
+
+
+def _attention_of(
+    checkpoint: Path, given: Path | None, state: Mapping[str, Tensor], sizes: Mapping[str, Any]
+) -> Attention:
+    """Return an attention layer like the checkpoint's, of the configuration that goes with it."""
+    beside, own = checkpoint.with_suffix(".yaml"), checkpoint.resolve().parent.parent
+    places = [given] if given else [beside, own / "config.yaml"]
+    found = next((path for path in map(find, places) if path.is_file()), None)
+    if found is None:
+        raise ConversionError(
+            f"no configuration {places[0]}, which says what the attention is: give --config"
+        )
+    entry = attention_entry(found)
+    width, head_dim = state["tokens.weight"].shape[1], sizes["head_dim"]
+    with torch.device("meta"):
+        return build_attention(entry["class_path"], entry["init_args"], width, head_dim)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_probattn.convert to_transformers",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a checkpoint of a text encoder, or its run folder")
+    add("folder", type=Path, help="where config.json and model.safetensors go")
+    add("--config", type=Path, help="the run's config.yaml, or the attention file")
+    add(
+        "--model_type",
+        choices=FAMILIES,
+        help="default: what the checkpoint was made from, or else bert",
+    )
+    add_flag(parser)
+    options = parser.parse_args(arguments)
+    try:
+        lines = export_checkpoint(options)
+    except (CheckpointError, ConfigError, ConversionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

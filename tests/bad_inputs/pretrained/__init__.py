@@ -1,0 +1,1 @@
+"""Files of pre-trained encoders that cannot be used."""

@@ -1,0 +1,85 @@
+"""Tokenisers of pre-trained encoders that cannot be read, vocabularies that cannot be learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from datamodules import MaskedText
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from tests.bad_inputs.cases import Case, data_error
+from tests.datamodules.text import made as made_text
+
+_WORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n"
+_LETTERS = '{"a": 0, "b": 1}'
+
+
+def files(where: str = "", /, **content: str | bytes) -> Callable[[Path], str]:
+    """A folder of these files, `_` in their names for the dot; `where` is the one to read."""
+
+    def read(folder: Path) -> None:
+        for name, text in content.items():
+            stem, _, ending = name.rpartition("_")
+            raw = text if isinstance(text, bytes) else text.encode()
+            (folder / f"{stem}.{ending}").write_bytes(raw)
+        PretrainedTokeniser.read(folder / where)
+
+    return data_error(read)
+
+
+def trained(size: int, *texts: str, twice: bool = False) -> Callable[[Path], str]:
+    """A vocabulary of these texts."""
+
+    def train(folder: Path) -> None:
+        for _ in range(1 + twice):
+            PretrainedTokeniser.train(texts, folder, size)
+
+    return data_error(train)
+
+
+def masked(**options: object) -> Callable[[Path], str]:
+    """Text for masked language models in the tokens of a sound vocabulary."""
+
+    def read(folder: Path) -> None:
+        made_text.write(folder)
+        (folder / "vocab.txt").write_text(_WORDS)
+        given: dict[str, Any] = {"corpus": "other", "tokenizer": str(folder), **options}
+        MaskedText(data_dir=str(folder), segment_len=9, **given).setup()
+
+    return data_error(read)
+
+
+def cases() -> Iterator[Case]:
+    """Read, then learned, then used."""
+    area = "Tokenisers (vocab.txt, vocab.json and merges.txt, tokenizer.json)"
+    yield Case(area, "an empty folder", files())
+    yield Case(area, "a name with a slip", files("vocab.text", vocab_txt=_WORDS))
+    yield Case(area, "no merges", files(vocab_json=_LETTERS))
+    yield Case(area, "an empty vocabulary", files(vocab_txt=""))
+    yield Case(area, "not UTF-8", files(vocab_txt=b"\xff\n"))
+    yield Case(area, "no mask token", files(vocab_txt=_WORDS.replace("[MASK]\n", "")))
+    yield Case(
+        area,
+        "a mask token of another name",
+        files(vocab_txt=_WORDS, tokenizer_config_json='{"mask_token": "<mask>"}'),
+    )
+    yield Case(
+        area, "cut settings", files(vocab_txt=_WORDS, tokenizer_config_json='{"do_lower_case"')
+    )
+    yield Case(
+        area, "settings that are a list", files(vocab_txt=_WORDS, tokenizer_config_json="[]")
+    )
+    yield Case(area, "no special tokens", files(vocab_json=_LETTERS, merges_txt="#version: 0.2\n"))
+    yield Case(
+        area,
+        "a merge of no known parts",
+        files(vocab_json=_LETTERS, merges_txt="#version: 0.2\nx y\n"),
+    )
+    yield Case(area, "ids that are no numbers", files(vocab_json='{"a": "b"}', merges_txt=""))
+    yield Case(area, "a cut tokenizer.json", files(tokenizer_json='{"version"'))
+    yield Case(area, "fewer tokens than characters", trained(10, "some words"))
+    yield Case(area, "texts without words", trained(100, " ", ""))
+    yield Case(area, "a tokeniser and sub-words", masked(subwords=300))
+    yield Case(area, "a model with fewer tokens", masked(vocab_size=5))
+    yield Case(area, "the vocabulary exists", trained(100, "some words", twice=True))

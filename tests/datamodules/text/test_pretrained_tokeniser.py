@@ -1,0 +1,149 @@
+"""Tokenisers of pre-trained encoders: the ids, offsets and types of transformers' own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from datamodules.core.errors import DataError
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers")
+
+TEXTS = [
+    "The café naïve runs; the quick brown fox — 北京 is a city.",
+    "the running dogs ran quickly, " * 3,
+    "Emoji 😀 are here: don't stop, can't stop. İstanbul, Straße!",
+] * 4
+ODD = [
+    *("", " ", "  leading and trailing  ", "Café NAÏVE cafe\u0301", "北京 is北京, a city"),
+    *("😀😀 x👩\u200d👩\u200d👧", "quick" * 40, "don't\u200bstop\n\nnow\x00\ufffd\tran"),
+    *("İstanbul STRASSE Straße", "the [MASK] dogs [SEP] x", "the <mask> dogs </s> x"),
+    *("##s ran ##", "e\u0301\u0323 ﬁne ½ Ⅷ", "\u2028a\x85b"),
+]
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "cased wordpiece", "bpe", "bpe, blank first"])
+def folder(request, tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("vocabulary")
+    kind = "bpe" if "bpe" in request.param else "wordpiece"
+    size = 300 if kind == "bpe" else 150
+    case = "cased" not in request.param
+    PretrainedTokeniser.train(iter(TEXTS), made, size, kind, lower_case=case)
+    if "blank" in request.param:
+        path = made / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"add_prefix_space": True}))
+    return made
+
+
+def theirs(folder: Path):
+    words = (folder / "vocab.txt").is_file()
+    kind = transformers.BertTokenizerFast if words else transformers.RobertaTokenizerFast
+    return kind.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["own files", "tokenizer.json"])
+def test_ids_offsets_and_types_are_those_of_transformers(folder, whole, tmp_path):
+    other = theirs(folder)
+    if whole:
+        other.save_pretrained(tmp_path)
+        assert (tmp_path / "tokenizer.json").is_file()
+    ours = PretrainedTokeniser.read(tmp_path if whole else folder)
+    assert ours.vocab_size == len(other)
+    special = (ours.begin, ours.separator, ours.mask, ours.padding, ours.unknown)
+    names = ("cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id", "unk_token_id")
+    assert special == tuple(getattr(other, name) for name in names)
+    options = {"return_offsets_mapping": True, "return_token_type_ids": True}
+    unknown = 0
+    for text in ODD:
+        for pair in (None, "the dogs ran", " Café 😀"):
+            expected = other(text, pair, **options)
+            found = ours.encode(text, pair)
+            assert found.ids == expected["input_ids"], (text, pair)
+            assert found.offsets == expected["offset_mapping"], (text, pair)
+            assert ours.decode(found.ids) == other.decode(found.ids, skip_special_tokens=True)
+            types = expected["token_type_ids"]
+            if not (folder / "vocab.txt").is_file():
+                types = [0] * len(types)
+            assert found.token_types == types
+            unknown += found.ids.count(ours.unknown)
+        ids, offsets = ours.encode_plain(text)
+        assert ours.join(ids)[0] == other(text)["input_ids"]
+        assert len(ids) == len(offsets)
+    assert unknown > 0 or ours.pairs == "roberta"
+
+
+def test_a_copy_of_another_process_is_the_same(folder):
+    ours = PretrainedTokeniser.read(folder)
+    again = pickle.loads(pickle.dumps(ours))
+    assert again.encode(TEXTS[0], TEXTS[1]) == ours.encode(TEXTS[0], TEXTS[1])
+
+
+def test_pairs_are_laid_out_in_the_manner_of_the_family(folder):
+    ours = PretrainedTokeniser.read(folder)
+    begin, end = ours.begin, ours.separator
+    found = ours.join([7, 8, 9], [17])
+    if ours.pairs == "bert":
+        assert found == ([begin, 7, 8, 9, end, 17, end], [0, 0, 0, 0, 0, 1, 1])
+        assert ours.join([7], []) == ([begin, 7, end, end], [0, 0, 0, 1])
+    else:
+        assert found == ([begin, 7, 8, 9, end, end, 17, end], [0] * 8)
+        assert ours.join([7], []) == ([begin, 7, end, end, end], [0] * 5)
+    assert ours.join([7]) == ([begin, 7, end], [0] * 3)
+    assert [ours.num_special(pair) for pair in (False, True)] == [2, len(ours.join([], [])[0])]
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+_TRAIN = """
+import sys
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from tests.datamodules.text.test_pretrained_tokeniser import TEXTS
+PretrainedTokeniser.train(TEXTS, sys.argv[1], int(sys.argv[2]), sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 150), ("bpe", 300)])
+def test_another_process_learns_the_same_vocabulary(kind, size, tmp_path):
+    digests = set()
+    for number in range(3):
+        place = tmp_path / str(number)
+        subprocess.run([sys.executable, "-c", _TRAIN, str(place), str(size), kind], check=True)
+        files = sorted(path for path in place.iterdir() if path.suffix in (".txt", ".json"))
+        digests.add(hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())
+    assert len(digests) == 1
+
+
+def test_a_learned_vocabulary_has_frequent_words_and_is_no_larger(tmp_path):
+    ours = PretrainedTokeniser.train(TEXTS, tmp_path / "a", 150)
+    words = (tmp_path / "a/vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert words[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert len(words) == ours.vocab_size <= 150
+    assert {"the", "dogs", "b", "##s", "北"} <= set(words)
+    assert len(set(words)) == len(words)
+    ids = ours.encode_plain("The DOGS")[0]
+    assert ids == [words.index("the"), words.index("dogs")]
+    assert ours.decode(ids) == "the dogs"
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(DataError, match="at least 261, the special tokens and the bytes"):
+        PretrainedTokeniser.train(TEXTS, tmp_path, 260, "bpe")
+    with pytest.raises(DataError, match="vocab_size must be at least 65, the special tokens"):
+        PretrainedTokeniser.train(TEXTS, tmp_path, 20)
+    with pytest.raises(DataError, match="no words"):
+        PretrainedTokeniser.train([" "], tmp_path, 20)
+    with pytest.raises(DataError, match="kind must be one of wordpiece, bpe"):
+        PretrainedTokeniser.train(TEXTS, tmp_path, 200, "unigram")  # type: ignore[arg-type]
+    PretrainedTokeniser.train(TEXTS, tmp_path, 150)
+    with pytest.raises(DataError, match=r"vocab\.txt exists: choose another folder"):
+        PretrainedTokeniser.train(TEXTS, tmp_path, 150)
