@@ -26,7 +26,7 @@ __all__ = ["TARGETS", "TrajectoryMaker"]
 # Scores at which a policy is taken. D4RL stops at about a third of the expert for medium.
 TARGETS = {"medium": 100 / 3, "expert": 95.0}
 _STEPS = 1_000_000  # of D4RL's files
-_BUDGETS = {"HalfCheetah": 4_000_000, "Hopper": 3_000_000, "Walker2d": 4_000_000, "Toy": 20_000}
+_BUDGETS = {"HalfCheetah": 8_000_000, "Hopper": 3_000_000, "Walker2d": 4_000_000, "Toy": 20_000}
 _OUT_OF_REACH = ("Walker2d",)  # of a linear policy within an hour
 _NOISE = 0.1  # of the actions of medium and expert
 _MOST_JOBS = 8
@@ -48,7 +48,8 @@ class TrajectoryMaker:
     Args:
         num_steps: Steps to write at least; a file ends with an episode. None means 1,000,000.
             medium-replay has as many as it took.
-        budget: Most steps of a search. None means 3,000,000 for Hopper, 4,000,000 for others.
+        budget: Most steps of a search. None means 3,000,000 for Hopper, 8,000,000 for HalfCheetah,
+            and 4,000,000 for Walker2d.
         jobs: Processes that play. None means one for each CPU, up to 8. The data do not depend on
             it.
         policy_seed: Seed of search and episodes.
