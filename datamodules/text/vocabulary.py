@@ -245,7 +245,9 @@ def tokenizers_package(
         import tokenizers
         import tokenizers.decoders
         import tokenizers.models
+        import tokenizers.normalizers
         import tokenizers.pre_tokenizers
+        import tokenizers.processors
         import tokenizers.trainers
     except ImportError:
         raise DataError(
