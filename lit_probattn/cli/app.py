@@ -284,11 +284,12 @@ class RunCLI(BareCLI):
         plan, scope = self._plan_evaluation("predict", ckpt_path)
         assert plan.checkpoint is not None
         path = scope.path(plan.folder, f"predictions-{plan.checkpoint.stem}", ".parquet")
-        self._add_callback(PredictionWriter(path))
+        writer = PredictionWriter(path)
+        self._add_callback(writer)
         kwargs["return_predictions"] = False
         self.trainer.predict(**kwargs, ckpt_path=plan.checkpoint)
         if self.trainer.is_global_zero:
-            print(f"predictions: {path}")
+            print(f"predictions: {', '.join(map(str, writer.written))}")
 
     def _evaluate(self, command: str, request: str | None, kwargs: dict[str, Any]) -> None:
         plan, scope = self._plan_evaluation(command, request)

@@ -234,6 +234,14 @@ class Task(pl.LightningModule):
         """Score one batch of the test split."""
         self.evaluate(batch, "test")
 
+    def finish_predictions(self, table: Any) -> Any:
+        """Return what `predict` writes, of the rows (pandas.DataFrame) of all `predict_step`."""
+        return table
+
+    def prediction_files(self, table: Any) -> dict[str, str]:
+        """Return texts that `predict` writes beside the table, by the end of their names."""
+        return {}
+
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of the validation split."""
         self.log_scores("val")
