@@ -7,9 +7,7 @@ Steps count from 0: `step` is the number of optimiser steps already taken.
 import math
 from typing import Literal, NamedTuple
 
-ScheduleName = Literal[
-    "one_cycle", "linear", "cosine", "cosine_global", "inverse_sqrt", "constant"
-]
+ScheduleName = Literal["one_cycle", "linear", "cosine", "cosine_global", "inverse_sqrt", "constant"]
 # Schedules without an end.
 OPEN_ENDED = ("inverse_sqrt", "constant")
 
@@ -80,10 +78,10 @@ def schedule_values(
     Args:
         name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with
             beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `linear` rises linearly and falls
-            linearly towards 0, which the step after the last would have (BERT); `cosine` rises linearly and falls to
-            0 along a cosine that begins there; `cosine_global` does so along a cosine that begins
-            at step 0 (MGK's language models); `inverse_sqrt` rises linearly from 1e-7 and falls as
-            1/√step (fairseq); `constant` rises linearly and stays.
+            linearly, to reach 0 one step after the last (BERT); `cosine` rises linearly and falls
+            to 0 along a cosine that begins there; `cosine_global` does so along a cosine that
+            begins at step 0 (MGK's language models); `inverse_sqrt` rises linearly from 1e-7 and
+            falls as 1/√step (fairseq); `constant` rises linearly and stays.
         step: optimiser steps taken so far, from 0 to total_steps - 1.
         total_steps: length of the schedule. Unused by `constant` and `inverse_sqrt`.
         warmup_steps: steps of the rise; the last of them is at the peak (with `inverse_sqrt`, the

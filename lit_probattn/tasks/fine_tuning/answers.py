@@ -139,9 +139,7 @@ def _means(name: str, exact: Sequence[float], overlap: Sequence[float]) -> dict[
     return {f"{name}{key}": float(value) for key, value in means.items()}
 
 
-def best_threshold(
-    scores: Sequence[float], known: Sequence[bool], odds: Sequence[float]
-) -> Best:
+def best_threshold(scores: Sequence[float], known: Sequence[bool], odds: Sequence[float]) -> Best:
     """Return the threshold that would have given the best mean score.
 
     Where the odds exceed it, no answer is predicted: that is worth 1 for a question without an
