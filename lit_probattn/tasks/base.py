@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import lightning.pytorch as pl
 import torch
@@ -169,6 +169,8 @@ class Task(pl.LightningModule):
     """
 
     model: nn.Module
+    # Parts of the model that belong to the task: weights to begin with may have others.
+    heads: ClassVar[tuple[str, ...]] = ("head", "output", "spans", "pooler", "classifier")
 
     def __init__(
         self,
@@ -301,6 +303,10 @@ class Task(pl.LightningModule):
     def _lengths(self) -> Lengths:
         """Return the steps of the schedule and of its warm-up in this run."""
         return lengths_of_run(self.trainer.max_steps, self.schedule_steps, self.warmup_steps)
+
+    def is_head(self, name: str) -> bool:
+        """Whether an entry of the state dict belongs to one of `heads`."""
+        return name.startswith(tuple(f"model.{head}." for head in self.heads))
 
     # ---- randomness --------------------------------------------------------------------------
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from datamodules.core.base import CachedDataModule, Split
+from datamodules.core.base import Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import MissingDataError, require_at_least, require_one_of
 from datamodules.core.files import expand, not_found
 from datamodules.core.own import length_line
 from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
-from datamodules.text.fine_tuning.batches import TypedCollate, WindowSplit
-from datamodules.text.fine_tuning.order import BucketOrder
+from datamodules.text.fine_tuning.batches import WindowSplit
+from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets, read_squad
-from datamodules.text.fine_tuning.tokens import Kind, SameTokeniser, TokeniserChoice, as_bytes
+from datamodules.text.fine_tuning.tokens import Kind, TokeniserChoice, as_bytes
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
@@ -51,7 +50,7 @@ class Question(NamedTuple):
     answers: list[str]
 
 
-class QuestionAnswering(SameTokeniser, CachedDataModule):
+class QuestionAnswering(EncodedTexts):
     """Questions whose answer is a piece of a text, in the JSON of SQuAD.
 
     A sample is a window: see `datamodules.text.fine_tuning.windows`. In training the first of
@@ -63,12 +62,15 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
         path: Folder with `train-v1.1.json` and `dev-v1.1.json` (or `-v2.0`), or with `train.json`,
             `dev.json` and, if there is one, `test.json`. Default: `squad` in data_dir.
         version: 1.1, where every question has an answer, or 2.0.
-        tokenizer: Folder or file of the tokeniser of pre-trained weights. None makes one of the
-            training texts.
+        tokenizer: Folder or file of the tokeniser of pre-trained weights, or the cache of data of
+            this kind that one was made for. None makes one of the training texts.
         tokens: What is made: `wordpiece`, or `bpe` of bytes.
         vocab_limit: Most tokens of what is made.
         lower: Whether WordPiece that is made drops case and accents.
-        max_length: Tokens of a window; the model's max_seq_len.
+        max_length: Tokens of a window.
+        max_positions: Rows of the model's table of positions (max_seq_len), as pre-trained weights
+            have them. None means max_length.
+        vocab_size: Rows of the model's embedding table likewise. None means those of the tokeniser.
         stride: Tokens from one piece of a text to the next.
         max_query_length: Longer questions are cut off.
         wrong_offsets: Whether answers that do not stand where they should are an error or left out.
@@ -77,7 +79,6 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
     """
 
     task = "question_answering"
-    max_seq_len: int
 
     def __init__(
         self,
@@ -88,6 +89,8 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
         vocab_limit: int = 8000,
         lower: bool = True,
         max_length: int = 384,
+        max_positions: int | None = None,
+        vocab_size: int | None = None,
         stride: int = 128,
         max_query_length: int = 64,
         wrong_offsets: WrongOffsets = "error",
@@ -99,15 +102,14 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
         super().__init__(**kwargs)
         require_one_of(get_args(Version), version=version)
         require_one_of(get_args(WrongOffsets), wrong_offsets=wrong_offsets)
-        require_at_least(1, max_length=max_length, bucket=bucket)
         require_at_least(1, stride=stride, max_query_length=max_query_length)
         self.folder = expand(path) if path else self.data_dir / "squad"
         self._path = path
         self.version: Version = version
         self.wrong_offsets: WrongOffsets = wrong_offsets
-        self.choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
-        self.max_seq_len, self.stride, self.max_query_length = max_length, stride, max_query_length
-        self.bucket = bucket
+        choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
+        self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
+        self.stride, self.max_query_length = stride, max_query_length
         self._texts: dict[str, list[Question]] = {}
 
     # ---- files -------------------------------------------------------------------------------
@@ -154,18 +156,18 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
             return False
 
     def sources(self) -> list[Path]:
-        """The files."""
-        return list(self.files().values())
+        """The files, and those of a given tokeniser."""
+        return [*self.files().values(), *self.choice.files()]
 
     def must_name(self) -> dict[str, Any]:
         """What a command must give to find the cache again."""
         given = {"path": self._path or None, "version": self.version, "tokenizer": self.choice.path}
-        sizes = {"max_length": self.max_seq_len, "stride": self.stride}
+        sizes = {"max_length": self.max_length, "stride": self.stride}
         return {name: value for name, value in {**given, **sizes}.items() if value is not None}
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
-        sizes = [self.max_seq_len, self.stride, self.max_query_length]
+        sizes = [self.max_length, self.stride, self.max_query_length]
         return {
             "folder": str(self.folder.resolve()),
             "version": self.version,
@@ -198,7 +200,7 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
 
     def _windows(self, tokeniser: PretrainedTokeniser) -> Windows:
         num_special = tokeniser.num_special(pair=True)
-        return Windows(self.max_seq_len, num_special, self.max_query_length, self.stride)
+        return Windows(self.max_length, num_special, self.max_query_length, self.stride)
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the splits."""
@@ -209,25 +211,10 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
 
     # ---- texts -------------------------------------------------------------------------------
 
-    @cached_property
-    def tokeniser(self) -> PretrainedTokeniser:
-        """Turns text into ids and back."""
-        return TokeniserChoice.read(self.cache)
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self.tokeniser.vocab_size
-
     @property
     def num_classes(self) -> int:
         """Every position of a window may be where an answer begins."""
-        return self.max_seq_len
-
-    @property
-    def num_token_types(self) -> int:
-        """Types of tokens: two in BERT's manner, one in RoBERTa's."""
-        return 2 if self.tokeniser.pairs == "bert" else 1
+        return self.max_length
 
     def questions(self, split: str) -> Sequence[Question]:
         """Return the questions of a split as they were asked, by index; read once."""
@@ -252,24 +239,6 @@ class QuestionAnswering(SameTokeniser, CachedDataModule):
     def _windowed(self, name: str) -> WindowSplit:
         split: Any = self.split(name)
         return split
-
-    def decode(self, ids: Any) -> str:
-        """Turn token ids into text, without special tokens."""
-        return self.tokeniser.decode(ids)
-
-    # ---- batches -----------------------------------------------------------------------------
-
-    def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch."""
-        typed = self.num_token_types == 2
-        lengths = self.pad_multiple, self.max_seq_len
-        return TypedCollate(self.pad_to, *lengths, self.tokeniser.padding, typed)
-
-    def _training_order(self) -> BucketOrder:
-        rank, world_size = self._layout()
-        layout = rank, world_size, self._accumulation(), self._processed
-        lengths = self.split("train").lengths
-        return BucketOrder(lengths, self.bucket, self.batch_size, self.seed, *layout)
 
     # ---- reports -----------------------------------------------------------------------------
 

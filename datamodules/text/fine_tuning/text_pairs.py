@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,15 +10,15 @@ import numpy as np
 
 from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand, not_found
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.progress import progress
 from datamodules.core.tables import TABLES, labels_of, read_table
-from datamodules.text.fine_tuning.batches import TextPairSplit, TypedCollate
-from datamodules.text.fine_tuning.order import BucketOrder
+from datamodules.text.fine_tuning.batches import TextPairSplit
+from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.pairs import CORPORA, find_corpus, read_corpus
-from datamodules.text.fine_tuning.tokens import Kind, SameTokeniser, TokeniserChoice
+from datamodules.text.fine_tuning.tokens import Kind, TokeniserChoice
 from datamodules.text.labelled import LABEL_GUESSES, TEXT_GUESSES
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
@@ -35,7 +34,7 @@ _SHOWN = 70  # characters of a sample
 _Texts = tuple[str, str | None]
 
 
-class TextPairs(SameTokeniser, OwnSamples):
+class TextPairs(EncodedTexts, OwnSamples):
     """MultiNLI, SST-2, QNLI, or a table of the user's own with one or two columns of text.
 
     A pair is one sequence, in the manner of the tokeniser. What is too long loses tokens at the end
@@ -51,12 +50,15 @@ class TextPairs(SameTokeniser, OwnSamples):
         second_column: Column of the second text. None takes that of a usual pair of names, if
             first_column is None too; otherwise there is none.
         label_column: Column of the labels. None takes the first usual name.
-        tokenizer: Folder or file of the tokeniser of pre-trained weights. None makes one of the
-            training texts.
+        tokenizer: Folder or file of the tokeniser of pre-trained weights, or the cache of data of
+            this kind that one was made for. None makes one of the training texts.
         tokens: What is made: `wordpiece`, or `bpe` of bytes.
         vocab_limit: Most tokens of what is made.
         lower: Whether WordPiece that is made drops case and accents.
-        max_length: Tokens of a sequence; the model's max_seq_len.
+        max_length: Tokens of a sequence.
+        max_positions: Rows of the model's table of positions (max_seq_len), as pre-trained weights
+            have them. None means max_length.
+        vocab_size: Rows of the model's embedding table likewise. None means those of the tokeniser.
         bucket: Training batches are cut from so many sorted by length; 1 for no sorting.
         **kwargs: Arguments of OwnSamples; how splits are divided and compared is for `own`.
     """
@@ -64,7 +66,6 @@ class TextPairs(SameTokeniser, OwnSamples):
     task = "text_pairs"
     what = "texts"
     suffixes = TABLES
-    max_seq_len: int
 
     def __init__(
         self,
@@ -78,12 +79,12 @@ class TextPairs(SameTokeniser, OwnSamples):
         vocab_limit: int = 8000,
         lower: bool = True,
         max_length: int = 128,
+        max_positions: int | None = None,
+        vocab_size: int | None = None,
         bucket: int = 50,
         **kwargs: Any,
     ) -> None:
         require_one_of(get_args(CorpusChoice), corpus=corpus)
-        require_at_least(3, max_length=max_length)
-        require_at_least(1, bucket=bucket)
         columns = {"first_column": first_column, "second_column": second_column}
         columns["label_column"] = label_column
         self.corpus: CorpusChoice = corpus
@@ -99,8 +100,8 @@ class TextPairs(SameTokeniser, OwnSamples):
             super().__init__(str(files["train"]), allow_overlap=True, **{**kwargs, **splits})
             self.select_on_test = files["val"] == files["test"]
         self._columns = columns
-        self.choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
-        self.max_seq_len, self.bucket = max_length, bucket
+        choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
+        self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
         self._left_out: dict[Path, int] = {}
         if corpus != "own":
             self.published = {k: Published(n) for k, n in CORPORA[corpus].sizes.items()}
@@ -109,20 +110,20 @@ class TextPairs(SameTokeniser, OwnSamples):
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
-        own = {"corpus": self.corpus, "max_length": self.max_seq_len}
+        own = {"corpus": self.corpus, "max_length": self.max_length}
         return {**super().settings(), **own, **self._columns, **self.choice.settings()}
 
     def must_name(self) -> dict[str, Any]:
         """The files, and what is not the default."""
-        given = {**self._columns, "tokenizer": self.choice.path, "max_length": self.max_seq_len}
+        given = {**self._columns, "tokenizer": self.choice.path, "max_length": self.max_length}
         named = {name: value for name, value in given.items() if value is not None}
         if self.corpus == "own":
             return {**super().must_name(), **named}
         return {"corpus": self.corpus, **({"path": self._asked} if self._asked else {}), **named}
 
     def sources(self) -> list[Path]:
-        """The files, each once."""
-        return list(dict.fromkeys(super().sources()))
+        """The files, each once, and those of a given tokeniser."""
+        return list(dict.fromkeys([*super().sources(), *self.choice.files()]))
 
     def read(self, path: Path) -> Rows:
         """Read a file."""
@@ -186,7 +187,7 @@ class TextPairs(SameTokeniser, OwnSamples):
 
         tokeniser = self.choice.write(writer, texts)
         cut = {
-            name: _write_split(writer, name, pairs, targets[name], tokeniser, self.max_seq_len)
+            name: _write_split(writer, name, pairs, targets[name], tokeniser, self.max_length)
             for name, pairs in parts.items()
         }
         left_out = {path.name: count for path, count in self._left_out.items()}
@@ -203,56 +204,12 @@ class TextPairs(SameTokeniser, OwnSamples):
 
     # ---- texts -------------------------------------------------------------------------------
 
-    @cached_property
-    def tokeniser(self) -> PretrainedTokeniser:
-        """Turns text into ids and back."""
-        return TokeniserChoice.read(self.cache)
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding table."""
-        return self.tokeniser.vocab_size
-
-    @property
-    def num_token_types(self) -> int:
-        """Types of tokens: two in BERT's manner, one in RoBERTa's."""
-        return 2 if self.tokeniser.pairs == "bert" else 1
-
-    def decode(self, ids: Any) -> str:
-        """Turn token ids into text, without special tokens."""
-        return self.tokeniser.decode(ids)
-
     def shown(self, name: str, index: int) -> str:
         """Return the beginnings of the texts of a sample, as the model sees them."""
         sample = self.split(name)[index]
         parts = [sample.values[: sample.second], sample.values[sample.second :]]
         texts = [" ".join(self.decode(part).split()) for part in parts if len(part)]
         return " | ".join(t if len(t) <= _SHOWN else f"{t[:_SHOWN]} …" for t in texts)
-
-    # ---- checkpoints -------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the labels and a digest of the tokeniser, for checkpoints."""
-        return {**OwnSamples.state_dict(self), **SameTokeniser.state_dict(self)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise a DataError if a checkpoint's labels or tokeniser differ from those of the data."""
-        OwnSamples.load_state_dict(self, state_dict)
-        SameTokeniser.load_state_dict(self, state_dict)
-
-    # ---- batches -----------------------------------------------------------------------------
-
-    def collate(self) -> Callable[[list[Any]], Any]:
-        """Return the function that makes a batch."""
-        lengths = self.pad_multiple, self.max_seq_len
-        typed = self.num_token_types == 2
-        return TypedCollate(self.pad_to, *lengths, self.tokeniser.padding, typed)
-
-    def _training_order(self) -> BucketOrder:
-        rank, world_size = self._layout()
-        layout = rank, world_size, self._accumulation(), self._processed
-        lengths = self.split("train").lengths
-        return BucketOrder(lengths, self.bucket, self.batch_size, self.seed, *layout)
 
 
 def _refuse_given(corpus: str, options: dict[str, Any]) -> None:

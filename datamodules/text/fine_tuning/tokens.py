@@ -8,17 +8,17 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.errors import require_at_least, require_one_of
 from datamodules.core.files import expand
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
-__all__ = ["Kind", "SameTokeniser", "TokeniserChoice"]
+__all__ = ["Kind", "TokeniserChoice", "as_bytes"]
 
 Kind = Literal["wordpiece", "bpe"]
 
@@ -33,7 +33,8 @@ class TokeniserChoice:
     """A tokeniser's files, or how one is made.
 
     Args:
-        path: Folder or file of a pre-trained tokeniser. None makes one of the training texts.
+        path: Folder or file of a pre-trained tokeniser, or a cache that one was made for. None makes
+            one of the training texts.
         kind: What is made: WordPiece as BERT has it, or pairs of bytes as RoBERTa.
         limit: Most tokens of what is made.
         lower: Whether WordPiece drops case and accents.
@@ -47,6 +48,13 @@ class TokeniserChoice:
     def __post_init__(self) -> None:
         require_one_of(get_args(Kind), tokens=self.kind)
         require_at_least(5, vocab_limit=self.limit)
+        usual = (("tokens", self.kind, "wordpiece"), ("vocab_limit", self.limit, 8000))
+        for name, given, default in (*usual, ("lower", self.lower, True)):
+            if self.path is not None and given != default:
+                raise DataError(
+                    f"{name} is for a tokeniser that is made, but tokenizer={self.path} is given; "
+                    f"leave one of them out"
+                )
 
     def settings(self) -> dict[str, Any]:
         """What decides the tokeniser; plain JSON values."""
@@ -58,6 +66,9 @@ class TokeniserChoice:
     def _given(self) -> dict[str, str]:
         """Return the files of a pre-trained tokeniser by name, the one that is read first."""
         place = expand(str(self.path))
+        if (place / f"{_ARRAY}.npy").is_file():
+            made: dict[str, str] = json.loads(np.load(place / f"{_ARRAY}.npy").tobytes())
+            return made
         PretrainedTokeniser.read(place)  # says what is wrong
         folder = place if place.is_dir() else place.parent
         chosen = [name for name in _READ if (folder / name).is_file()]
@@ -84,6 +95,21 @@ class TokeniserChoice:
         writer.add(_ARRAY, as_bytes(json.dumps(files)))
         return _made_of(files)
 
+    def files(self) -> list[Path]:
+        """Return the files that are read; none where the tokeniser is made."""
+        if self.path is None:
+            return []
+        place = expand(self.path)
+        if (place / f"{_ARRAY}.npy").is_file():
+            return [place / f"{_ARRAY}.npy"]
+        folder = place if place.is_dir() else place.parent
+        return [folder / name for name in self._given()]
+
+    @staticmethod
+    def digest(cache: Cache) -> str:
+        """Return what tells the tokeniser of a cache from others."""
+        return hashlib.sha256(cache.array(_ARRAY).tobytes()).hexdigest()
+
     @staticmethod
     def read(cache: Cache) -> PretrainedTokeniser:
         """Return the tokeniser of a cache."""
@@ -95,30 +121,6 @@ def _made_of(files: dict[str, str]) -> PretrainedTokeniser:
         for name, text in files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         return PretrainedTokeniser.read(Path(folder) / next(iter(files)))
-
-
-class SameTokeniser:
-    """Data whose checkpoints know their tokeniser; another one is refused."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def cache(self) -> Cache:
-            """The cache that has the tokeniser."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a digest of the tokeniser, for checkpoints."""
-        digest = hashlib.sha256(self.cache.array(_ARRAY).tobytes()).hexdigest()
-        return {"tokeniser": digest}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise a DataError if a checkpoint's tokeniser differs from that of the data."""
-        before, now = state_dict["tokeniser"], self.state_dict()["tokeniser"]
-        if before != now:
-            raise DataError(
-                "the checkpoint was trained with another tokeniser than that of the data: give its "
-                "tokeniser by --data.init_args.tokenizer, or the data of the training"
-            )
 
 
 def as_bytes(text: str) -> npt.NDArray[np.uint8]:

@@ -105,6 +105,20 @@ class QuestionAnswering(FineTuning):
         self._sums = torch.zeros(2, dtype=torch.float64)  # losses, windows
         self._windows: list[Window] = []
 
+    def setup(self, stage: str) -> None:
+        """Check that the data know the texts, and that a threshold is for data that have a use.
+
+        Raises:
+            ValueError: one of them does not hold; see also `FineTuning.setup`.
+        """
+        super().setup(stage)
+        version = self._data().version
+        if self.null_threshold and version == "1.1":
+            raise ValueError(
+                f"null_threshold {self.null_threshold} is for data of version 2.0, where questions "
+                "may have no answer: leave it out, or set --data.init_args.version 2.0"
+            )
+
     # ---- losses ------------------------------------------------------------------------------
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -209,7 +223,7 @@ class QuestionAnswering(FineTuning):
                 "id": question.id,
                 "question": question.question,
                 "prediction": "" if is_null else answer.text,
-                "score": answer.null if is_null else -answer.odds + answer.null,
+                "score": answer.null if is_null or not answer.scores else answer.scores[0],
                 "null_odds": answer.odds,
                 "n_best": answer.texts,
                 "n_best_scores": answer.scores,
@@ -242,8 +256,8 @@ class QuestionAnswering(FineTuning):
         data = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "characters"):
             raise ValueError(
-                f"answers need data that know the texts of questions (QuestionAnswering), received "
-                f"{type(data).__name__}"
+                "answers need data that know the texts of questions (datamodules."
+                f"QuestionAnswering), received {type(data).__name__}"
             )
         return data
 

@@ -103,7 +103,10 @@ def write_sst2(folder: Path) -> Path:
     """Write SST-2 as GLUE does: blanks at the end, quotes that are not paired."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", 12), ("dev", 6)):
-        rows = [f'a " {name} film {n} that {"shines" if n % 2 else "bores"} \t{n % 2}' for n in range(count)]
+        rows = [
+            f'a " {name} film {n} that {"shines" if n % 2 else "bores"} \t{n % 2}'
+            for n in range(count)
+        ]
         (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(rows) + "\n", "utf-8")
     return folder
 
