@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datamodules.core.cache import Cache, CacheWriter
-from datamodules.core.errors import require_at_least, require_one_of
+from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
@@ -33,8 +33,8 @@ class TokeniserChoice:
     """A tokeniser's files, or how one is made.
 
     Args:
-        path: Folder or file of a pre-trained tokeniser, or a cache that one was made for. None makes
-            one of the training texts.
+        path: Folder or file of a pre-trained tokeniser, or a cache that one was made for. None
+            makes one of the training texts.
         kind: What is made: WordPiece as BERT has it, or pairs of bytes as RoBERTa.
         limit: Most tokens of what is made.
         lower: Whether WordPiece drops case and accents.
