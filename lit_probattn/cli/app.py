@@ -232,6 +232,7 @@ class RunCLI(BareCLI):
             plan.let_go()
 
     def _train(self, plan: RunPlan, config: dict[str, Any], kwargs: dict[str, Any]) -> None:
+        self._refuse_two_sources(plan)
         if 0 < self.trainer.max_steps <= plan.steps_done:
             self._report_finished(plan)
             return
@@ -266,23 +267,25 @@ class RunCLI(BareCLI):
         finally:
             signals.restore()
 
+    def _refuse_two_sources(self, plan: RunPlan) -> None:
+        """Raise a CommandError if weights are to come from two places."""
+        source, start = self.settings.init_from, plan.checkpoint
+        if source is not None and start is not None and folder_of_checkpoint(start) != plan.folder:
+            raise CommandError(
+                f"--init_from {source} and --ckpt_path, which starts from {start}: give one of "
+                "them; --ckpt_path goes on with optimiser and step, --init_from takes weights only"
+            )
+
     def _take_weights(self, plan: RunPlan | None) -> Taken | None:
         """Begin with the weights of `run.init_from`; a run that goes on has its own.
 
         Raises:
-            CommandError: the run is to start from another run's checkpoint.
             InitError: the weights do not fit.
         """
         source = self.settings.init_from
         if source is None:
             return None
         if plan is not None and plan.checkpoint is not None:
-            if folder_of_checkpoint(plan.checkpoint) != plan.folder:
-                raise CommandError(
-                    f"--init_from {source} and --ckpt_path, which starts from {plan.checkpoint}: "
-                    "give one of them; --ckpt_path goes on with optimiser and step, --init_from "
-                    "takes weights only"
-                )
             plan.notes.append(f"--init_from {source} is not read: the run goes on from its own")
             return None
         tokeniser = getattr(self.datamodule, "tokeniser_digest", None)
