@@ -39,14 +39,14 @@ class WindowSample(NamedTuple):
     Args:
         values: Token ids, special ones included. (length,) int64.
         second: Where the piece begins.
-        count: Tokens of the piece.
+        size: Tokens of the piece.
         target: Positions of the answer's first and last token; 0 where it is not in the piece.
         sample_id: Index in the split, or FILL.
     """
 
     values: npt.NDArray[np.int64]
     second: int
-    count: int
+    size: int
     target: tuple[int, int]
     sample_id: int
 
@@ -92,8 +92,9 @@ class TextPairSplit(_Split):
     @classmethod
     def from_cache(cls, cache: Cache, name: str, num_cut: int) -> TextPairSplit:
         """Open the arrays of a split."""
-        parts = (np.asarray(cache.array(f"{name}_{x}")) for x in ("offsets", "seconds", "targets"))
-        return cls(cache.array(f"{name}_tokens"), *parts, num_cut)
+        names = ("offsets", "seconds", "targets")
+        offsets, seconds, targets = (np.asarray(cache.array(f"{name}_{x}")) for x in names)
+        return cls(cache.array(f"{name}_tokens"), offsets, seconds, targets, num_cut)
 
     def __getitem__(self, index: int) -> PairSample:
         """Return a sample; FILL gives the first one under the id FILL."""
@@ -142,9 +143,9 @@ class WindowSplit(_Split):
     def __getitem__(self, index: int) -> WindowSample:
         """Return a window; FILL gives the first one under the id FILL."""
         row = 0 if index == FILL else index
-        _, second, _, count = self._windows[row].tolist()
+        _, second, _, size = self._windows[row].tolist()
         first, last = self._spans[row].tolist()
-        return WindowSample(self._values(row), second, count, (first, last), index)
+        return WindowSample(self._values(row), second, size, (first, last), index)
 
     @property
     def targets(self) -> npt.NDArray[np.integer]:
@@ -211,6 +212,6 @@ class TypedCollate:
             "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
         }
         if isinstance(samples[0], WindowSample):
-            ends = seconds + np.array([sample.count for sample in samples])[:, None]
+            ends = seconds + np.array([sample.size for sample in samples])[:, None]
             batch["answerable"] = torch.from_numpy((places >= seconds) & (places < ends))
         return batch

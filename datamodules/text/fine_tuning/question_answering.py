@@ -23,7 +23,7 @@ from datamodules.text.fine_tuning.tokens import Kind, TokeniserChoice, as_bytes
 from datamodules.text.fine_tuning.windows import Windows, token_span
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
-__all__ = ["Question", "QuestionAnswering"]
+__all__ = ["Question", "QuestionAnswering", "find_questions"]
 
 _PUBLISHED = {
     "1.1": {"train": 87_599, "val": 10_570},
@@ -116,34 +116,16 @@ class QuestionAnswering(EncodedTexts):
 
     def files(self) -> dict[str, Path]:
         """Return the file of each split; a MissingDataError says what is missing."""
-        for ending in (f"-v{self.version}.json", ".json"):
-            named = {
-                split: next(
-                    (
-                        self.folder / f"{name}{ending}"
-                        for name in names
-                        if (self.folder / f"{name}{ending}").is_file()
-                    ),
-                    None,
-                )
-                for split, names in _NAMES.items()
-            }
-            found = {split: path for split, path in named.items() if path is not None}
-            if "train" in found and "val" in found:
-                return found
-            if found:
-                there = next(iter(found.values()))
-                raise MissingDataError(
-                    f"{self.folder}: found {there.name}, but no "
-                    f"{'train' if 'train' not in found else 'dev'}{ending}"
-                )
+        found = find_questions(self.version, self.folder)
+        if found is not None:
+            return found
         raise not_found(
             f"SQuAD {self.version}",
             "questions",
             f"train-v{self.version}.json and dev-v{self.version}.json in {self.folder}, or "
             "train.json and dev.json",
             "The files are published at rajpurkar.github.io/SQuAD-explorer",
-            f"{self.task}{f' --path {self._path}' if self._path else ''}",
+            f"{self.task} --version {self.version}{f' --path {self._path}' if self._path else ''}",
             self.data_dir,
         )
 
@@ -265,6 +247,26 @@ class QuestionAnswering(EncodedTexts):
                 yield compare_size(f"questions of {name}", expected, found, found == expected)
 
 
+def find_questions(version: Version, folder: Path) -> dict[str, Path] | None:
+    """Return the files of training, validation and, if there is one, test; None without any.
+
+    Raises:
+        MissingDataError: One of the first two is missing.
+    """
+    for ending in (f"-v{version}.json", ".json"):
+        paths = {
+            split: [folder / f"{name}{ending}" for name in names] for split, names in _NAMES.items()
+        }
+        there = {split: [p for p in some if p.is_file()] for split, some in paths.items()}
+        found = {split: some[0] for split, some in there.items() if some}
+        absent = [paths[split][0] for split in ("train", "val") if split not in found]
+        if not absent:
+            return found
+        if found:
+            raise MissingDataError(f"found {next(iter(found.values()))}, but not {absent[0]}")
+    return None
+
+
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"
@@ -299,11 +301,11 @@ def _write_split(
                 span = token_span(offsets, begin, begin + len(text))
             second = len(question) + before
             for piece in windows.pieces(len(question), len(ids)):
-                end = piece.first + piece.count
+                end = piece.first + piece.size
                 values, _ = tokeniser.join(question, ids[piece.first : end])
                 append(values)
                 lengths.append(len(values))
-                rows.append((number, second, piece.first, piece.count))
+                rows.append((number, second, piece.first, piece.size))
                 shift = second - piece.first
                 spans.append(
                     (span[0] + shift, span[1] + shift)

@@ -25,15 +25,15 @@ class Window(NamedTuple):
 
     Args:
         first: Its first token among those of the text.
-        count: Its tokens.
+        size: Its tokens.
     """
 
     first: int
-    count: int
+    size: int
 
     def holds(self, span: tuple[int, int] | None) -> bool:
         """Whether a span of tokens, its last one included, is inside."""
-        return span is not None and self.first <= span[0] and span[1] < self.first + self.count
+        return span is not None and self.first <= span[0] and span[1] < self.first + self.size
 
 
 class Windows(NamedTuple):

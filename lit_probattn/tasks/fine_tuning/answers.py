@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -154,7 +154,7 @@ def best_threshold(scores: Sequence[float], known: Sequence[bool], odds: Sequenc
     """
     if not scores:
         return Best(float("nan"), 0.0)
-    gains: Counter[float] = Counter()
+    gains: defaultdict[float, float] = defaultdict(float)
     for score, answered, value in zip(scores, known, odds, strict=True):
         gains[value] += score - (0.0 if answered else 1.0)
     total = float(sum(not answered for answered in known))

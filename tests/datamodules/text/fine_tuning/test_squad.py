@@ -99,7 +99,7 @@ def test_a_batch(tmp_path):
     assert batch["inputs"].shape[1] == max(lengths)
     for row in range(4):
         sample = data.split("val")[row]
-        end = sample.second + sample.count
+        end = sample.second + sample.size
         assert batch["inputs"][row, : lengths[row]].tolist() == sample.values.tolist()
         assert batch["answerable"][row].nonzero().flatten().tolist() == [*range(sample.second, end)]
         types = [int(sample.second <= i <= end) for i in range(max(lengths))]

@@ -57,7 +57,7 @@ def test_every_answer_is_recovered_from_its_windows(tokens, max_length, tmp_path
         first, last = sample.target
         if (first, last) == (0, 0):
             continue
-        assert sample.second <= first <= last < sample.second + sample.count
+        assert sample.second <= first <= last < sample.second + sample.size
         question = split.question_of(number)
         begin, end = data.characters("train", number, first, last)
         assert LONG[begin:end].strip() == ANSWERS[question]
@@ -78,7 +78,7 @@ def test_windows_cover_the_text_and_show_question_and_piece(tokens, tmp_path):
         if split.question_of(number):
             continue
         sample = split[number]
-        piece = sample.values[sample.second : sample.second + sample.count].tolist()
+        piece = sample.values[sample.second : sample.second + sample.size].tolist()
         begin, _ = data.characters("val", number, sample.second, sample.second)
         first = next(i for i, place in enumerate(offsets) if place[0] == begin)
         while text_ids[first : first + len(piece)] != piece:
@@ -98,11 +98,11 @@ def test_long_questions_are_cut_off(tmp_path):
 
 def test_pieces_are_those_of_the_definition():
     windows = Windows(max_length=20, num_special=3, max_query_length=8, stride=4)
-    found = [(w.first, w.count) for w in windows.pieces(7, 23)]
+    found = [(w.first, w.size) for w in windows.pieces(7, 23)]
     assert found == [(0, 10), (4, 10), (8, 10), (12, 10), (16, 7)]
-    assert [(w.first, w.count) for w in windows.pieces(7, 10)] == [(0, 10)]
+    assert [(w.first, w.size) for w in windows.pieces(7, 10)] == [(0, 10)]
     wide = Windows(max_length=20, num_special=3, max_query_length=8, stride=40)
-    assert [(w.first, w.count) for w in wide.pieces(7, 23)] == [(0, 10), (10, 10), (20, 3)]
+    assert [(w.first, w.size) for w in wide.pieces(7, 23)] == [(0, 10), (10, 10), (20, 3)]
 
 
 def test_spans_of_tokens():
