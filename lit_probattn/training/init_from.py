@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from lit_probattn.tasks.renaming import rename_checkpoint
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+
 _MODEL = "model."
 _SHOWN = 6  # names of a line
 # End of a table's name -> what its rows are, and how they are made to fit.
@@ -68,7 +70,7 @@ class Taken:
     taken: list[str]
     left: list[str]
     new: list[str]
-    other_shape: dict[str, tuple[Sequence[int], Sequence[int]]]
+    other_shape: dict[str, Shapes]
 
     def lines(self) -> list[str]:
         """Return what the user is told."""
@@ -203,7 +205,7 @@ def _match(
 def _refusal(
     source: Path,
     refused: Sequence[str],
-    shapes: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+    shapes: Mapping[str, Shapes],
 ) -> str:
     """Name the first entry whose shape does not fit, a table before others, and the remedy."""
     for ending, remedy in _TABLES:

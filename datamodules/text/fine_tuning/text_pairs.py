@@ -65,7 +65,7 @@ class TextPairs(EncodedTexts, OwnSamples):
 
     task = "text_pairs"
     what = "texts"
-    suffixes = TABLES
+    suffixes: tuple[str, ...] = TABLES
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ def _files_of(corpus: Any, path: str, options: dict[str, Any]) -> dict[str, Path
             f"{names} in {folder}",
             release.origin,
             f"text_pairs --corpus {corpus}{f' --path {path}' if path else ''}",
-            root,
+            folder if path else root,
         )
     if options.get("data_dir") is None and path:
         options["data_dir"] = str(folder)

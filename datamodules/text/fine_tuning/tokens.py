@@ -86,9 +86,12 @@ class TokeniserChoice:
             files = self._given()
         else:
             with tempfile.TemporaryDirectory() as folder:
-                PretrainedTokeniser.train(
-                    texts(), Path(folder), self.limit, self.kind, lower_case=self.lower
-                )
+                try:
+                    PretrainedTokeniser.train(
+                        texts(), Path(folder), self.limit, self.kind, lower_case=self.lower
+                    )
+                except DataError as error:  # which calls the setting by another name
+                    raise DataError(str(error).replace("vocab_size", "vocab_limit")) from None
                 found = {path.name: path.read_text("utf-8") for path in Path(folder).iterdir()}
             names = [name for name in (*_READ, *_BESIDE) if name in found]
             files = {name: found[name] for name in names}

@@ -141,7 +141,8 @@ class QuestionAnswering(FineTuning):
 
     def batch_loss(self, batch: Any) -> Tensor:
         """Return the mean loss over the windows of a batch. Shape ()."""
-        return self.window_losses(*self(batch), batch["target"]).mean()
+        start, end = self(batch)
+        return self.window_losses(start, end, batch["target"]).mean()
 
     # ---- evaluation --------------------------------------------------------------------------
 
@@ -202,9 +203,10 @@ class QuestionAnswering(FineTuning):
             `sample_id` (R,), the windows, and `found`, a `Window` of each as a list.
         """
         rows = _real_rows(batch)
-        found = []
+        found: list[Window] = []
         if len(rows["sample_ids"]):
-            found = self._found(rows, *self(rows), self._data().predict_split)
+            start, end = self(rows)
+            found = self._found(rows, start, end, self._data().predict_split)
         return {"sample_id": rows["sample_ids"], "found": [list(window) for window in found]}
 
     def finish_predictions(self, table: Any) -> Any:
