@@ -30,7 +30,7 @@ def write_text(folder: Path, count: int = 40) -> Path:
         lines.append(
             f"In the year {1500 + n} the painter {person} lived near {city} . Nobody knew that "
             f"{person} once saw {other} in winter . The town of {city} was then {n + 11} years "
-            f"old . It remembered the terrible disaster of {1500 + n} well ."
+            f"old . It remembered {person} and the terrible disaster of {1500 + n} well ."
         )
     (folder / "a.txt").write_text("\n".join(lines), encoding="utf-8")
     return folder
