@@ -172,14 +172,16 @@ class ShuffledSentences(MadeSet):
             for place in range(0, len(sentences) - 1, 2)
         ]
         pairs.sort(key=lambda pair: _hash(f"{pair[1]} {pair[2]}"))
-        lines = []
-        for place, (number, first, second) in enumerate(pairs[: len(pairs) // 2 * 2]):
-            label = "next" if place % 2 else "other"
-            if label == "other":
-                second = _elsewhere(paragraphs, number, _hash(first))
-            row = {"sentence1": first, "sentence2": second, "label": label}
-            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        return "".join(lines), len(lines)
+        followed = [(first, second, "next") for _, first, second in pairs[::2]]
+        strange = [
+            (first, other, "other")
+            for number, first, second in pairs[1::2]
+            if (other := _elsewhere(paragraphs, number, second)) is not None
+        ]
+        both = [row for two in zip(followed, strange, strict=False) for row in two]
+        names = ("sentence1", "sentence2", "label")
+        rows = [dict(zip(names, row, strict=True)) for row in both]
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), len(rows)
 
 
 def sentences_of(text: str) -> list[str]:
@@ -224,10 +226,15 @@ def _whole(phrase: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)")
 
 
-def _elsewhere(paragraphs: Sequence[list[str]], number: int, key: int) -> str:
-    other = (number + 1 + key % (len(paragraphs) - 1)) % len(paragraphs)
-    seconds = paragraphs[other][1::2]
-    return seconds[key // len(paragraphs) % len(seconds)]
+def _elsewhere(paragraphs: Sequence[list[str]], number: int, second: str) -> str | None:
+    """Return a second sentence of another paragraph that is not `second`; None if all are."""
+    key, count = _hash(second), len(paragraphs)
+    for step in range(count - 1):
+        other = (number + 1 + (key + step) % (count - 1)) % count
+        seconds = [sentence for sentence in paragraphs[other][1::2] if sentence != second]
+        if seconds:
+            return seconds[key // count % len(seconds)]
+    return None
 
 
 def _hash(text: str) -> int:
