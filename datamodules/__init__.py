@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from datamodules.series.own import OwnSeries
     from datamodules.series.uea import UEA
     from datamodules.synthetic import Synthetic
+    from datamodules.text.fine_tuning.question_answering import QuestionAnswering
+    from datamodules.text.fine_tuning.text_pairs import TextPairs
     from datamodules.text.labelled import LabelledTexts
     from datamodules.text.masked_text import MaskedText
     from datamodules.text.running import OwnText
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IWSLT14", "REGISTRY", "UEA", "WMT14", "Image", "ImageNet"]
 __all__ += ["LabelledTexts", "ListOps", "MaskedText", "OwnSeries", "OwnText", "Pathfinder"]
-__all__ += ["PictureFolder", "Retrieval", "Synthetic", "Text", "ToyTrajectories", "ToyTranslation"]
-__all__ += ["Trajectories", "Translation", "WikiText103"]
+__all__ += ["PictureFolder", "QuestionAnswering", "Retrieval", "Synthetic", "Text", "TextPairs"]
+__all__ += ["ToyTrajectories", "ToyTranslation", "Trajectories", "Translation", "WikiText103"]
 
 # Name on the command line -> module and class.
 REGISTRY = {
@@ -48,9 +50,14 @@ REGISTRY = {
     "own_text": ("datamodules.text.running", "OwnText"),
     "own_texts": ("datamodules.text.labelled", "LabelledTexts"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
+    "question_answering": (
+        "datamodules.text.fine_tuning.question_answering",
+        "QuestionAnswering",
+    ),
     "retrieval": ("datamodules.lra.retrieval", "Retrieval"),
     "synthetic": ("datamodules.synthetic", "Synthetic"),
     "text": ("datamodules.lra.text", "Text"),
+    "text_pairs": ("datamodules.text.fine_tuning.text_pairs", "TextPairs"),
     "toy_trajectories": ("datamodules.trajectories.toy", "ToyTrajectories"),
     "toy_translation": ("datamodules.text.translation.toy", "ToyTranslation"),
     "trajectories": ("datamodules.trajectories.data", "Trajectories"),

@@ -230,6 +230,10 @@ class OwnSamples(ClassMap, CachedDataModule):
     ) -> dict[str, Any]:
         """Add the samples of each split to a cache; return facts about them, plain JSON values."""
 
+    def ordered(self, labels: set[str]) -> list[str]:
+        """Return the label of each class number, of those that occur."""
+        return _ordered(labels)
+
     # ---- cache ---------------------------------------------------------------------------------
 
     def must_name(self) -> dict[str, Any]:
@@ -249,10 +253,12 @@ class OwnSamples(ClassMap, CachedDataModule):
         rows = {name: self.read(path) for name, path in self.files.files.items()}
         for note in rows["train"].notes:
             _log.warning("%s", note)
-        classes = _ordered({label for part in rows.values() for label in part.labels})
-        if len(classes) < 2:
+        found = {label for part in rows.values() for label in part.labels}
+        classes = self.ordered(found)
+        if len(found) < 2:
             path = self.files.files["train"]
-            raise DataError(f"{path}: only one class, {classes[0]!r}; at least two are needed")
+            only = next(iter(found))
+            raise DataError(f"{path}: only one class, {only!r}; at least two are needed")
         splits, moved = self._divided(rows)
         _require_learnable(splits)
         if not self.allow_overlap:

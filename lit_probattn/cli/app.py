@@ -7,6 +7,7 @@ Configurations are composed: a task, an attention, a trainer, then flags.
 
 --task, --attention and --trainer take a name, which `python -m lit_probattn list tasks` and the
 like show, or the path of a file; --config FILE, which may be repeated, adds a file.
+fit --init_from CHECKPOINT begins with the weights of another run, of another task too.
 LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and trainer/ in them.
 
 --debug (or LIT_PROBATTN_DEBUG=1) shows the traceback of every error. --allow_code MODULE, which may
@@ -34,6 +35,7 @@ from lit_probattn.cli.files import (
     read_config_files,
     run_folder_of,
     run_name,
+    with_initial_weights,
     with_named_files,
 )
 from lit_probattn.cli.jsonargparse_internals import failure_of_link
@@ -51,6 +53,7 @@ from lit_probattn.training.callbacks import (
 )
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
 from lit_probattn.training.evaluation import SampleCount, Scope, differences, limit_of
+from lit_probattn.training.init_from import Taken, init_from
 from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
 from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
 from lit_probattn.training.memory import MemoryAdvice
@@ -86,7 +89,7 @@ class RunCLI(BareCLI):
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = list(arguments)
-        words = with_named_files(take_flags(self.arguments))
+        words = with_initial_weights(with_named_files(take_flags(self.arguments)))
         self.files = read_config_files(config_files(words))
         self.given = words[:1]
         words = with_folder(words, self.files.values())
@@ -209,6 +212,7 @@ class RunCLI(BareCLI):
     def fit(self, ckpt_path: str | None = None, **kwargs: Any) -> None:
         """Train, in a run folder."""
         if self.part(self.config, "trainer").fast_dev_run:
+            self._take_weights(None)
             self.trainer.fit(**kwargs, ckpt_path=ckpt_path)
             return
         config = self._config_dict()
@@ -228,9 +232,11 @@ class RunCLI(BareCLI):
             plan.let_go()
 
     def _train(self, plan: RunPlan, config: dict[str, Any], kwargs: dict[str, Any]) -> None:
+        self._refuse_two_sources(plan)
         if 0 < self.trainer.max_steps <= plan.steps_done:
             self._report_finished(plan)
             return
+        taken = self._take_weights(plan)
         self._add_callback(RunRecord(plan.folder))
         if hasattr(self, "checkpoints"):
             self.checkpoints.folder = plan.folder / "checkpoints"
@@ -250,6 +256,7 @@ class RunCLI(BareCLI):
                 arguments=self.arguments,
                 checkpoint=plan.checkpoint,
                 job=job_name(),
+                initial_weights=None if taken is None else taken.record(),
             )
             print("\n".join([*plan.notes, f"run folder: {plan.folder}"]), flush=True)
         signals = StopSignals()
@@ -259,6 +266,33 @@ class RunCLI(BareCLI):
             self.trainer.fit(**kwargs, ckpt_path=plan.checkpoint)
         finally:
             signals.restore()
+
+    def _refuse_two_sources(self, plan: RunPlan) -> None:
+        """Raise a CommandError if weights are to come from two places."""
+        source, start = self.settings.init_from, plan.checkpoint
+        if source is not None and start is not None and folder_of_checkpoint(start) != plan.folder:
+            raise CommandError(
+                f"--init_from {source} and --ckpt_path, which starts from {start}: give one of "
+                "them; --ckpt_path goes on with optimiser and step, --init_from takes weights only"
+            )
+
+    def _take_weights(self, plan: RunPlan | None) -> Taken | None:
+        """Begin with the weights of `run.init_from`; a run that goes on has its own.
+
+        Raises:
+            InitError: the weights do not fit.
+        """
+        source = self.settings.init_from
+        if source is None:
+            return None
+        if plan is not None and plan.checkpoint is not None:
+            plan.notes.append(f"--init_from {source} is not read: the run goes on from its own")
+            return None
+        tokeniser = getattr(self.datamodule, "tokeniser_digest", None)
+        taken = init_from(self.model, source, tokeniser)
+        if self.trainer.is_global_zero:
+            print("\n".join(taken.lines()), flush=True)
+        return taken
 
     def _make_loggers(self, plan: RunPlan) -> list[Logger]:
         return [logger.make(plan.folder) for logger in self._named_loggers]
@@ -284,11 +318,12 @@ class RunCLI(BareCLI):
         plan, scope = self._plan_evaluation("predict", ckpt_path)
         assert plan.checkpoint is not None
         path = scope.path(plan.folder, f"predictions-{plan.checkpoint.stem}", ".parquet")
-        self._add_callback(PredictionWriter(path))
+        writer = PredictionWriter(path)
+        self._add_callback(writer)
         kwargs["return_predictions"] = False
         self.trainer.predict(**kwargs, ckpt_path=plan.checkpoint)
         if self.trainer.is_global_zero:
-            print(f"predictions: {path}")
+            print(f"predictions: {', '.join(map(str, writer.written))}")
 
     def _evaluate(self, command: str, request: str | None, kwargs: dict[str, Any]) -> None:
         plan, scope = self._plan_evaluation(command, request)

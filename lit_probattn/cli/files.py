@@ -53,6 +53,24 @@ def with_named_files(arguments: Sequence[str]) -> list[str]:
     return [*words[:1], *task, *words[1:]]
 
 
+def with_initial_weights(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--run.init_from` in place of `--init_from`.
+
+    Raises:
+        CommandError: the command does not train.
+    """
+    short, whole = "--init_from", "--run.init_from"
+    given = [word for word in arguments if word.partition("=")[0] in (short, whole)]
+    if given and arguments[0] != "fit":
+        raise CommandError(
+            f"{given[0].partition('=')[0]} is for fit; {arguments[0]} takes weights by --ckpt_path"
+        )
+    return [
+        word.replace(short, whole, 1) if word.partition("=")[0] == short else word
+        for word in arguments
+    ]
+
+
 def _check_kind(kind: str, path: str) -> None:
     """Refuse a file of another kind."""
     content = read_yaml(path)

@@ -306,6 +306,10 @@ def plan_lines(
 # ---- running -----------------------------------------------------------------------------------
 
 
+# Settings of data that say where files are, not how long or large anything is.
+_PLACES = ("path", "val_path", "test_path", "tokenizer", "tokenizer_file", "codes_file")
+
+
 class Counted:
     """Adds what is counted on model and data to a result; equal cells are counted once."""
 
@@ -331,7 +335,9 @@ class Counted:
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
         """Return parameters, multiply-adds here and at full length, size of the test split."""
-        published = replace(cell, options=Options())
+        named = cell.options.settings.items()
+        places = {key: value for key, value in named if key.rpartition(".")[2] in _PLACES}
+        published = replace(cell, options=Options(settings=places))
         return {
             **self._count(cell),
             "macs_published_length": self._count(published)["macs"],

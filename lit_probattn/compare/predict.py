@@ -42,6 +42,7 @@ from lit_probattn.tasks import (
     LanguageModeling,
     MaskedLanguageModeling,
     PairClassifier,
+    QuestionAnswering,
     SeriesClassifier,
     Translation,
 )
@@ -188,6 +189,8 @@ def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tenso
     inputs = torch.randint(1, data.vocab_size or 2, shape)
     if isinstance(task, LanguageModeling):
         return inputs, inputs
+    if isinstance(task, QuestionAnswering):
+        return inputs, target.new_zeros(batch, 2)
     if isinstance(task, MaskedLanguageModeling):
         every = torch.arange(shape[1]) % round(1 / task.mask_probability)
         return inputs, torch.where(every == 0, inputs, IGNORE)
@@ -205,6 +208,8 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
             loss = task.losses_of(out, target)[:, 0].mean()
         elif isinstance(task, LanguageModeling | MaskedLanguageModeling):
             loss = model.token_losses(out, target).mean()
+        elif isinstance(task, QuestionAnswering):
+            loss = task.window_losses(*out, target).mean()
         elif isinstance(task, DecisionMaking):
             loss = F.mse_loss(out, target)
         else:

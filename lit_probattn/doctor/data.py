@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import REGISTRY, Synthetic
-from datamodules.core.errors import DataError
+from datamodules.core.errors import DataError, MissingDataError
 from datamodules.lra import aan, cifar, imdb, listops_release, pathfinder_release
 from datamodules.pictures.files import find_root
 from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
+from datamodules.text.fine_tuning import pairs
+from datamodules.text.fine_tuning.question_answering import find_questions
 from datamodules.text.translation import iwslt14, wmt14
 from datamodules.text.wikitext_release import find_release
 from datamodules.trajectories.environments import ENVIRONMENTS, QUALITIES, environment_named
@@ -106,7 +108,24 @@ def _trajectories(part: str, data: Path) -> Path:
     return find_file(environment_named(env), quality, data)
 
 
+def _squad(version: str, data: Path) -> Path:
+    found = find_questions(version, data / "squad")  # type: ignore[arg-type]
+    if found is None:
+        raise MissingDataError(f"no squad/train-v{version}.json under {data}")
+    return found["train"]
+
+
+def _corpus(name: str, data: Path) -> Path:
+    release = pairs.CORPORA[name]
+    found = pairs.find_corpus(name, data / release.folder)  # type: ignore[arg-type]
+    if found is None:
+        raise MissingDataError(f"no {release.folder}/{release.files[0]['train']} under {data}")
+    return found["train"]
+
+
 _LOOK: dict[str, Look] = {
+    "question_answering": _several(_squad, "1.1", "2.0"),
+    "text_pairs": _several(_corpus, *pairs.CORPORA),
     "listops": _listops,
     "text": _release(imdb.find_release),
     "retrieval": _release(aan.find_release),

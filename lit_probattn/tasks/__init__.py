@@ -2,6 +2,8 @@
 
 from lit_probattn.tasks.base import Batch, Task
 from lit_probattn.tasks.decision import DecisionMaking
+from lit_probattn.tasks.fine_tuning.question_answering import QuestionAnswering
+from lit_probattn.tasks.fine_tuning.text_classifier import TextClassifier
 from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.tasks.image_classifier import ImageClassifier
 from lit_probattn.tasks.language_model import LanguageModeling
@@ -18,8 +20,10 @@ __all__ = [
     "MaskedLanguageModeling",
     "NonFiniteError",
     "PairClassifier",
+    "QuestionAnswering",
     "SequenceClassifier",
     "SeriesClassifier",
     "Task",
+    "TextClassifier",
     "Translation",
 ]

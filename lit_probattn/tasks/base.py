@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import lightning.pytorch as pl
 import torch
@@ -169,6 +169,8 @@ class Task(pl.LightningModule):
     """
 
     model: nn.Module
+    # Parts of the model that belong to the task: weights to begin with may have others.
+    heads: ClassVar[tuple[str, ...]] = ("head", "output", "spans", "pooler", "classifier")
 
     def __init__(
         self,
@@ -234,6 +236,14 @@ class Task(pl.LightningModule):
         """Score one batch of the test split."""
         self.evaluate(batch, "test")
 
+    def finish_predictions(self, table: Any) -> Any:
+        """Return what `predict` writes, of the rows (pandas.DataFrame) of all `predict_step`."""
+        return table
+
+    def prediction_files(self, table: Any) -> dict[str, str]:
+        """Return texts that `predict` writes beside the table, by the end of their names."""
+        return {}
+
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of the validation split."""
         self.log_scores("val")
@@ -293,6 +303,10 @@ class Task(pl.LightningModule):
     def _lengths(self) -> Lengths:
         """Return the steps of the schedule and of its warm-up in this run."""
         return lengths_of_run(self.trainer.max_steps, self.schedule_steps, self.warmup_steps)
+
+    def is_head(self, name: str) -> bool:
+        """Whether an entry of the state dict belongs to one of `heads`."""
+        return name.startswith(tuple(f"model.{head}." for head in self.heads))
 
     # ---- randomness --------------------------------------------------------------------------
 

@@ -113,6 +113,8 @@ class ImageClassifier(LabelTask):
             num_classes, average="micro", top_k=min(TOP_K, num_classes)
         )
 
+    heads = ("net.head", "net.fc", "net.classifier")
+
     @property
     def net(self) -> nn.Module:
         """The model of timm."""

@@ -7,7 +7,7 @@ Steps count from 0: `step` is the number of optimiser steps already taken.
 import math
 from typing import Literal, NamedTuple
 
-ScheduleName = Literal["one_cycle", "cosine", "cosine_global", "inverse_sqrt", "constant"]
+ScheduleName = Literal["one_cycle", "linear", "cosine", "cosine_global", "inverse_sqrt", "constant"]
 # Schedules without an end.
 OPEN_ENDED = ("inverse_sqrt", "constant")
 
@@ -77,10 +77,11 @@ def schedule_values(
 
     Args:
         name: `one_cycle` is linear from peak / 25 up to the peak and down to peak / 250000, with
-            beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `cosine` rises linearly and falls to
-            0 along a cosine that begins there; `cosine_global` does so along a cosine that begins
-            at step 0 (MGK's language models); `inverse_sqrt` rises linearly from 1e-7 and falls as
-            1/√step (fairseq); `constant` rises linearly and stays.
+            beta1 going 0.95, 0.85, 0.95 if `cycle_momentum`; `linear` rises linearly and falls
+            linearly, to reach 0 one step after the last (BERT); `cosine` rises linearly and falls
+            to 0 along a cosine that begins there; `cosine_global` does so along a cosine that
+            begins at step 0 (MGK's language models); `inverse_sqrt` rises linearly from 1e-7 and
+            falls as 1/√step (fairseq); `constant` rises linearly and stays.
         step: optimiser steps taken so far, from 0 to total_steps - 1.
         total_steps: length of the schedule. Unused by `constant` and `inverse_sqrt`.
         warmup_steps: steps of the rise; the last of them is at the peak (with `inverse_sqrt`, the
@@ -106,6 +107,8 @@ def schedule_values(
         return ScheduleValues(peak_lr * (step + 1) / warmup_steps, None)
     if name == "constant":
         return ScheduleValues(peak_lr, None)
+    if name == "linear":
+        return ScheduleValues(peak_lr * (total_steps - step) / (total_steps - warmup_steps), None)
     if name == "cosine_global":
         return ScheduleValues(peak_lr * 0.5 * (1 + math.cos(math.pi * step / total_steps)), None)
     progress = (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps)

@@ -15,7 +15,8 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 
 from lit_probattn.attention import recorded_choices
-from lit_probattn.records.provenance import replacing
+from lit_probattn.records.provenance import replace_text, replacing
+from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.lightning_internals import TrainingBar, set_logged_step
 from lit_probattn.training.run_record import add_to_last_start
@@ -151,10 +152,15 @@ def _by_sample(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 class PredictionWriter(Callback):
-    """Collects all ranks' predictions; the first rank writes, or replaces, one Parquet file."""
+    """Collects all ranks' predictions; the first rank writes, or replaces, one Parquet file.
+
+    A task may make the table of the rows of all batches (`finish_predictions`), and have texts
+    written beside it (`prediction_files`).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.written = [path]
         self._batches: list[dict[str, Any]] = []
 
     def on_predict_batch_end(
@@ -170,8 +176,16 @@ class PredictionWriter(Callback):
         self._batches = []
         if not trainer.is_global_zero:
             return
+        task: Any = pl_module
+        table = _by_sample(frames)
+        if isinstance(task, Task):
+            table = task.finish_predictions(table)
         with replacing(self.path) as file:
-            _by_sample(frames).to_parquet(file, index=False)
+            table.to_parquet(file, index=False)
+        for ending, text in task.prediction_files(table).items() if isinstance(task, Task) else ():
+            path = self.path.with_name(f"{self.path.stem}{ending}")
+            replace_text(path, text)
+            self.written.append(path)
 
 
 def make_progress_bar() -> ProgressBar:

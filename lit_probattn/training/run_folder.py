@@ -95,6 +95,8 @@ class RunSettings:
         keep_checkpoints: step checkpoints kept, at least 2; the best one is kept beside them.
         monitor: metric that decides which checkpoint is the best.
         monitor_mode: whether a larger (max) or smaller (min) metric is better.
+        init_from: checkpoint of this or another task, or a run folder, whose weights a new run
+            begins with; `--init_from` for short.
     """
 
     root: str = "runs"
@@ -104,6 +106,7 @@ class RunSettings:
     keep_checkpoints: int = 2
     monitor: str = "val/accuracy"
     monitor_mode: Literal["max", "min"] = "max"
+    init_from: str | None = None
 
     def __post_init__(self) -> None:
         for key in ("name", "version"):

@@ -38,6 +38,7 @@ def write_record(
     arguments: list[str],
     checkpoint: Path | None,
     job: str | None = None,
+    initial_weights: dict[str, Any] | None = None,
 ) -> None:
     """Write `config.yaml`, and add one start to `versions.json`, which is set aside if damaged.
 
@@ -46,6 +47,7 @@ def write_record(
         arguments: command line after `python -m lit_probattn`.
         checkpoint: what this start continues from.
         job: what a cluster calls the job, the same when it starts it again.
+        initial_weights: what `--init_from` took, if this start has begun with it.
 
     `saved` says whether this start has written a checkpoint: not yet.
     """
@@ -54,6 +56,7 @@ def write_record(
         "command": shlex.join(["python", "-m", "lit_probattn", *arguments]),
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "job": job,
+        "init_from": initial_weights,
         "saved": False,
         "seed": seed,
         "python": platform.python_version(),

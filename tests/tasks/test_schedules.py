@@ -54,6 +54,21 @@ def test_without_momentum_cycling_beta1_is_left_alone():
     assert values.beta1 is None
 
 
+def test_linear_is_that_of_bert():
+    """Up over the warm-up, then the rest of the steps over those after it, as in transformers."""
+    lrs = [
+        schedule_values("linear", step, peak_lr=3.0, total_steps=12, warmup_steps=4).lr
+        for step in range(12)
+    ]
+    assert lrs[:4] == pytest.approx([0.75, 1.5, 2.25, 3.0])
+    assert lrs[4:] == pytest.approx([3.0 * (12 - step) / 8 for step in range(4, 12)])
+    assert schedule_values("linear", 0, peak_lr=3.0, total_steps=5, warmup_steps=0).lr == 3.0
+    with pytest.raises(ValueError, match="warmup_steps below its length"):
+        check_schedule("linear", total_steps=5, warmup_steps=5)
+    with pytest.raises(ValueError, match=r"step must lie in 0\.\.4"):
+        schedule_values("linear", 5, peak_lr=3.0, total_steps=5, warmup_steps=0)
+
+
 def test_cosine_and_constant():
     def cosine(step):
         return schedule_values("cosine", step, peak_lr=2.0, total_steps=11, warmup_steps=2).lr

@@ -1,0 +1,217 @@
+"""Windows of questions, texts and pairs of them: arrays of a cache, samples, padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from datamodules.core.cache import Cache, Mapped
+from datamodules.core.order import FILL
+
+__all__ = ["PairSample", "TextPairSplit", "TypedCollate", "WindowSample", "WindowSplit"]
+
+
+class PairSample(NamedTuple):
+    """A text, or two of them in one sequence.
+
+    Args:
+        values: Token ids, special ones included. (length,) int64.
+        second: Where the second text begins; the length where there is none.
+        target: Class.
+        sample_id: Index in the split, or FILL.
+    """
+
+    values: npt.NDArray[np.int64]
+    second: int
+    target: int
+    sample_id: int
+
+
+class WindowSample(NamedTuple):
+    """A question and a piece of its text.
+
+    Args:
+        values: Token ids, special ones included. (length,) int64.
+        second: Where the piece begins.
+        size: Tokens of the piece.
+        target: Positions of the answer's first and last token; 0 where it is not in the piece.
+        sample_id: Index in the split, or FILL.
+    """
+
+    values: npt.NDArray[np.int64]
+    second: int
+    size: int
+    target: tuple[int, int]
+    sample_id: int
+
+
+class _Split(Mapped):
+    """Sequences of tokens, one after the other in an array of a cache."""
+
+    def __init__(self, tokens: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]) -> None:
+        self._tokens, self._offsets = tokens, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def _values(self, row: int) -> npt.NDArray[np.int64]:
+        return self._tokens[self._offsets[row] : self._offsets[row + 1]].astype(np.int64)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each sample, special ones included, (num_samples,)."""
+        return np.diff(self._offsets)
+
+
+class TextPairSplit(_Split):
+    """Texts or pairs of one split; a map-style data set.
+
+    Args:
+        seconds: Where the second text of each begins. Shape (num_samples,).
+        targets: Class of each. Shape (num_samples,).
+        num_cut: Samples that lost tokens.
+    """
+
+    def __init__(
+        self,
+        tokens: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.int32],
+        targets: npt.NDArray[np.integer],
+        num_cut: int,
+    ) -> None:
+        super().__init__(tokens, offsets)
+        self._seconds, self._targets, self.num_cut = seconds, targets, num_cut
+
+    @classmethod
+    def from_cache(cls, cache: Cache, name: str, num_cut: int) -> TextPairSplit:
+        """Open the arrays of a split."""
+        names = ("offsets", "seconds", "targets")
+        offsets, seconds, targets = (np.asarray(cache.array(f"{name}_{x}")) for x in names)
+        return cls(cache.array(f"{name}_tokens"), offsets, seconds, targets, num_cut)
+
+    def __getitem__(self, index: int) -> PairSample:
+        """Return a sample; FILL gives the first one under the id FILL."""
+        row = 0 if index == FILL else index
+        return PairSample(
+            self._values(row), int(self._seconds[row]), int(self._targets[row]), index
+        )
+
+    @property
+    def targets(self) -> npt.NDArray[np.integer]:
+        """Class of each sample, (num_samples,)."""
+        return self._targets
+
+
+class WindowSplit(_Split):
+    """Windows of the questions of one split; a map-style data set.
+
+    Args:
+        windows: Of each window its question, where its piece begins in the sequence, the first
+            token of the piece among those of its text, and its tokens. Shape (num_windows, 4).
+        spans: Positions of the answer's first and last token. Shape (num_windows, 2).
+        texts: Where the tokens of each question's text begin in `characters`. (num_questions,).
+        characters: First character of each token of all texts, and the one after its last.
+            Shape (num_tokens, 2).
+    """
+
+    def __init__(
+        self,
+        tokens: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        windows: npt.NDArray[np.int32],
+        spans: npt.NDArray[np.int32],
+        texts: npt.NDArray[np.int64],
+        characters: npt.NDArray[np.int32],
+    ) -> None:
+        super().__init__(tokens, offsets)
+        self._windows, self._spans = windows, spans
+        self._texts, self._characters = texts, characters
+
+    @classmethod
+    def from_cache(cls, cache: Cache, name: str) -> WindowSplit:
+        """Open the arrays of a split."""
+        names = ("offsets", "windows", "spans", "texts", "characters")
+        return cls(cache.array(f"{name}_tokens"), *(cache.array(f"{name}_{x}") for x in names))
+
+    def __getitem__(self, index: int) -> WindowSample:
+        """Return a window; FILL gives the first one under the id FILL."""
+        row = 0 if index == FILL else index
+        _, second, _, size = self._windows[row].tolist()
+        first, last = self._spans[row].tolist()
+        return WindowSample(self._values(row), second, size, (first, last), index)
+
+    @property
+    def targets(self) -> npt.NDArray[np.integer]:
+        """Whether the answer is in each window, (num_windows,)."""
+        return (np.asarray(self._spans)[:, 0] > 0).astype(np.int64)
+
+    @property
+    def num_questions(self) -> int:
+        """Questions that have a window."""
+        return len(self._texts)
+
+    def question_of(self, window: int) -> int:
+        """Return the index of a window's question."""
+        return int(self._windows[window, 0])
+
+    def characters_of(self, window: int, first: int, last: int) -> tuple[int, int]:
+        """Return the first character of a span of positions, and the one after its last."""
+        question, second, begin, _ = self._windows[window].tolist()
+        start = self._texts[question] + begin - second
+        return int(self._characters[start + first, 0]), int(self._characters[start + last, 1])
+
+
+@dataclass(frozen=True)
+class TypedCollate:
+    """Make a batch of windows or pairs, padded at the end.
+
+    Args:
+        pad_to: `longest` pads to the longest sequence of the batch, `max` to `max_seq_len`.
+        pad_multiple: The padded length is rounded up to a multiple of this, up to `max_seq_len`.
+        padding: Id of the padding.
+        typed: Whether tokens of the second text, and what follows on them, are of type 1.
+    """
+
+    pad_to: Literal["longest", "max"]
+    pad_multiple: int
+    max_seq_len: int
+    padding: int
+    typed: bool
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+        """Return a batch.
+
+        Returns:
+            `inputs`, `key_mask`, `token_types` (B, N); `target` (B,), or (B, 2) of windows;
+            `sample_ids` (B,); of windows `answerable` (B, N), True on tokens of the text.
+        """
+        lengths = np.array([len(sample.values) for sample in samples])
+        length = self.max_seq_len
+        if self.pad_to == "longest":
+            rounded = -(-int(lengths.max()) // self.pad_multiple) * self.pad_multiple
+            length = min(rounded, length)
+        inputs = np.full((len(samples), length), self.padding, dtype=np.int64)
+        for row, sample in zip(inputs, samples, strict=True):
+            row[: len(sample.values)] = sample.values
+        places = np.arange(length)
+        mask = places < lengths[:, None]
+        seconds = np.array([sample.second for sample in samples])[:, None]
+        types = (places >= seconds) & mask & self.typed
+        batch = {
+            "inputs": torch.from_numpy(inputs),
+            "key_mask": torch.from_numpy(mask),
+            "token_types": torch.from_numpy(types.astype(np.int64)),
+            "target": torch.tensor([sample.target for sample in samples]),
+            "sample_ids": torch.tensor([sample.sample_id for sample in samples]),
+        }
+        if isinstance(samples[0], WindowSample):
+            ends = seconds + np.array([sample.size for sample in samples])[:, None]
+            batch["answerable"] = torch.from_numpy((places >= seconds) & (places < ends))
+        return batch

@@ -1,0 +1,113 @@
+"""What data of an encoder of text share: the tokeniser, sizes of the model, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from datamodules.core.base import CachedDataModule
+from datamodules.core.errors import DataError, require_at_least
+from datamodules.text.fine_tuning.batches import TypedCollate
+from datamodules.text.fine_tuning.order import BucketOrder
+from datamodules.text.fine_tuning.tokens import TokeniserChoice
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+
+__all__ = ["EncodedTexts"]
+
+
+class EncodedTexts(CachedDataModule):
+    """Sequences in the manner of BERT or RoBERTa; base of questions and of pairs."""
+
+    choice: TokeniserChoice
+    max_length: int
+    bucket: int
+    _max_positions: int | None
+    _vocab_size: int | None
+
+    def set_encoding(
+        self,
+        choice: TokeniserChoice,
+        max_length: int,
+        max_positions: int | None,
+        vocab_size: int | None,
+        bucket: int,
+    ) -> None:
+        """Take the settings of both; a DataError for one that is out of range."""
+        require_at_least(3, max_length=max_length)
+        require_at_least(1, bucket=bucket)
+        if max_positions is not None and max_positions < max_length:
+            raise DataError(
+                f"max_positions must be at least max_length={max_length}, received {max_positions}"
+            )
+        self.choice, self.max_length, self.bucket = choice, max_length, bucket
+        self._max_positions, self._vocab_size = max_positions, vocab_size
+
+    # ---- sizes of the model ------------------------------------------------------------------
+
+    @cached_property
+    def tokeniser(self) -> PretrainedTokeniser:
+        """Turns text into ids and back."""
+        return TokeniserChoice.read(self.cache)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding table."""
+        size = self.tokeniser.vocab_size
+        if self._vocab_size is None:
+            return size
+        if self._vocab_size < size:
+            raise DataError(
+                f"vocab_size={self._vocab_size} is below the tokeniser's {size} tokens; set it to "
+                f"at least {size}"
+            )
+        return self._vocab_size
+
+    @property
+    def max_seq_len(self) -> int:
+        """Rows of the model's table of positions."""
+        return self.max_length if self._max_positions is None else self._max_positions
+
+    @property
+    def num_token_types(self) -> int:
+        """Types of tokens: two in BERT's manner, one in RoBERTa's."""
+        return 2 if self.tokeniser.pairs == "bert" else 1
+
+    def decode(self, ids: Any) -> str:
+        """Turn token ids into text, without special tokens."""
+        return self.tokeniser.decode(ids)
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch."""
+        lengths = self.pad_multiple, self.max_length
+        typed = self.num_token_types == 2
+        return TypedCollate(self.pad_to, *lengths, self.tokeniser.padding, typed)
+
+    def _training_order(self) -> BucketOrder:
+        rank, world_size = self._layout()
+        layout = rank, world_size, self._accumulation(), self._processed
+        lengths = self.split("train").lengths
+        return BucketOrder(lengths, self.bucket, self.batch_size, self.seed, *layout)
+
+    # ---- checkpoints -------------------------------------------------------------------------
+
+    @property
+    def tokeniser_digest(self) -> str:
+        """What tells the tokeniser from others."""
+        return TokeniserChoice.digest(self.cache)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what tells the tokeniser from others, for checkpoints."""
+        return {**super().state_dict(), "tokeniser": self.tokeniser_digest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise a DataError if a checkpoint was trained with another tokeniser."""
+        super().load_state_dict(state_dict)
+        if state_dict["tokeniser"] != self.tokeniser_digest:
+            raise DataError(
+                "the checkpoint was trained with another tokeniser than that of the data, so ids "
+                "would mean other words: give its tokeniser by --data.init_args.tokenizer, or the "
+                "data of the training"
+            )

@@ -1,0 +1,241 @@
+"""Sets that plain text gives: cloze questions with known answers, and sentences in or out of order.
+
+A paragraph is a line; headings of WikiText (`= Title =`) and lines of fewer than three sentences
+are left out. Which split a paragraph belongs to, and every choice, follows from a hash of its text:
+the same text gives the same sets, and no paragraph is in two splits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules.core.division import check_shares, divide
+from datamodules.core.errors import DataError, MissingDataError, require_at_least
+from datamodules.core.files import expand, write_whole
+from datamodules.core.tables import read_utf8
+
+__all__ = ["MADE", "ClozeQuestions", "ShuffledSentences"]
+
+# Name on the command line -> class.
+MADE = {"cloze_questions": "ClozeQuestions", "shuffled_sentences": "ShuffledSentences"}
+
+BLANK = "_____"
+_SUFFIXES = (".txt", ".text", ".tokens", ".md")
+_HEADING = re.compile(r"\s*(=|#)")
+_END = re.compile(r"(?<=[.!?])(?:[\"”’')\]])?\s+(?=[\"“‘(]?\s?[A-Z0-9])")
+_LEAST_WORDS, _LEAST_SENTENCES = 4, 3
+# What may be asked for: names inside a sentence, numbers, long words.
+_NAMES = re.compile(r"(?<=[\w,;] )[A-Z][\w’'-]+(?: [A-Z][\w’'-]+)*")
+_NUMBERS = re.compile(r"(?<!\w)\d[\d,.]*\d(?!\w)")
+_LONG_WORDS = re.compile(r"(?<!\w)[a-z]{8,}(?!\w)")
+
+
+class MadeSet:
+    """A set made of plain text; base of both kinds.
+
+    Args:
+        text: A text file in UTF-8, or a folder of them (.txt, .text, .tokens, .md).
+        out: Folder for the files of train and dev.
+        dev_fraction: Share of the paragraphs that make up dev.
+        max_paragraphs: Most paragraphs that are used, by their hash. None uses all.
+    """
+
+    names: tuple[str, str]
+
+    def __init__(
+        self,
+        text: str,
+        out: str,
+        dev_fraction: float = 0.1,
+        max_paragraphs: int | None = None,
+    ) -> None:
+        check_shares(dev_fraction=dev_fraction)
+        require_at_least(2, max_paragraphs=max_paragraphs)
+        self.text, self.out = expand(text), expand(out)
+        self.dev_fraction, self.max_paragraphs = dev_fraction, max_paragraphs
+
+    @abstractmethod
+    def content(self, paragraphs: Sequence[list[str]]) -> tuple[str, int]:
+        """Return the file of a split, and its number of samples; paragraphs are sentences."""
+
+    def make(self) -> Iterator[str]:
+        """Write the files; yield what they hold, one line each.
+
+        Raises:
+            DataError: There is too little text, or a file exists.
+        """
+        paths = [self.out / name for name in self.names]
+        for path in paths:
+            if path.exists():
+                raise DataError(f"{path} exists: choose another folder for out, or remove it")
+        paragraphs = self._paragraphs()
+        keys = [" ".join(sentences).encode() for sentences in paragraphs]
+        shares = {"dev": self.dev_fraction}
+        splits = divide(f"{self.text}: its paragraphs", keys, shares, 0)
+        made = []
+        for path, wanted in zip(paths, ("train", "dev"), strict=True):
+            part = [p for p, split in zip(paragraphs, splits, strict=True) if split == wanted]
+            content, count = self.content(part)
+            if not count:
+                raise DataError(
+                    f"{self.text}: its {len(part)} paragraphs of {wanted} give no sample; give "
+                    f"more text"
+                )
+            made.append((path, content, count, len(part)))
+        self.out.mkdir(parents=True, exist_ok=True)
+        for path, content, count, num_paragraphs in made:
+            write_whole(path, content)
+            yield f"{path}: {count} samples of {num_paragraphs} paragraphs"
+
+    def _paragraphs(self) -> list[list[str]]:
+        """Return the sentences of each paragraph, each paragraph once, by their hash."""
+        lines = (line for path in self._files() for line in read_utf8(path).splitlines())
+        texts = dict.fromkeys(" ".join(line.split()) for line in lines if not _HEADING.match(line))
+        found = [sentences_of(text) for text in texts]
+        kept = [sentences for sentences in found if len(sentences) >= _LEAST_SENTENCES]
+        if len(kept) < 2:
+            raise DataError(
+                f"{self.text}: {len(kept)} paragraphs of {_LEAST_SENTENCES} sentences or more, at "
+                f"least 2 are needed; a paragraph is a line"
+            )
+        kept.sort(key=lambda sentences: _hash(" ".join(sentences)))
+        return kept[: self.max_paragraphs]
+
+    def _files(self) -> list[Path]:
+        if self.text.is_file():
+            return [self.text]
+        if not self.text.is_dir():
+            raise MissingDataError(f"{self.text}: no such file or folder")
+        found = sorted(p for p in self.text.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+        if not found:
+            raise MissingDataError(f"{self.text}: no file that ends in {', '.join(_SUFFIXES)}")
+        return found
+
+
+class ClozeQuestions(MadeSet):
+    """Sentences with a blank as questions, in the JSON of SQuAD 1.1.
+
+    A question is a sentence of a paragraph, a name, number or long word of which is blanked out
+    that stands in the rest of the paragraph exactly once. The text that it is about is that rest.
+
+    Args:
+        per_paragraph: Most questions of a paragraph.
+        **kwargs: Arguments of MadeSet.
+    """
+
+    names = ("train.json", "dev.json")
+
+    def __init__(self, text: str, out: str, per_paragraph: int = 3, **kwargs: Any) -> None:
+        super().__init__(text, out, **kwargs)
+        require_at_least(1, per_paragraph=per_paragraph)
+        self.per_paragraph = per_paragraph
+
+    def content(self, paragraphs: Sequence[list[str]]) -> tuple[str, int]:
+        """Return the JSON of a split."""
+        found = []
+        for sentences in paragraphs:
+            asked = sorted(_cloze(sentences), key=lambda item: _hash(item["qas"][0]["question"]))
+            found += asked[: self.per_paragraph]
+        content = {"version": "1.1", "data": [{"title": self.text.name, "paragraphs": found}]}
+        return json.dumps(content, ensure_ascii=False) + "\n", len(found)
+
+
+class ShuffledSentences(MadeSet):
+    """Pairs of sentences: the second follows on the first (`next`), or is from elsewhere (`other`).
+
+    JSON lines with `sentence1`, `sentence2` and `label`, as many of either; no sentence is first in
+    two pairs. The sentence from elsewhere is of another paragraph of the same split, where it is a
+    second one too.
+
+    Args:
+        **kwargs: Arguments of MadeSet.
+    """
+
+    names = ("train.jsonl", "dev.jsonl")
+
+    def __init__(self, text: str, out: str, **kwargs: Any) -> None:
+        super().__init__(text, out, **kwargs)
+
+    def content(self, paragraphs: Sequence[list[str]]) -> tuple[str, int]:
+        """Return the lines of a split."""
+        if len(paragraphs) < 2:
+            return "", 0
+        pairs = [
+            (number, sentences[place], sentences[place + 1])
+            for number, sentences in enumerate(paragraphs)
+            for place in range(0, len(sentences) - 1, 2)
+        ]
+        pairs.sort(key=lambda pair: _hash(f"{pair[1]} {pair[2]}"))
+        followed = [(first, second, "next") for _, first, second in pairs[::2]]
+        strange = [
+            (first, other, "other")
+            for number, first, second in pairs[1::2]
+            if (other := _elsewhere(paragraphs, number, second)) is not None
+        ]
+        both = [row for two in zip(followed, strange, strict=False) for row in two]
+        names = ("sentence1", "sentence2", "label")
+        rows = [dict(zip(names, row, strict=True)) for row in both]
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), len(rows)
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a paragraph; those of few words are joined to the next."""
+    found: list[str] = []
+    start = 0
+    for end in [match.end() for match in _END.finditer(text)] + [len(text)]:
+        piece = text[start:end].strip()
+        if len(piece.split()) >= _LEAST_WORDS or (end == len(text) and piece and not found):
+            found.append(piece)
+            start = end
+        elif end == len(text) and piece:
+            found[-1] += f" {piece}"
+    return found
+
+
+def _cloze(sentences: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield a paragraph with one question for each sentence that gives one."""
+    for place, sentence in enumerate(sentences):
+        rest = " ".join([*sentences[:place], *sentences[place + 1 :]])
+        for phrase in _phrases(sentence):
+            there = [match.start() for match in _whole(phrase).finditer(rest)]
+            if len(there) != 1 or len(_whole(phrase).findall(sentence)) != 1:
+                continue
+            question = _whole(phrase).sub(BLANK, sentence)
+            answer = {"text": phrase, "answer_start": there[0]}
+            name = f"{_hash(f'{rest} {question}'):016x}"
+            yield {
+                "context": rest,
+                "qas": [{"id": name, "question": question, "answers": [answer]}],
+            }
+            break
+
+
+def _phrases(sentence: str) -> list[str]:
+    """Return what may be asked for in a sentence: names first, each kind by its hash."""
+    kinds = (_NAMES, _NUMBERS, _LONG_WORDS)
+    return [phrase for kind in kinds for phrase in sorted(set(kind.findall(sentence)), key=_hash)]
+
+
+def _whole(phrase: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)")
+
+
+def _elsewhere(paragraphs: Sequence[list[str]], number: int, second: str) -> str | None:
+    """Return a second sentence of another paragraph that is not `second`; None if all are."""
+    key, count = _hash(second), len(paragraphs)
+    for step in range(count - 1):
+        other = (number + 1 + (key + step) % (count - 1)) % count
+        seconds = [sentence for sentence in paragraphs[other][1::2] if sentence != second]
+        if seconds:
+            return seconds[key // count % len(seconds)]
+    return None
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

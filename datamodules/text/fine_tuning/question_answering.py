@@ -1,0 +1,326 @@
+"""Questions about texts as a data set of windows: SQuAD, and files like its."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from datamodules.core.base import Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.errors import MissingDataError, require_at_least, require_one_of
+from datamodules.core.files import expand, not_found
+from datamodules.core.own import length_line
+from datamodules.core.progress import progress
+from datamodules.core.report import compare_size
+from datamodules.text.fine_tuning.batches import WindowSplit
+from datamodules.text.fine_tuning.encoded import EncodedTexts
+from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets, read_squad
+from datamodules.text.fine_tuning.tokens import Kind, TokeniserChoice, as_bytes
+from datamodules.text.fine_tuning.windows import Windows, token_span
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+
+__all__ = ["Question", "QuestionAnswering", "find_questions"]
+
+_PUBLISHED = {
+    "1.1": {"train": 87_599, "val": 10_570},
+    "2.0": {"train": 130_319, "val": 11_873},
+}
+_NAMES = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
+_SPLITS = ("train", "val", "test")
+_SHOWN_QUESTIONS, _SHOWN = 3, 90
+
+
+class Question(NamedTuple):
+    """A question as it was asked.
+
+    Args:
+        id: Its identifier.
+        question: The question itself.
+        context: The text that it is about.
+        answers: Correct answers; none where there is no answer.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: list[str]
+
+
+class QuestionAnswering(EncodedTexts):
+    """Questions whose answer is a piece of a text, in the JSON of SQuAD.
+
+    A sample is a window: see `datamodules.text.fine_tuning.windows`. In training the first of
+    several answers counts. Without a test file, the test split is that of validation.
+
+    Source: SQuAD 1.1 (Rajpurkar et al., 2016) and 2.0 (Rajpurkar et al., 2018); windows as in BERT.
+
+    Args:
+        path: Folder with `train-v1.1.json` and `dev-v1.1.json` (or `-v2.0`), or with `train.json`,
+            `dev.json` and, if there is one, `test.json`. Default: `squad` in data_dir.
+        version: 1.1, where every question has an answer, or 2.0.
+        tokenizer: Folder or file of the tokeniser of pre-trained weights, or the cache of data of
+            this kind that one was made for. None makes one of the training texts.
+        tokens: What is made: `wordpiece`, or `bpe` of bytes.
+        vocab_limit: Most tokens of what is made.
+        lower: Whether WordPiece that is made drops case and accents.
+        max_length: Tokens of a window.
+        max_positions: Rows of the model's table of positions (max_seq_len), as pre-trained weights
+            have them. None means max_length.
+        vocab_size: Rows of the model's embedding table likewise. None means those of the tokeniser.
+        stride: Tokens from one piece of a text to the next.
+        max_query_length: Longer questions are cut off.
+        wrong_offsets: Whether answers that do not stand where they should are an error or left out.
+        bucket: Training batches are cut from so many sorted by length; 1 for no sorting.
+        **kwargs: Arguments of DataModule.
+    """
+
+    task = "question_answering"
+
+    def __init__(
+        self,
+        path: str = "",
+        version: Version = "1.1",
+        tokenizer: str | None = None,
+        tokens: Kind = "wordpiece",
+        vocab_limit: int = 8000,
+        lower: bool = True,
+        max_length: int = 384,
+        max_positions: int | None = None,
+        vocab_size: int | None = None,
+        stride: int = 128,
+        max_query_length: int = 64,
+        wrong_offsets: WrongOffsets = "error",
+        bucket: int = 50,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("data_dir") is None and path:
+            kwargs["data_dir"] = str(expand(path))
+        super().__init__(**kwargs)
+        require_one_of(get_args(Version), version=version)
+        require_one_of(get_args(WrongOffsets), wrong_offsets=wrong_offsets)
+        require_at_least(1, stride=stride, max_query_length=max_query_length)
+        self.folder = expand(path) if path else self.data_dir / "squad"
+        self._path = path
+        self.version: Version = version
+        self.wrong_offsets: WrongOffsets = wrong_offsets
+        choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
+        self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
+        self.stride, self.max_query_length = stride, max_query_length
+        self._texts: dict[str, list[Question]] = {}
+
+    # ---- files -------------------------------------------------------------------------------
+
+    def files(self) -> dict[str, Path]:
+        """Return the file of each split; a MissingDataError says what is missing."""
+        found = find_questions(self.version, self.folder)
+        if found is not None:
+            return found
+        raise not_found(
+            f"SQuAD {self.version}",
+            "questions",
+            f"train-v{self.version}.json and dev-v{self.version}.json in {self.folder}, or "
+            "train.json and dev.json",
+            "The files are published at rajpurkar.github.io/SQuAD-explorer",
+            f"{self.task} --version {self.version}{f' --path {self._path}' if self._path else ''}",
+            self.data_dir,
+        )
+
+    @property
+    def select_on_test(self) -> bool:  # type: ignore[override]
+        """Whether there is no test file of its own."""
+        try:
+            return "test" not in self.files()
+        except MissingDataError:
+            return False
+
+    def sources(self) -> list[Path]:
+        """The files, and those of a given tokeniser."""
+        return [*self.files().values(), *self.choice.files()]
+
+    def must_name(self) -> dict[str, Any]:
+        """What a command must give to find the cache again."""
+        given = {"path": self._path or None, "version": self.version, "tokenizer": self.choice.path}
+        sizes = {"max_length": self.max_length, "stride": self.stride}
+        return {name: value for name, value in {**given, **sizes}.items() if value is not None}
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        sizes = [self.max_length, self.stride, self.max_query_length]
+        return {
+            "folder": str(self.folder.resolve()),
+            "version": self.version,
+            "sizes": sizes,
+            "wrong_offsets": self.wrong_offsets,
+            **self.choice.settings(),
+        }
+
+    # ---- the cache ---------------------------------------------------------------------------
+
+    def build(self, writer: CacheWriter) -> None:
+        """Read the files, cut texts into windows."""
+        read = {
+            name: read_squad(path, self.version, self.wrong_offsets)
+            for name, path in self.files().items()
+        }
+
+        def texts() -> Iterator[str]:
+            yield from read["train"].contexts
+            for asked in read["train"].questions:
+                yield asked.question
+
+        tokeniser = self.choice.write(writer, texts)
+        windows = self._windows(tokeniser)
+        windows.check()
+        for name, part in read.items():
+            _write_split(writer, name, part, tokeniser, windows)
+        notes = [note for part in read.values() for note in part.notes]
+        writer.add("facts", as_bytes(json.dumps({"notes": notes, "files": list(read)})))
+
+    def _windows(self, tokeniser: PretrainedTokeniser) -> Windows:
+        num_special = tokeniser.num_special(pair=True)
+        return Windows(self.max_length, num_special, self.max_query_length, self.stride)
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the splits."""
+        facts = json.loads(cache.array("facts").tobytes())
+        self.notes = list(facts["notes"])
+        own = {name: name if name in facts["files"] else "val" for name in _SPLITS}
+        return {name: WindowSplit.from_cache(cache, origin) for name, origin in own.items()}
+
+    # ---- texts -------------------------------------------------------------------------------
+
+    @property
+    def num_classes(self) -> int:
+        """Every position of a window may be where an answer begins."""
+        return self.max_length
+
+    def questions(self, split: str) -> Sequence[Question]:
+        """Return the questions of a split as they were asked, by index; read once."""
+        if split not in self._texts:
+            facts = json.loads(self.cache.array("facts").tobytes())
+            origin = split if split in facts["files"] else "val"
+            stored = json.loads(self.cache.array(f"{origin}_asked").tobytes())
+            self._texts[split] = [
+                Question(name, question, stored["contexts"][paragraph], answers)
+                for name, question, paragraph, answers in stored["questions"]
+            ]
+        return self._texts[split]
+
+    def question_of(self, split: str, window: int) -> int:
+        """Return the index of a window's question."""
+        return self._windowed(split).question_of(window)
+
+    def characters(self, split: str, window: int, first: int, last: int) -> tuple[int, int]:
+        """Return the characters of the text, from and up to, of a span of a window's positions."""
+        return self._windowed(split).characters_of(window, first, last)
+
+    def _windowed(self, name: str) -> WindowSplit:
+        split: Any = self.split(name)
+        return split
+
+    # ---- reports -----------------------------------------------------------------------------
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says of the splits, and three questions."""
+        yield f"tokens: vocabulary {self.vocab_size}, in the manner of {self.tokeniser.pairs}"
+        for name in _SPLITS:
+            split = self._windowed(name)
+            holding = int(split.targets.sum())
+            yield (
+                f"{name}: {split.num_questions} questions, {len(split)} windows, {holding} of them "
+                f"with the answer, {length_line(split.lengths)}"
+            )
+        for asked in self.questions("val")[:_SHOWN_QUESTIONS]:
+            answer = asked.answers[0] if asked.answers else "no answer"
+            yield f"question {asked.id}: {_short(asked.question)} {_short(answer)}"
+
+    def compare_sizes(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line for each published number of questions, of a release."""
+        files = self.files()
+        for name, expected in _PUBLISHED[self.version].items():
+            if files[name].name.endswith(f"-v{self.version}.json"):
+                found = self._windowed(name).num_questions
+                yield compare_size(f"questions of {name}", expected, found, found == expected)
+
+
+def find_questions(version: Version, folder: Path) -> dict[str, Path] | None:
+    """Return the files of training, validation and, if there is one, test; None without any.
+
+    Raises:
+        MissingDataError: One of the first two is missing.
+    """
+    for ending in (f"-v{version}.json", ".json"):
+        paths = {
+            split: [folder / f"{name}{ending}" for name in names] for split, names in _NAMES.items()
+        }
+        there = {split: [p for p in some if p.is_file()] for split, some in paths.items()}
+        found = {split: some[0] for split, some in there.items() if some}
+        absent = [paths[split][0] for split in ("train", "val") if split not in found]
+        if not absent:
+            return found
+        if found:
+            raise MissingDataError(f"found {next(iter(found.values()))}, but not {absent[0]}")
+    return None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"
+
+
+def _write_split(
+    writer: CacheWriter,
+    name: str,
+    part: SquadFile,
+    tokeniser: PretrainedTokeniser,
+    windows: Windows,
+) -> None:
+    """Add the windows, the characters of tokens and the texts of a split to a cache."""
+    encoded = [tokeniser.encode_plain(context) for context in part.contexts]
+    starts = np.cumsum([0, *(len(ids) for ids, _ in encoded)])
+    rows: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int]] = []
+    lengths: list[int] = []
+    before = tokeniser.num_special(pair=True) - 1  # special tokens in front of the text
+    title, total = f"windows of {name}", len(part.questions)
+    with (
+        progress(title, total, "questions") as advance,
+        writer.stream(f"{name}_tokens", np.int32) as append,
+    ):
+        for number, asked in enumerate(part.questions):
+            advance(1)
+            ids, offsets = encoded[asked.paragraph]
+            question = windows.question(tokeniser.encode_plain(asked.question)[0])
+            span = None
+            if asked.answers:
+                text, begin = asked.answers[0]
+                span = token_span(offsets, begin, begin + len(text))
+            second = len(question) + before
+            for piece in windows.pieces(len(question), len(ids)):
+                end = piece.first + piece.size
+                values, _ = tokeniser.join(question, ids[piece.first : end])
+                append(values)
+                lengths.append(len(values))
+                rows.append((number, second, piece.first, piece.size))
+                shift = second - piece.first
+                spans.append(
+                    (span[0] + shift, span[1] + shift)
+                    if span is not None and piece.holds(span)
+                    else (0, 0)
+                )
+    writer.add(f"{name}_offsets", np.cumsum([0, *lengths]).astype(np.int64))
+    writer.add(f"{name}_windows", np.array(rows, dtype=np.int32))
+    writer.add(f"{name}_spans", np.array(spans, dtype=np.int32))
+    places = [int(starts[asked.paragraph]) for asked in part.questions]
+    writer.add(f"{name}_texts", np.array(places, dtype=np.int64))
+    characters = [offset for _, offsets in encoded for offset in offsets]
+    writer.add(f"{name}_characters", np.array(characters, dtype=np.int32).reshape(-1, 2))
+    asked_texts = [
+        [a.id, a.question, a.paragraph, [text for text, _ in a.answers]] for a in part.questions
+    ]
+    stored = {"contexts": part.contexts, "questions": asked_texts}
+    writer.add(f"{name}_asked", as_bytes(json.dumps(stored, ensure_ascii=False)))

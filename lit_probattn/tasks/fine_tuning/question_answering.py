@@ -1,0 +1,270 @@
+"""Questions about a text, answered by a piece of it: SQuAD."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_probattn.attention import AttentionFactory
+from lit_probattn.models.fine_tuned import SpanModel
+from lit_probattn.models.text_encoder import TextEncoder
+from lit_probattn.models.transformer import Activation
+from lit_probattn.tasks.base import Split, model_arguments
+from lit_probattn.tasks.distributed import gather_objects, sum_over_ranks
+from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
+from lit_probattn.tasks.fine_tuning.recipe import FineTuning
+from lit_probattn.tasks.fine_tuning.spans import (
+    Answer,
+    Window,
+    best_spans,
+    merge,
+    probabilities,
+)
+from lit_probattn.tasks.schedules import ScheduleName
+
+
+class QuestionAnswering(FineTuning):
+    """Encoder and two scores per token, of the answer's first and of its last token.
+
+    Trained on the mean over windows of the cross-entropies of both, halved. In a window without the
+    answer both targets are the first token of the sequence.
+
+    A batch holds windows: a question and a piece of its text. `inputs`, `key_mask`, `token_types`
+    (B, N); `answerable` (B, N), True on tokens of the text; `target` (B, 2), positions of the
+    answer's first and last token; `sample_ids` (B,), the windows.
+
+    Logged beside what every task logs, for `val` and `test`: `loss`, of all windows; `exact_match`
+    and `f1` in percent, `questions`; and for data of version 2.0 what
+    `lit_probattn.tasks.fine_tuning.answers.scores_of` adds. Each question counts once, whatever
+    batches and ranks its windows are in; of questions with windows left out (`limit_val_batches`),
+    the windows that were scored decide.
+
+    `predict` writes a row per question: `id`, `prediction`, `score`, `null_odds` (the score of no
+    answer less that of the best text), the `n_best` texts with their scores and probabilities, and
+    the correct answers; and beside the table the official JSON of identifiers and texts.
+
+    Source: BERT (Devlin et al., 2019), sections 4.2 and 4.3.
+
+    Args:
+        dropout: dropout of embeddings and of both branches of a block.
+        position_period: for long inputs, see `PeriodicPositions`.
+        num_token_types: kinds of segments that the model tells apart; 0 for none, as in RoBERTa.
+        norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
+        n_best: answers of a window, and of a question, that are kept.
+        max_answer_length: most tokens of an answer.
+        null_threshold: in data of version 2.0, no answer is predicted where `null_odds` exceed it.
+        training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    model: SpanModel
+
+    def __init__(
+        self,
+        attention: AttentionFactory,
+        vocab_size: int,
+        max_seq_len: int,
+        embed_dim: int = 768,
+        head_dim: int = 64,
+        num_layers: int = 12,
+        mlp_dim: int = 3072,
+        dropout: float = 0.1,
+        norm_first: bool = False,
+        activation: Activation = "gelu",
+        attention_dropout: float | None = 0.1,
+        position_period: int | None = None,
+        num_token_types: int = 2,
+        norm_eps: float = 1e-12,
+        activation_checkpointing: bool = False,
+        n_best: int = 20,
+        max_answer_length: int = 30,
+        null_threshold: float = 0.0,
+        lr: float = 3e-5,
+        weight_decay: float = 0.01,
+        schedule: ScheduleName = "linear",
+        **training_options: Any,
+    ) -> None:
+        optimisation: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+        super().__init__(schedule=schedule, **optimisation, **training_options)
+        for name, value in (("n_best", n_best), ("max_answer_length", max_answer_length)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, received {value}")
+        if not math.isfinite(null_threshold):
+            raise ValueError(f"null_threshold must be a number, received {null_threshold}")
+        self.keep_arguments()
+        self.n_best, self.max_answer_length = n_best, max_answer_length
+        self.null_threshold = null_threshold
+        self.model = SpanModel(attention, **model_arguments(TextEncoder, locals()))
+        self._sums = torch.zeros(2, dtype=torch.float64)  # losses, windows
+        self._windows: list[Window] = []
+
+    def setup(self, stage: str) -> None:
+        """Check that the data know the texts, and that a threshold is for data that have a use.
+
+        Raises:
+            ValueError: one of them does not hold; see also `FineTuning.setup`.
+        """
+        super().setup(stage)
+        version = self._data().version
+        if self.null_threshold and version == "1.1":
+            raise ValueError(
+                f"null_threshold {self.null_threshold} is for data of version 2.0, where questions "
+                "may have no answer: leave it out, or set --data.init_args.version 2.0"
+            )
+
+    # ---- losses ------------------------------------------------------------------------------
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the logits of starts and ends, −inf at padding, in float32 or better; (B, N)."""
+        start, end = (
+            logits if logits.dtype == torch.float64 else logits.float()
+            for logits in self.model(**self.encoder_inputs(batch))
+        )
+        blocked = ~batch["key_mask"]
+        return start.masked_fill(blocked, -math.inf), end.masked_fill(blocked, -math.inf)
+
+    def window_losses(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+        """Return the mean of both cross-entropies of every window, (B,)."""
+        first, last = target.unbind(-1)
+        losses = [
+            F.cross_entropy(start, first, reduction="none"),
+            F.cross_entropy(end, last, reduction="none"),
+        ]
+        return torch.stack(losses).mean(0)
+
+    def batch_loss(self, batch: Any) -> Tensor:
+        """Return the mean loss over the windows of a batch. Shape ()."""
+        start, end = self(batch)
+        return self.window_losses(start, end, batch["target"]).mean()
+
+    # ---- evaluation --------------------------------------------------------------------------
+
+    def evaluate(self, batch: Any, split: Split) -> None:
+        """Keep the losses and the best spans of the real windows of a batch."""
+        rows = _real_rows(batch)
+        if not len(rows["sample_ids"]):
+            return
+        start, end = self(rows)
+        losses = self.window_losses(start, end, rows["target"]).double()
+        self._sums += torch.stack([losses.sum(), losses.new_tensor(len(losses))]).to(self._sums)
+        self._windows += self._found(rows, start, end, split)
+
+    def log_scores(self, split: Split) -> None:
+        """Log the loss, and the scores of all questions."""
+        total, count = sum_over_ranks(self._sums.to(self.device)).tolist()
+        windows = [window for part in gather_objects(self._windows) for window in part]
+        self._sums, self._windows = torch.zeros(2, dtype=torch.float64), []
+        questions, data = self._questions(split), self._data()
+        rows = [
+            Prediction(answer.text, answer.odds, questions[answer.question].answers)
+            for answer in self._merged(windows, split)
+        ]
+        scores = {"loss": total / count if count else math.nan}
+        scores |= scores_of(rows, data.version, self.null_threshold)
+        for name, value in scores.items():
+            exact = torch.tensor(value, dtype=torch.float64)
+            self.log(f"{split}/{name}", exact, prog_bar=split == "val" and name in ("loss", "f1"))
+
+    def _found(self, rows: Any, start: Tensor, end: Tensor, split: str) -> list[Window]:
+        """Return what windows say, with characters of the texts in place of tokens."""
+        data, sizes = self._data(), (self.n_best, self.max_answer_length)
+        best = best_spans(
+            start, end, rows["answerable"], count=sizes[0], max_answer_length=sizes[1]
+        )
+        null = (start[:, 0] + end[:, 0]).tolist()
+        found = []
+        for row, number in enumerate(rows["sample_ids"].tolist()):
+            places = zip(*(part[row].tolist() for part in best), strict=True)
+            spans = [
+                (score, *data.characters(split, number, first, last))
+                for score, first, last in places
+                if score > -math.inf
+            ]
+            found.append(Window(data.question_of(split, number), null[row], spans))
+        return found
+
+    def _merged(self, windows: list[Window], split: str) -> list[Answer]:
+        contexts = [question.context for question in self._questions(split)]
+        return merge(windows, contexts, self.n_best)
+
+    # ---- prediction --------------------------------------------------------------------------
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Return what the real windows of a batch say.
+
+        Returns:
+            `sample_id` (R,), the windows, and `found`, a `Window` of each as a list.
+        """
+        rows = _real_rows(batch)
+        found: list[Window] = []
+        if len(rows["sample_ids"]):
+            start, end = self(rows)
+            found = self._found(rows, start, end, self._data().predict_split)
+        return {"sample_id": rows["sample_ids"], "found": [list(window) for window in found]}
+
+    def finish_predictions(self, table: Any) -> Any:
+        """Return a row per question, of the rows of its windows."""
+        import pandas as pd
+
+        data = self._data()
+        windows = [Window(*found) for found in table["found"]]
+        questions = self._questions(data.predict_split)
+        rows = []
+        for answer in self._merged(windows, data.predict_split):
+            question = questions[answer.question]
+            is_null = data.version == "2.0" and answer.odds > self.null_threshold
+            row = {
+                "sample_id": answer.question,
+                "id": question.id,
+                "question": question.question,
+                "prediction": "" if is_null else answer.text,
+                "score": answer.null if is_null or not answer.scores else answer.scores[0],
+                "null_odds": answer.odds,
+                "n_best": answer.texts,
+                "n_best_scores": answer.scores,
+                "n_best_probabilities": probabilities(answer.scores),
+                "answers": list(question.answers),
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def prediction_files(self, table: Any) -> dict[str, str]:
+        """Return the official JSON; of version 2.0 the odds too, for thresholds."""
+        texts = dict(zip(table["id"], table["prediction"], strict=True))
+        files = {".json": json.dumps(texts, ensure_ascii=False, indent=1) + "\n"}
+        if self._data().version == "2.0":
+            odds = dict(zip(table["id"], table["null_odds"], strict=True))
+            files["-null_odds.json"] = json.dumps(odds, indent=1) + "\n"
+        return files
+
+    # ---- data --------------------------------------------------------------------------------
+
+    def _questions(self, split: str) -> Any:
+        return self._data().questions(split)
+
+    def _data(self) -> Any:
+        """Return the DataModule, which knows the texts.
+
+        Raises:
+            ValueError: it does not.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not hasattr(data, "characters"):
+            raise ValueError(
+                "answers need data that know the texts of questions (datamodules."
+                f"QuestionAnswering), received {type(data).__name__}"
+            )
+        return data
+
+
+def _real_rows(batch: Any) -> dict[str, Any]:
+    """Return the rows of a batch that do not only fill it up."""
+    real = batch["sample_ids"] >= 0
+    return {name: value[real] for name, value in batch.items()}

@@ -1,0 +1,62 @@
+"""What fine-tuning tasks share: the optimiser of BERT, inputs of an encoder of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from lit_probattn.tasks.base import Task
+from lit_probattn.tasks.renaming import ordered_parameters
+
+
+class FineTuning(Task):
+    """A task whose weight decay leaves out biases and layer norms.
+
+    Source: BERT (Devlin et al., 2019): Adam with decoupled weight decay 0.01, linear warm-up over a
+    tenth of the steps and linear decay.
+    """
+
+    model: Any
+
+    def configure_optimizers(self) -> Optimizer:
+        """Return AdamW; see the class for what is not decayed."""
+        named = ordered_parameters(self.model)
+        norms = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self.model.named_modules()
+            if isinstance(module, nn.LayerNorm)
+            for name, _ in module.named_parameters(recurse=False)
+        }
+        bare = {name for name in named if name in norms or name.rpartition(".")[2] == "bias"}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for name, p in named.items() if name not in bare]},
+            {"params": [p for name, p in named.items() if name in bare], "weight_decay": 0.0},
+        ]
+        return self.make_optimizer(AdamW, groups)
+
+    def encoder_inputs(self, batch: Any) -> dict[str, Any]:
+        """Return what the model is called with, for a batch.
+
+        A model without token types is not told of them.
+        """
+        inputs = {"inputs": batch["inputs"], "key_mask": batch["key_mask"]}
+        if self.model.num_token_types:
+            inputs["token_types"] = batch["token_types"]
+        return {**inputs, "rng": self.random_key(batch)}
+
+    def setup(self, stage: str) -> None:
+        """Check that the model has the token types of the data.
+
+        Raises:
+            ValueError: it has too few; see also `Task.setup`.
+        """
+        super().setup(stage)
+        data = getattr(self.trainer_or_none, "datamodule", None)
+        needed, there = getattr(data, "num_token_types", 0), self.model.num_token_types
+        if there and there < needed:
+            raise ValueError(
+                f"the data's tokeniser gives tokens {needed} types, the model has num_token_types "
+                f"{there}: set --model.init_args.num_token_types {needed}, or 0 to do without"
+            )

@@ -1,0 +1,229 @@
+"""Weights to begin a training with: those entries of a checkpoint whose name and shape fit.
+
+The checkpoint may be of another task. What it lacks begins as it would without it; a head, which
+belongs to a task, may have another shape, anything else may not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lit_probattn.tasks.renaming import rename_checkpoint
+from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+
+_MODEL = "model."
+_SHOWN = 6  # names of a line
+# End of a table's name -> what its rows are, and how they are made to fit.
+_TABLES = (
+    (
+        "tokens.weight",
+        "a vocabulary of {there} against {here}: give the tokeniser of that checkpoint "
+        "(--data.init_args.tokenizer), or the data that it was trained on",
+    ),
+    (
+        "positions.offsets.weight",
+        "{there} positions against {here}: give the model as many (data of fine-tuning have "
+        "--data.init_args.max_positions {there}, others their max_length or segment_len)",
+    ),
+    (
+        "token_types.weight",
+        "{there} token types against {here}: set --model.init_args.num_token_types {there}",
+    ),
+)
+_OTHERWISE = (
+    "set the sizes and the attention of the model as that checkpoint has them, or convert it first "
+    "(`lit-probattn convert`)"
+)
+
+
+class InitError(ValueError):
+    """A training cannot begin with these weights; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of the entries of a checkpoint.
+
+    Args:
+        source: the checkpoint.
+        sha256: of the file.
+        step: its optimiser step; None where it tells none.
+        taken: entries that the model has now.
+        left: entries of the file that the model has not.
+        new: entries of the model that the file has not.
+        other_shape: heads of another shape, new too: shape in the file, shape in the model.
+    """
+
+    source: Path
+    sha256: str
+    step: int | None
+    taken: list[str]
+    left: list[str]
+    new: list[str]
+    other_shape: dict[str, Shapes]
+
+    def lines(self) -> list[str]:
+        """Return what the user is told."""
+        step = "" if self.step is None else f" (step {self.step})"
+        lines = [f"initial weights from {self.source}{step}: {len(self.taken)} entries taken"]
+        for what, names in (
+            ("left, in the file only", self.left),
+            ("new, in the model only", self.new),
+            ("new, of another shape", [self._shapes(name) for name in self.other_shape]),
+        ):
+            if names:
+                more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+                shown = ", ".join(name.removeprefix(_MODEL) for name in names[:_SHOWN])
+                lines.append(f"  {what}: {shown}{more}")
+        return lines
+
+    def record(self) -> dict[str, Any]:
+        """Return what the run's record says."""
+        return {
+            "checkpoint": str(self.source),
+            "sha256": self.sha256,
+            "step": self.step,
+            "taken": len(self.taken),
+            "left": self.left,
+            "new": self.new,
+            "other_shape": {name: list(map(list, s)) for name, s in self.other_shape.items()},
+        }
+
+    def _shapes(self, name: str) -> str:
+        there, here = self.other_shape[name]
+        return f"{name} {tuple(here)}, in the file {tuple(there)}"
+
+
+def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
+    """Give a task the weights of a checkpoint that fit.
+
+    A moving average of weights, which the checkpoint does not have, begins with them too.
+
+    Args:
+        path: a checkpoint, a run folder, or `RUN/best`, `RUN/last`; or weights as safetensors.
+        tokeniser: digest of that of the data of this training, where they have one.
+
+    Raises:
+        InitError: the file is missing or damaged, a shape does not fit, no entry does, or its ids
+            are those of another tokeniser.
+    """
+    if not path:
+        raise InitError("--init_from is empty: give a checkpoint, or a run folder")
+    try:
+        source = find_file(Path(path))
+        state, loaded = _read(source, task)
+    except CheckpointError as error:
+        raise InitError(f"--init_from: {error}") from error
+    _refuse_other_tokeniser(source, loaded, tokeniser)
+    found = _match(source, loaded.get("global_step"), state, task.state_dict(), task.is_head)
+    task.load_state_dict({name: state[name] for name in found.taken}, strict=False)
+    ema = getattr(task, "ema", None)
+    if isinstance(ema, nn.Module) and not any(name.startswith("ema.") for name in found.taken):
+        average: Any = ema
+        average.module.load_state_dict(task.model.state_dict())
+    return found
+
+
+def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the weights of a file under the names that a task has, and all that it holds."""
+    if source.suffix == ".safetensors":
+        try:
+            weights = load_file(source)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{source} cannot be read: {error}") from error
+        return {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}, {}
+    loaded = load_checkpoint(source)
+    state = loaded.get("state_dict")
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise CheckpointError(f"{source} is not a checkpoint: it has no state_dict of tensors")
+    renamed = {"state_dict": state}
+    rename_checkpoint(renamed, task)
+    # Heads that were kept apart when a model of transformers was converted.
+    apart = loaded.get("transformers", {}).get("other_heads", {})
+    return {**apart, **renamed["state_dict"]}, loaded
+
+
+def _refuse_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:
+    """Raise an InitError if data of the checkpoint and of this training had other tokenisers."""
+    before = [
+        part["tokeniser"]
+        for part in loaded.values()
+        if isinstance(part, Mapping) and "tokeniser" in part
+    ]
+    if before and tokeniser is not None and before[0] != tokeniser:
+        raise InitError(
+            f"--init_from {source}: it was trained with another tokeniser than that of the data, "
+            "so ids would mean other words: give its tokeniser by --data.init_args.tokenizer; one "
+            "that was made lies in the cache of that run's data, whose folder `python -m "
+            "datamodules check` shows"
+        )
+
+
+def _match(
+    source: Path,
+    step: int | None,
+    state: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    is_head: Callable[[str], bool],
+) -> Taken:
+    """Sort the entries of a file and of a model.
+
+    Raises:
+        InitError: a shape does not fit, or no entry does.
+    """
+    both = [name for name in own if name in state]
+    other = {
+        name: (tuple(state[name].shape), tuple(own[name].shape))
+        for name in both
+        if state[name].shape != own[name].shape
+    }
+    refused = [name for name in other if not is_head(name)]
+    if refused:
+        raise InitError(_refusal(source, refused, other))
+    taken = [name for name in both if name not in other]
+    if not any(not is_head(name) for name in taken):
+        names = ", ".join(list(state)[:3])
+        raise InitError(
+            f"--init_from {source}: no entry beside heads has a name of this model's; it has "
+            f"{names}, the model {', '.join(list(own)[:3])}: give a checkpoint of such a model"
+        )
+    left = [name for name in state if name not in own]
+    new = [name for name in own if name not in state]
+    return Taken(source, _digest(source), step, taken, left, new, other)
+
+
+def _refusal(
+    source: Path,
+    refused: Sequence[str],
+    shapes: Mapping[str, Shapes],
+) -> str:
+    """Name the first entry whose shape does not fit, a table before others, and the remedy."""
+    for ending, remedy in _TABLES:
+        name = next((n for n in refused if n.endswith(ending)), None)
+        if name is not None and shapes[name][0][1:] == shapes[name][1][1:]:
+            there, here = (shape[0] for shape in shapes[name])
+            told = remedy.format(there=there, here=here)
+            break
+    else:
+        name, told = refused[0], _OTHERWISE
+    there_shape, here_shape = shapes[name]
+    more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+    return (
+        f"--init_from {source}: {name} has shape {tuple(there_shape)}, the model's has "
+        f"{tuple(here_shape)}{more}: {told}"
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

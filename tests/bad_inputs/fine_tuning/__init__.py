@@ -1,0 +1,1 @@
+"""Bad inputs of fine-tuning."""

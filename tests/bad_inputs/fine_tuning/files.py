@@ -1,0 +1,206 @@
+"""Questions in the JSON of SQuAD, MultiNLI and tables of GLUE, tokenisers, text for made sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from datamodules import QuestionAnswering, TextPairs
+from tests.bad_inputs.cases import Case, command_error, data_command, data_error, data_main
+from tests.datamodules.text.fine_tuning import made
+
+_SIZES = {"vocab_limit": 200, "max_length": 20, "stride": 4, "max_query_length": 8}
+
+
+def questions(change: Callable[[Any], object], **options: Any) -> Callable[[Path], str]:
+    """Questions whose training file is changed before it is read."""
+
+    def read(folder: Path) -> None:
+        made.write_squad(folder / "squad", options.get("version", "1.1"))
+        path = folder / "squad/train.json"
+        content = json.loads(path.read_text("utf-8"))
+        changed = change(content)
+        text = changed if isinstance(changed, str) else json.dumps(content)
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        _open(QuestionAnswering(str(folder / "squad"), **{**_SIZES, **options}))
+
+    return data_error(read)
+
+
+def _open(data: Any) -> None:
+    data.prepare_data()
+    data.setup()
+    _ = data.vocab_size
+
+
+def _first(content: Any) -> Any:
+    return content["data"][0]["paragraphs"][0]
+
+
+def _set(name: str, value: object) -> Callable[[Any], object]:
+    return lambda content: _first(content)["qas"][0].update({name: value})
+
+
+def _answer(**values: object) -> Callable[[Any], object]:
+    return lambda content: _first(content)["qas"][0]["answers"][0].update(values)
+
+
+def _without_context(content: Any) -> None:
+    del _first(content)["context"]
+
+
+def _without_id(content: Any) -> None:
+    del _first(content)["qas"][0]["id"]
+
+
+def _same_id(content: Any) -> None:
+    content["data"][1]["paragraphs"][0]["qas"][0]["id"] = _first(content)["qas"][0]["id"]
+
+
+def _squad_cases() -> Iterator[Case]:
+    area = "Questions (the JSON of SQuAD)"
+    nothing: Callable[[Any], object] = lambda content: None  # noqa: E731
+    yield Case(area, "no files", data_error(lambda f: _open(QuestionAnswering(str(f)))))
+    yield Case(area, "no dev file", data_error(_without_dev))
+    yield Case(area, "not JSON", questions(lambda c: "{"))
+    yield Case(area, "another JSON", questions(lambda c: '{"questions": []}'))
+    yield Case(area, "no questions", questions(lambda c: c.update(data=[])))
+    yield Case(area, "a paragraph without a context", questions(_without_context))
+    yield Case(area, "an empty context", questions(lambda c: _first(c).update(context=" ")))
+    yield Case(area, "a question without an id", questions(_without_id))
+    yield Case(area, "an id twice", questions(_same_id))
+    yield Case(area, "an id that is a number", questions(_set("id", 7)))
+    yield Case(area, "a question without answers in version 1.1", questions(_set("answers", [])))
+    two: dict[str, Any] = {"version": "2.0"}
+    yield Case(
+        area, "a question without answers in version 2.0", questions(_set("answers", []), **two)
+    )
+    yield Case(area, "an answer that cannot be", questions(_set("is_impossible", True), **two))
+    yield Case(area, "answers at another place", questions(_answer(answer_start=0)))
+    yield Case(area, "an offset that is text", questions(_answer(answer_start="5")))
+    yield Case(area, "an empty answer", questions(_answer(text="")))
+    yield Case(area, "half a character", questions(_set("question", "\ud83d")))
+    yield Case(area, "another encoding than UTF-8", data_error(_latin))
+    yield Case(area, "an unknown version", questions(nothing, version="1.2"))
+    yield Case(area, "no room for the text", questions(nothing, max_length=10))
+    yield Case(area, "a stride of 0", questions(nothing, stride=0))
+    yield Case(area, "fewer positions than tokens", questions(nothing, max_positions=8))
+    yield Case(area, "fewer rows than the vocabulary", questions(nothing, vocab_size=8))
+    yield Case(area, "a vocabulary below the characters", questions(nothing, vocab_limit=9))
+    yield Case(
+        area, "a tokeniser that is not there", questions(nothing, **_given("nowhere/vocab.txt"))
+    )
+
+
+def _given(path: str) -> dict[str, Any]:
+    return {"tokenizer": path, "vocab_limit": 8000}
+
+
+def _without_dev(folder: Path) -> None:
+    (made.write_squad(folder / "squad") / "dev.json").unlink()
+    _open(QuestionAnswering(str(folder / "squad"), **_SIZES))
+
+
+def _latin(folder: Path) -> None:
+    path = made.write_squad(folder / "squad") / "dev.json"
+    path.write_bytes("größer".encode("latin1"))
+    _open(QuestionAnswering(str(folder / "squad"), **_SIZES))
+
+
+# ---- pairs -------------------------------------------------------------------------------------
+
+
+def _row(**values: Any) -> Callable[[Path], str]:
+    """MultiNLI, of which a row is changed."""
+
+    def read(folder: Path) -> None:
+        path = made.write_mnli(folder / "mnli") / "multinli_1.0_train.jsonl"
+        lines = path.read_text("utf-8").splitlines()
+        lines[4] = json.dumps({**json.loads(lines[4]), **values})
+        path.write_text("\n".join(lines), "utf-8")
+        _open(TextPairs(str(folder / "mnli"), "mnli", vocab_limit=200))
+
+    return data_error(read)
+
+
+def _glue(name: Any, text: str) -> Callable[[Path], str]:
+    """A table of GLUE with another text."""
+
+    def read(folder: Path) -> None:
+        place = (made.write_sst2 if name == "sst2" else made.write_qnli)(folder / name)
+        (place / "dev.tsv").write_text(text, "utf-8")
+        _open(TextPairs(str(place), name, vocab_limit=200))
+
+    return data_error(read)
+
+
+def _own(text: str, **options: Any) -> Callable[[Path], str]:
+    def read(folder: Path) -> None:
+        (folder / "x.csv").write_text(text, "utf-8")
+        _open(TextPairs(str(folder / "x.csv"), vocab_limit=200, **options))
+
+    return data_error(read)
+
+
+def _pair_cases() -> Iterator[Case]:
+    area = "Pairs of texts (MultiNLI, GLUE, tables)"
+    rows = "text1,text2,label\n" + "".join(f"one {n},two {n},{'ab'[n % 2]}\n" for n in range(20))
+    yield Case(area, "no path", data_error(lambda f: TextPairs()))
+    yield Case(area, "a corpus that is not there", data_error(lambda f: TextPairs(str(f), "mnli")))
+    yield Case(area, "a file of a corpus missing", data_error(_without_mismatched))
+    yield Case(area, "a label that is not of the corpus", _row(gold_label="contradicts"))
+    yield Case(area, "a row without its second sentence", _row(sentence2=None))
+    yield Case(area, "a sentence that is a number", _row(sentence1=3))
+    yield Case(area, "a table without labels", _glue("sst2", "index\tsentence\n0\tfine\n"))
+    yield Case(
+        area, "a table without its column", _glue("qnli", "question\ttext\tlabel\na\tb\tc\n")
+    )
+    yield Case(area, "a row of other columns", _glue("sst2", "sentence\tlabel\nfine\n"))
+    yield Case(area, "a table without rows", _glue("sst2", "sentence\tlabel\n"))
+    yield Case(area, "no such column", _own(rows, first_column="text3"))
+    yield Case(area, "one column twice", _own(rows, first_column="text1", second_column="text1"))
+    yield Case(area, "no column of a usual name", _own(rows.replace("text", "part")))
+    yield Case(area, "an empty text", _own(rows.replace("two 5,", ",")))
+    yield Case(area, "no room for a text", _own(rows, max_length=3))
+    yield Case(area, "a split of a corpus", data_error(_split_of_corpus))
+    made_and_given = {"tokenizer": "DIR", "tokens": "bpe"}
+    yield Case(area, "a tokeniser given and made", _own(rows, **made_and_given))
+    unknown = ["check", "text_pairs", "--path", ".", "--corpus", "mnly"]
+    yield Case(area, "an unknown corpus", lambda _: command_error(unknown, data_main))
+
+
+def _without_mismatched(folder: Path) -> None:
+    (made.write_mnli(folder / "mnli") / "multinli_1.0_dev_mismatched.jsonl").unlink()
+    TextPairs(str(folder / "mnli"), "mnli")
+
+
+def _split_of_corpus(folder: Path) -> None:
+    TextPairs(str(made.write_mnli(folder / "mnli")), "mnli", val_fraction=0.3)
+
+
+def _made_cases() -> Iterator[Case]:
+    area = "Sets made of plain text"
+    cloze = ("prepare", "cloze_questions")
+    yield Case(area, "no text", data_command(*cloze, "--text", "DIR/x", "--out", "DIR/o"))
+    yield Case(area, "an empty folder", data_command(*cloze, "--text", "DIR", "--out", "DIR/o"))
+    yield Case(area, "too little text", _little)
+    yield Case(
+        area,
+        "a share above 1",
+        data_command(*cloze, "--text", "DIR", "--out", "DIR/o", "--dev_fraction", "1.5"),
+    )
+
+
+def _little(folder: Path) -> str:
+    (folder / "x.txt").write_text("One sentence of five words. And another one of six words.\n")
+    words = ["prepare", "shuffled_sentences", "--text", str(folder), "--out", str(folder / "o")]
+    return command_error(words, data_main)
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    yield from _squad_cases()
+    yield from _pair_cases()
+    yield from _made_cases()

@@ -1,0 +1,1 @@
+"""Questions about texts, and texts with labels."""

@@ -1,0 +1,71 @@
+"""Heads on the encoder of text: what they read, and that padding changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.models.fine_tuned import SpanModel, TextClassifier
+
+
+def softmax(c, head_dim, **more):
+    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
+
+
+SIZES = {"vocab_size": 19, "max_seq_len": 12, "embed_dim": 8, "head_dim": 4, "num_layers": 1}
+INPUTS = torch.randint(19, (3, 7), generator=torch.Generator().manual_seed(5))
+MASK = torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
+
+
+def made(cls, **more):
+    torch.manual_seed(1)
+    model = cls(softmax, **SIZES, mlp_dim=8, num_token_types=2, **more)
+    return model.eval().double()
+
+
+def test_spans_are_two_numbers_of_every_token():
+    model = made(SpanModel)
+    start, end = model(INPUTS, key_mask=MASK)
+    hidden = model.encode(INPUTS, key_mask=MASK)
+    for place, logits in enumerate((start, end)):
+        expected = hidden @ model.spans.weight[place] + model.spans.bias[place]
+        torch.testing.assert_close(logits, expected, rtol=1e-13, atol=1e-15)
+
+
+def test_classes_are_read_from_the_first_token():
+    model = made(TextClassifier, num_classes=3)
+    hidden = model.encode(INPUTS, key_mask=MASK)[:, 0]
+    pooled = torch.tanh(hidden @ model.pooler.weight.T + model.pooler.bias)
+    expected = pooled @ model.classifier.weight.T + model.classifier.bias
+    torch.testing.assert_close(model(INPUTS, key_mask=MASK), expected, rtol=1e-13, atol=1e-15)
+
+
+def test_the_head_is_dropped_in_training():
+    model = made(TextClassifier, num_classes=3, head_dropout=0.9).train()
+    assert not torch.equal(model(INPUTS), model(INPUTS))
+    model.head_dropout.p = 0.0
+    assert torch.equal(model(INPUTS), model(INPUTS))
+
+
+@pytest.mark.parametrize(("cls", "more"), [(SpanModel, {}), (TextClassifier, {"num_classes": 2})])
+def test_padding_and_types_of_padding_change_nothing(cls, more):
+    model = made(cls, **more)
+    types = (torch.arange(7) > 2).long().expand(3, 7)
+    padded = torch.nn.functional.pad(INPUTS, (0, 3), value=4)
+    masks = torch.nn.functional.pad(MASK, (0, 3))
+    found = model(
+        padded, key_mask=masks, token_types=torch.nn.functional.pad(types, (0, 3), value=1)
+    )
+    expected = model(INPUTS, key_mask=MASK, token_types=types)
+    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+    for there, here in pairs:
+        if isinstance(found, tuple):
+            there, here = there[:, :7][MASK], here[MASK]
+        torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-14)
+
+
+def test_token_types_are_seen():
+    model = made(SpanModel)
+    types = (torch.arange(7) > 2).long().expand(3, 7)
+    assert not torch.allclose(model(INPUTS)[0], model(INPUTS, token_types=types)[0])

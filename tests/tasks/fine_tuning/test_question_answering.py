@@ -1,0 +1,195 @@
+"""Question answering: the loss, answers of windows in unlike batches, predictions, thresholds."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from datamodules import QuestionAnswering as Questions
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.cli.app import main
+from lit_probattn.tasks import QuestionAnswering
+from lit_probattn.tasks.fine_tuning.answers import Prediction, scores_of
+from lit_probattn.training.trained import open_trained
+from tests.datamodules.text.fine_tuning import made
+from tests.support.runs import error_of, only_version, run, write_attention
+
+
+def softmax(c, head_dim, **more):
+    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
+
+
+def make_task(**options) -> QuestionAnswering:
+    torch.manual_seed(2)
+    sizes = {"vocab_size": 23, "max_seq_len": 12, "embed_dim": 8, "head_dim": 4, "num_layers": 1}
+    task = QuestionAnswering(softmax, **{**sizes, "mlp_dim": 8, **options})
+    return task.eval().double()
+
+
+def batch():
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.arange(9) < torch.tensor([9, 6, 7])[:, None]
+    return {
+        "inputs": torch.randint(23, (3, 9), generator=generator),
+        "key_mask": mask,
+        "token_types": ((torch.arange(9) > 2) & mask).long(),
+        "target": torch.tensor([[4, 6], [0, 0], [3, 3]]),
+        "sample_ids": torch.arange(3),
+    }
+
+
+def test_the_loss_is_the_mean_of_both_cross_entropies_over_real_tokens():
+    task, data = make_task(), batch()
+    start, end = task.model(
+        data["inputs"], key_mask=data["key_mask"], token_types=data["token_types"]
+    )
+    total = 0.0
+    for row in range(3):
+        for logits, target in zip((start[row], end[row]), data["target"][row], strict=True):
+            real = logits.detach()[data["key_mask"][row]]
+            total += (math.log(sum(math.exp(x) for x in real)) - float(real[target])) / 2
+    assert float(task.batch_loss(data)) == pytest.approx(total / 3, rel=1e-12)
+
+
+def test_padding_changes_no_loss():
+    task, data = make_task(), batch()
+    wide = {
+        name: torch.nn.functional.pad(data[name], (0, 3), value=7 if name == "inputs" else 0)
+        for name in ("inputs", "key_mask", "token_types")
+    }
+    torch.testing.assert_close(
+        task.batch_loss({**data, **wide}), task.batch_loss(data), rtol=1e-12, atol=0
+    )
+
+
+def test_weight_decay_leaves_out_biases_and_norms():
+    task = make_task(weight_decay=0.3)
+    decayed, bare = task.configure_optimizers().param_groups
+    assert (decayed["weight_decay"], bare["weight_decay"]) == (0.3, 0.0)
+    assert all(parameter.ndim == 2 for parameter in decayed["params"])
+    assert all(parameter.ndim == 1 for parameter in bare["params"])
+    assert len(decayed["params"]) + len(bare["params"]) == len(list(task.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_best": 0}, "n_best must be at least 1, received 0"),
+        ({"max_answer_length": 0}, "max_answer_length must be at least 1, received 0"),
+        ({"null_threshold": math.nan}, "null_threshold must be a number"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_task(**options)
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+def command(name: str, folder: Path, *more: str, task: str = "squad", **attention) -> list[str]:
+    version = "2.0" if task == "squad_v2" else "1.1"
+    text = folder / f"text{version}"
+    if not text.exists():
+        made.write_squad(text, version)
+    files = ["--task", f"tiny/{task}", "--attention", write_attention(folder, **attention)]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    place += ["--data.init_args.path", str(text), "--trainer.devices", "1"]
+    place += ["--data.init_args.cache_dir", str(folder / "cache")]
+    return [name, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+
+
+@pytest.fixture(scope="module", params=["squad", "squad_v2"])
+def trained(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    run(command("fit", folder, task=request.param))
+    return folder, request.param
+
+
+def test_scores_are_those_of_every_span_of_every_window(trained):
+    """Brute force: all windows of a question, one at a time; and the written predictions."""
+    folder, task = trained
+    for name in ("test", "predict"):
+        run(command(name, folder, "--ckpt_path", "last", task=task))
+    version = only_version(folder)
+    report = json.loads((version / "test-step-00000016.json").read_text())
+    table = pd.read_parquet(version / "predictions-step-00000016.parquet")
+    official = json.loads((version / "predictions-step-00000016.json").read_text())
+    place = version / "checkpoints/step-00000016.ckpt"
+    opened = open_trained(Namespace(checkpoint=place, config=None, data=[], device="cpu"))
+    data: Questions = opened.data
+    rows, split = [], data.split("test")
+    assert len(split) > split.num_questions  # some have several windows
+    for number, asked in enumerate(data.questions("test")):
+        best: dict[str, float] = {}
+        null = math.inf
+        for window in range(len(split)):
+            if split.question_of(window) != number:
+                continue
+            one = data.collate()([split[window]])
+            with torch.no_grad():
+                start, end = (x[0].tolist() for x in opened.task(one))
+            null = min(null, start[0] + end[0])
+            places = one["answerable"][0].nonzero().flatten().tolist()
+            for first in places:
+                for last in places:
+                    if first <= last < first + 6:
+                        begin, stop = data.characters("test", window, first, last)
+                        text = asked.context[begin:stop].strip()
+                        best[text] = max(best.get(text, -math.inf), start[first] + end[last])
+        text = max(best, key=best.__getitem__)
+        rows.append(Prediction(text, null - best[text], asked.answers))
+        row = table[table["id"] == asked.id].iloc[0]
+        assert row["n_best"][0] == text
+        assert row["null_odds"] == pytest.approx(null - best[text], abs=1e-5)
+        ranked = sorted(best.values(), reverse=True)[: len(row["n_best"])]
+        assert row["n_best_scores"] == pytest.approx(ranked, abs=1e-5)
+        expected = "" if data.version == "2.0" and null > best[text] else text
+        assert official[asked.id] == row["prediction"] == expected
+    for name, value in scores_of(rows, data.version).items():
+        assert report[f"test/{name}"] == pytest.approx(value, abs=1e-4), name
+    assert len(table) == len(official) == 9
+    assert (version / "predictions-step-00000016-null_odds.json").is_file() == (task == "squad_v2")
+
+
+def test_a_threshold_without_use_is_refused(tmp_path, capsys):
+    more = ("--model.init_args.null_threshold", "1.0")
+    assert "null_threshold 1.0 is for data of version 2.0" in error_of(
+        command("fit", tmp_path, *more), capsys
+    )
+
+
+def test_too_few_token_types_are_refused(tmp_path, capsys):
+    more = ("--model.init_args.num_token_types", "1")
+    assert "set --model.init_args.num_token_types 2, or 0" in error_of(
+        command("fit", tmp_path, *more), capsys
+    )
+    run(command("fit", tmp_path, *more[:1], "0", "--trainer.max_steps", "1"))
+
+
+def test_other_data_are_refused(tmp_path, capsys):
+    made.write_mnli(tmp_path / "mnli")
+    words = command("fit", tmp_path, "--data", "datamodules.TextPairs")
+    words += ["--data.init_args.path", str(tmp_path / "mnli"), "--data.init_args.corpus", "mnli"]
+    message = error_of(words, capsys)
+    assert "answers need data that know the texts" in message or "unknown" in message
+
+
+def test_it_learns(tmp_path):
+    """The answers of the training questions, by heart."""
+    more = ("--trainer.max_steps", "200", "--model.init_args.lr", "0.02")
+    more += ("--model.init_args.dropout", "0.0", "--trainer.val_check_interval", "200")
+    more += ("--model.init_args.norm_first", "true", "--model.init_args.warmup_steps", "20")
+    words = command("fit", tmp_path, *more)
+    shutil.copy(tmp_path / "text1.1/train.json", tmp_path / "text1.1/dev.json")
+    assert main(words) == 0
+    run(command("validate", tmp_path, *more, "--ckpt_path", "last"))
+    (report,) = only_version(tmp_path).glob("validate-*.json")
+    assert json.loads(report.read_text())["val/f1"] > 90

@@ -1,0 +1,74 @@
+"""Classes of pairs: one sequence, what is logged and written, and that it learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.tasks import TextClassifier
+from tests.datamodules.text.fine_tuning import made
+from tests.support.runs import only_version, run, write_attention
+
+
+def softmax(c, head_dim, **more):
+    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
+
+
+def command(name: str, folder: Path, *more: str, task: str = "mnli") -> list[str]:
+    text = folder / task
+    if not text.exists():
+        made.write_mnli(text, train=48) if task == "mnli" else made.write_sst2(text)
+    files = ["--task", f"tiny/{task}", "--attention", write_attention(folder)]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    place += ["--data.init_args.path", str(text), "--trainer.devices", "1"]
+    place += ["--data.init_args.cache_dir", str(folder / "cache")]
+    return [name, *files, *place, "--trainer.enable_progress_bar", "false", *more]
+
+
+@pytest.mark.parametrize("types", [0, 2])
+def test_the_loss_is_that_of_the_model_with_its_types(types):
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 13, "max_seq_len": 8, "embed_dim": 8, "head_dim": 4, "num_layers": 1}
+    task = TextClassifier(softmax, num_classes=3, num_token_types=types, mlp_dim=8, **sizes)
+    task = task.eval().double()
+    batch = {
+        "inputs": torch.randint(13, (2, 8)),
+        "key_mask": torch.ones(2, 8, dtype=torch.bool),
+        "token_types": (torch.arange(8) > 3).long().expand(2, 8),
+        "target": torch.tensor([2, 0]),
+        "sample_ids": torch.arange(2),
+    }
+    more = {"token_types": batch["token_types"]} if types else {}
+    logits = task.model(batch["inputs"], key_mask=batch["key_mask"], **more)
+    expected = -sum(logits.log_softmax(-1)[row, target] for row, target in enumerate((2, 0))) / 2
+    torch.testing.assert_close(task.batch_loss(batch), expected, rtol=1e-12, atol=0)
+
+
+def test_matched_is_validated_and_mismatched_is_tested(tmp_path):
+    run(command("fit", tmp_path))
+    for name in ("validate", "test", "predict"):
+        run(command(name, tmp_path, "--ckpt_path", "last"))
+    version = only_version(tmp_path)
+    for name, split in (("validate", "val"), ("test", "test")):
+        report = json.loads((version / f"{name}-step-00000016.json").read_text())
+        assert report["num_samples"] == 8
+        assert not report["selected_on_test"]
+        assert f"{split}/accuracy" in report
+    table = pd.read_parquet(version / "predictions-step-00000016.parquet")
+    assert table["target"].tolist() == [n % 3 for n in range(200, 209) if n != 201]
+    assert not list(version.glob("predictions-*.json"))
+
+
+def test_it_learns(tmp_path):
+    """The label follows from the last word."""
+    more = ("--trainer.max_steps", "120", "--model.init_args.warmup_steps", "10")
+    more += ("--trainer.val_check_interval", "120", "--run.checkpoint_every", "120")
+    run(command("fit", tmp_path, *more, task="sst2"))
+    run(command("validate", tmp_path, *more, "--ckpt_path", "last", task="sst2"))
+    (report,) = only_version(tmp_path).glob("validate-*.json")
+    assert json.loads(report.read_text())["val/accuracy"] == 1.0

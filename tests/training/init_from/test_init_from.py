@@ -1,0 +1,220 @@
+"""`fit --init_from`: what is taken, left, new and refused, and what the run says of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lit_probattn.attention import SoftmaxAttention
+from lit_probattn.tasks import QuestionAnswering, SequenceClassifier, TextClassifier
+from lit_probattn.training.checkpoints import save_checkpoint
+from lit_probattn.training.init_from import InitError, init_from
+from tests.datamodules.text.fine_tuning import made
+from tests.support.runs import error_of, newest_state, only_version, run, write_attention
+
+SIZES = {"vocab_size": 23, "max_seq_len": 12, "embed_dim": 8, "head_dim": 4}
+SIZES |= {"num_layers": 2, "mlp_dim": 8}
+
+
+def softmax(c, head_dim, **more):
+    return SoftmaxAttention(c, 2, head_dim=head_dim, **more)
+
+
+def made_task(cls=QuestionAnswering, seed=0, **options):
+    torch.manual_seed(seed)
+    return cls(softmax, **{**SIZES, **options})
+
+
+def saved(folder: Path, task, **more) -> str:
+    path = folder / "from.ckpt"
+    save_checkpoint({"state_dict": task.state_dict(), "global_step": 7, **more}, path)
+    return str(path)
+
+
+def test_a_task_takes_what_another_has(tmp_path):
+    classifier = made_task(TextClassifier, seed=1, num_classes=3)
+    task, untouched = made_task(), made_task()
+    found = init_from(task, saved(tmp_path, classifier))
+    assert found.new == ["model.spans.weight", "model.spans.bias"]
+    heads = ("pooler", "classifier")
+    assert found.left == [f"model.{head}.{kind}" for head in heads for kind in ("weight", "bias")]
+    assert not found.other_shape
+    state, source = task.state_dict(), classifier.state_dict()
+    assert set(found.taken) | set(found.new) == set(state)
+    for name, tensor in state.items():
+        expected = untouched.state_dict() if name in found.new else source
+        assert torch.equal(tensor, expected[name]), name
+    assert found.lines() == [
+        f"initial weights from {tmp_path / 'from.ckpt'} (step 7): {len(found.taken)} entries taken",
+        "  left, in the file only: pooler.weight, pooler.bias, classifier.weight, classifier.bias",
+        "  new, in the model only: spans.weight, spans.bias",
+    ]
+
+
+def test_a_head_of_another_shape_begins_anew(tmp_path):
+    source = made_task(TextClassifier, seed=1, num_classes=3)
+    task, untouched = (made_task(TextClassifier, num_classes=2) for _ in range(2))
+    found = init_from(task, saved(tmp_path, source))
+    assert found.other_shape["model.classifier.weight"] == ((3, 8), (2, 8))
+    assert torch.equal(task.model.classifier.weight, untouched.model.classifier.weight)
+    assert torch.equal(task.model.pooler.weight, source.model.pooler.weight)
+    assert "classifier.weight (2, 8), in the file (3, 8)" in found.lines()[1]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"vocab_size": 29},
+            r"tokens.weight has shape \(29, 8\), the model's has \(23, 8\).*tokeniser",
+        ),
+        ({"max_seq_len": 16}, r"positions.offsets.weight .*--data.init_args.max_positions 16"),
+        ({"num_token_types": 1}, r"token_types.weight .* set --model.init_args.num_token_types 1"),
+        (
+            {"mlp_dim": 16},
+            r"mlp.fc1.weight has shape \(16, 8\), the model's has \(8, 8\) \(and 5 more",
+        ),
+        ({"embed_dim": 16, "head_dim": 8}, r"tokens.weight has shape \(23, 16\).*set the sizes"),
+    ],
+)
+def test_other_shapes_are_refused(other, message, tmp_path):
+    with pytest.raises(InitError, match=message):
+        init_from(made_task(), saved(tmp_path, made_task(**other)))
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path):
+    save_checkpoint({"state_dict": {"model.pooler.weight": torch.zeros(8, 8)}}, tmp_path / "x.ckpt")
+    with pytest.raises(InitError, match="no entry beside heads has a name of this model's"):
+        init_from(made_task(TextClassifier, num_classes=2), str(tmp_path / "x.ckpt"))
+
+
+def test_layers_may_be_missing(tmp_path):
+    task = made_task()
+    found = init_from(task, saved(tmp_path, made_task(num_layers=1, seed=4)))
+    assert all(".blocks.1." in name for name in found.new)
+    assert any(".blocks.0." in name for name in found.taken)
+
+
+def test_another_tokeniser_is_refused(tmp_path):
+    path = saved(tmp_path, made_task(seed=4), TextPairs={"tokeniser": "one"})
+    with pytest.raises(InitError, match="trained with another tokeniser"):
+        init_from(made_task(), path, "two")
+    init_from(made_task(), path, "one")
+    init_from(made_task(), path)
+
+
+def test_heads_that_were_kept_apart_are_taken(tmp_path):
+    source = made_task(TextClassifier, seed=4, num_classes=2)
+    state = source.state_dict()
+    apart = {name: state.pop(name) for name in list(state) if "pooler" in name}
+    save_checkpoint(
+        {"state_dict": state, "transformers": {"other_heads": apart}}, tmp_path / "x.ckpt"
+    )
+    task = made_task(TextClassifier, num_classes=2)
+    assert not init_from(task, str(tmp_path / "x.ckpt")).new
+    assert torch.equal(task.model.pooler.weight, source.model.pooler.weight)
+
+
+def test_safetensors_are_weights_of_a_model(tmp_path):
+    source, task = made_task(seed=4), made_task()
+    save_file(source.model.state_dict(), tmp_path / "x.safetensors")
+    assert init_from(task, str(tmp_path / "x.safetensors")).step is None
+    assert torch.equal(task.model.spans.weight, source.model.spans.weight)
+    (tmp_path / "x.safetensors").write_bytes(b"no")
+    with pytest.raises(InitError, match="cannot be read"):
+        init_from(task, str(tmp_path / "x.safetensors"))
+
+
+def test_other_tasks_have_heads_too(tmp_path):
+    few, many = (made_task(SequenceClassifier, num_classes=n) for n in (2, 5))
+    found = init_from(few, saved(tmp_path, many))
+    assert list(found.other_shape) == ["model.head.fc2.weight", "model.head.fc2.bias"]
+
+
+# ---- runs --------------------------------------------------------------------------------------
+
+
+def command(folder: Path, task: str, *more: str) -> list[str]:
+    text = folder / task
+    if not text.exists():
+        made.write_mnli(text) if task == "mnli" else made.write_sst2(text)
+    words = ["fit", "--task", f"tiny/{task}", "--attention", write_attention(folder)]
+    words += ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    words += ["--data.init_args.path", str(text), "--trainer.devices", "1"]
+    words += ["--data.init_args.cache_dir", str(folder / "cache"), "--trainer.max_steps", "2"]
+    words += ["--trainer.val_check_interval", "2", "--model.init_args.schedule_steps", "8"]
+    return [*words, "--trainer.enable_progress_bar", "false", *more]
+
+
+@pytest.fixture(scope="module")
+def mnli(tmp_path_factory):
+    """A folder with a run on MultiNLI."""
+    folder = tmp_path_factory.mktemp("mnli")
+    run(command(folder, "mnli"))
+    return folder
+
+
+@pytest.fixture
+def folder(mnli, tmp_path):
+    return Path(shutil.copytree(mnli, tmp_path / "copy"))
+
+
+def start_of(folder: Path, number: int) -> dict:
+    (record,) = (folder / "runs").glob(f"mnli*/{number}/versions.json")
+    return json.loads(record.read_text())["starts"][-1]
+
+
+def test_a_run_begins_with_the_weights_of_another_and_says_so(folder, capsys):
+    source = only_version(folder)
+    run(command(folder, "mnli", "--init_from", str(source), "--trainer.max_steps", "1"))
+    told = capsys.readouterr().out
+    assert f"initial weights from {source}/checkpoints/" in told
+    found = start_of(folder, 1)["init_from"]
+    assert found["step"] == 2
+    assert found["taken"] == len(newest_state(source)["state_dict"])
+    assert len(found["sha256"]) == 64
+    assert (found["left"], found["new"], found["other_shape"]) == ([], [], {})
+    assert start_of(folder, 0)["init_from"] is None
+
+
+def test_one_step_without_learning_keeps_the_weights(folder):
+    source = only_version(folder)
+    still = ("--model.init_args.lr", "1e-30", "--model.init_args.weight_decay", "0.0")
+    run(command(folder, "mnli", f"--init_from={source}/last", *still, "--trainer.max_steps", "1"))
+    (place,) = (folder / "runs").glob("mnli*/1")
+    now, before = (newest_state(path)["state_dict"] for path in (place, source))
+    for name, tensor in before.items():
+        torch.testing.assert_close(now[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_a_run_that_goes_on_reads_its_own(folder, capsys):
+    words = command(folder, "mnli", "--run.init_from", str(only_version(folder)))
+    run(words)
+    before = start_of(folder, 1)
+    run([*words, "--ckpt_path", "last", "--trainer.max_steps", "3"])
+    assert "is not read: the run goes on from its own" in capsys.readouterr().out
+    assert start_of(folder, 1)["init_from"] is None
+    assert before["init_from"] is not None
+
+
+def test_another_runs_checkpoint_beside_it_is_refused(folder, capsys):
+    source = str(only_version(folder))
+    more = ("--init_from", source, "--ckpt_path", "best")
+    assert "give one of them" in error_of(command(folder, "mnli", *more), capsys)
+    assert len(list((folder / "runs").glob("mnli*/*"))) == 1
+
+
+def test_it_is_for_training_only(folder, capsys):
+    words = command(folder, "mnli", "--init_from", "x", "--ckpt_path", "last")
+    assert "--init_from is for fit" in error_of(["test", *words[1:]], capsys)
+
+
+@pytest.mark.parametrize("given", ["nowhere.ckpt", ""])
+def test_a_missing_file_is_named(given, folder, capsys):
+    message = error_of(command(folder, "mnli", f"--init_from={given}"), capsys)
+    assert "checkpoint not found: nowhere.ckpt" in message or "--init_from is empty" in message
