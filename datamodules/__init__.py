@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datamodules.series.own import OwnSeries
     from datamodules.series.uea import UEA
     from datamodules.synthetic import Synthetic
+    from datamodules.text.fine_tuning.pretraining import PretrainingText
     from datamodules.text.fine_tuning.question_answering import QuestionAnswering
     from datamodules.text.fine_tuning.text_pairs import TextPairs
     from datamodules.text.labelled import LabelledTexts
@@ -35,8 +36,16 @@ if TYPE_CHECKING:
 
 __all__ = ["IWSLT14", "REGISTRY", "UEA", "WMT14", "Image", "ImageNet"]
 __all__ += ["LabelledTexts", "ListOps", "MaskedText", "OwnSeries", "OwnText", "Pathfinder"]
-__all__ += ["PictureFolder", "QuestionAnswering", "Retrieval", "Synthetic", "Text", "TextPairs"]
-__all__ += ["ToyTrajectories", "ToyTranslation", "Trajectories", "Translation", "WikiText103"]
+__all__ += ["PictureFolder", "PretrainingText", "QuestionAnswering", "Retrieval", "Synthetic"]
+__all__ += [
+    "Text",
+    "TextPairs",
+    "ToyTrajectories",
+    "ToyTranslation",
+    "Trajectories",
+    "Translation",
+    "WikiText103",
+]
 
 # Name on the command line -> module and class.
 REGISTRY = {
@@ -50,6 +59,7 @@ REGISTRY = {
     "own_text": ("datamodules.text.running", "OwnText"),
     "own_texts": ("datamodules.text.labelled", "LabelledTexts"),
     "pathfinder": ("datamodules.lra.pathfinder", "Pathfinder"),
+    "pretraining_text": ("datamodules.text.fine_tuning.pretraining", "PretrainingText"),
     "question_answering": (
         "datamodules.text.fine_tuning.question_answering",
         "QuestionAnswering",

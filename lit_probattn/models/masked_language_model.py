@@ -64,10 +64,16 @@ class MaskedLanguageModel(TextEncoder):
 
         encoder ─ dense ─ gelu ─ norm ─ log p(word)
 
-    Source: RoBERTa (Liu et al., 2019), which the value-aware paper (section 4, A.1) trains on.
+    With `next_sentence` it tells too whether the second part of a sequence follows on the first, as
+    BERT does:
+
+        encoder's first token ─ pooler ─ tanh ─ next_sentence ─ log p(follows, elsewhere)
+
+    Source: RoBERTa (Liu et al., 2019), which the value-aware paper (section 4, A.1) trains on; BERT
+    (Devlin et al., 2019).
     Departs from the source: nothing is pre-trained; sizes are arguments.
 
-    The arguments are those of `TextEncoder`, and `max_logits`, see `FullSoftmax`.
+    The other arguments are those of `TextEncoder`, and `max_logits`, see `FullSoftmax`.
 
     Raises:
         ValueError: fewer than four token ids.
@@ -92,6 +98,7 @@ class MaskedLanguageModel(TextEncoder):
         norm_eps: float = 1e-5,
         activation_checkpointing: bool = False,
         max_logits: int = MAX_LOGITS,
+        next_sentence: bool = False,
     ) -> None:
         if vocab_size <= NUM_SPECIAL:
             raise ValueError(
@@ -118,6 +125,8 @@ class MaskedLanguageModel(TextEncoder):
             nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.LayerNorm(embed_dim, eps=norm_eps)
         )
         self.output = FullSoftmax(vocab_size, max_logits=max_logits)
+        self.pooler = nn.Linear(embed_dim, embed_dim) if next_sentence else None
+        self.next_sentence = nn.Linear(embed_dim, 2) if next_sentence else None
         self._initialise()
 
     def forward(
@@ -136,6 +145,19 @@ class MaskedLanguageModel(TextEncoder):
             ValueError: there are more tokens than `max_seq_len`.
         """
         return self.head(self.encode(inputs, key_mask=key_mask, token_types=token_types, rng=rng))
+
+    def follows(self, encoded: Tensor) -> Tensor:
+        """Return the logits of the second part following and of its being from elsewhere, (B, 2).
+
+        Args:
+            encoded: what `encode` returned, (B, N, C).
+
+        Raises:
+            ValueError: the model has no next_sentence.
+        """
+        if self.pooler is None or self.next_sentence is None:
+            raise ValueError("the model was made with next_sentence=False")
+        return self.next_sentence(torch.tanh(self.pooler(encoded[:, 0])))
 
     def token_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return −log p of every target that is not IGNORE, in order, (num_scored,) float32."""

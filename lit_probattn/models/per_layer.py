@@ -52,8 +52,8 @@ class PerLayer(Attention):
 
 def per_layer(
     default: AttentionFactory,
-    layers: Mapping[int, AttentionFactory] | None = None,
-    head_dims: Mapping[int, int] | None = None,
+    layers: dict[int, AttentionFactory] | None = None,
+    head_dims: dict[int, int] | None = None,
 ) -> AttentionFactory:
     """Return the factory of a model whose attention layers differ; see `PerLayer`."""
     return partial(PerLayer, default=default, layers=layers, head_dims=head_dims)

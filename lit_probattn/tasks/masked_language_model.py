@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS
@@ -24,7 +25,13 @@ class MaskedLanguageModeling(CountedTask):
 
     Logged beside what every task logs, for `val` and `test`: `mlm_error`, the percentage of hidden
     words whose likeliest prediction is wrong; `mlm_loss`, their mean −log p; `mlm_tokens`, their
-    number. All are sums over all ranks, each word once.
+    number. All are sums over all ranks, each word once. With `next_sentence` also `nsp_error`, the
+    percentage of pairs that are wrongly told apart, and `nsp_loss`, their mean −log p.
+
+    With `next_sentence` the loss is Σ −log p(word) / W + Σ w_s −log p(s) / W, over the W hidden
+    words and the sequences s of a global batch, w_s the words that are hidden in s on average.
+    Departs from the source (BERT), which adds the mean over sequences: w_s makes that a mean
+    weighted by length, so that W is all that ranks must agree on.
 
     Source: value-aware attention (Gupta and Berant, 2021), section 4 and A.1; RoBERTa.
     Departs from the source: the paper does not define its error; this is the usual reading.
@@ -41,6 +48,8 @@ class MaskedLanguageModeling(CountedTask):
         mask_token: id of the mask token of an imported vocabulary; random words are then drawn from
             all ids. None means that of the data's tokeniser; without one the last id, and words
             below the last three.
+        next_sentence: whether the model tells too if the second part of a sequence follows on the
+            first; batches then have `elsewhere` (B,), 1 where it does not.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
@@ -69,6 +78,7 @@ class MaskedLanguageModeling(CountedTask):
         max_logits: int = MAX_LOGITS,
         mask_probability: float = 0.15,
         mask_token: int | None = None,
+        next_sentence: bool = False,
         **training_options: Any,
     ) -> None:
         super().__init__(**training_options)
@@ -82,12 +92,14 @@ class MaskedLanguageModeling(CountedTask):
         self.mask_probability, self.mask_token = mask_probability, mask_token
         arguments = model_arguments(MaskedLanguageModel, locals())
         self.model = MaskedLanguageModel(attention, **arguments)
-        self._sums = torch.zeros(3, dtype=torch.float64)  # losses, wrong words, hidden words
+        self.next_sentence = next_sentence
+        # Losses, wrong words, hidden words; losses, wrong pairs, pairs.
+        self._sums = torch.zeros(6, dtype=torch.float64)
 
     # ---- losses ------------------------------------------------------------------------------
 
-    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Hide words; return what the output layer reads, (B, N, C), and the target (B, N)."""
+    def hide(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Encode a batch with words hidden; return that, (B, N, C), and the target (B, N)."""
         key = self.random_key(batch)
         inputs, target = mask_tokens(
             batch["inputs"],
@@ -97,8 +109,13 @@ class MaskedLanguageModeling(CountedTask):
             probability=self.mask_probability,
             mask_token=self.mask_token,
         )
-        given = {"key_mask": batch["key_mask"], "token_types": batch.get("token_types")}
-        return self.model(inputs, **given, rng=key), target
+        given: Any = {"key_mask": batch["key_mask"], "token_types": batch.get("token_types")}
+        return self.model.encode(inputs, **given, rng=key), target
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Hide words; return what the output layer reads, (B, N, C), and the target (B, N)."""
+        encoded, target = self.hide(batch)
+        return self.model.head(encoded), target
 
     def token_losses(self, batch: Batch) -> Tensor:
         """Return the loss of every hidden word, in their order, (num_hidden,) float32."""
@@ -106,14 +123,42 @@ class MaskedLanguageModeling(CountedTask):
 
     def token_results(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return every hidden word's loss, and whether it is predicted wrongly; (num_hidden,)."""
-        hidden, target = self.encode(batch)
+        return self._results(*self.hide(batch))
+
+    def _results(self, encoded: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.model.head(encoded)
         wrong = self.model.predictions(hidden, target) != target[target != IGNORE]
         return self.model.token_losses(hidden, target), wrong
 
+    def pair_losses(self, encoded: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return every pair's loss, and whether it is told wrongly; (B,) each.
+
+        Raises:
+            ValueError: the batch has no pairs.
+        """
+        if "elsewhere" not in batch:
+            raise ValueError(
+                "next_sentence needs pairs of parts, which these data do not have: take "
+                "datamodules.PretrainingText with next_sentence true, or set it false here"
+            )
+        logits = self.model.follows(encoded).float()
+        elsewhere = batch["elsewhere"]
+        losses = functional.cross_entropy(logits, elsewhere, reduction="none")
+        return losses, logits.argmax(-1) != elsewhere
+
     def loss_sum(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses of a batch's hidden words, and their number; both ()."""
-        losses = self.token_losses(batch)
-        return losses.sum(), torch.tensor(len(losses), device=losses.device)
+        """Return the sum of the losses of a batch's hidden words, and their number; both ().
+
+        With `next_sentence` the losses of pairs are in the sum, weighted.
+        """
+        encoded, target = self.hide(batch)
+        losses = self.model.token_losses(self.model.head(encoded), target)
+        total = losses.sum()
+        if self.next_sentence:
+            words = (batch["target"] != IGNORE).sum(-1)  # (B,)
+            pairs, _ = self.pair_losses(encoded, batch)
+            total = total + self.mask_probability * (words * pairs).sum()
+        return total, torch.tensor(len(losses), device=losses.device)
 
     def places(self, batch: Batch) -> int:
         """Return how many words a batch of so many rows could hide."""
@@ -127,15 +172,23 @@ class MaskedLanguageModeling(CountedTask):
         if not bool(real.any()):
             return
         rows: Any = {name: value[real] for name, value in batch.items() if torch.is_tensor(value)}
-        losses, wrong = self.token_results(rows)
+        encoded, target = self.hide(rows)
+        losses, wrong = self._results(encoded, target)
         sums = [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
-        self._sums += torch.stack([x.double() for x in sums]).to(self._sums)
+        if self.next_sentence:
+            losses, wrong = self.pair_losses(encoded, rows)
+            sums += [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
+        self._sums[: len(sums)] += torch.stack([x.double() for x in sums]).to(self._sums)
 
     def log_scores(self, split: Split) -> None:
-        """Log error, loss and number of hidden words."""
-        loss, wrong, count = sum_over_ranks(self._sums.to(self.device)).tolist()
+        """Log error, loss and number of hidden words, and those of pairs."""
+        loss, wrong, count, *pairs = sum_over_ranks(self._sums.to(self.device)).tolist()
         per_word = 1.0 / count if count else float("nan")
         self.log(f"{split}/mlm_error", 100.0 * wrong * per_word, prog_bar=split == "val")
         self.log(f"{split}/mlm_loss", loss * per_word)
         self.log(f"{split}/mlm_tokens", count)
-        self._sums = torch.zeros(3, dtype=torch.float64)
+        if self.next_sentence:
+            per_pair = 1.0 / pairs[2] if pairs[2] else float("nan")
+            self.log(f"{split}/nsp_error", 100.0 * pairs[1] * per_pair, prog_bar=split == "val")
+            self.log(f"{split}/nsp_loss", pairs[0] * per_pair)
+        self._sums = torch.zeros(6, dtype=torch.float64)

@@ -12,13 +12,13 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from datamodules.core.division import check_shares, divide
-from datamodules.core.errors import DataError, MissingDataError, require_at_least
+from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.files import expand, write_whole
 from datamodules.core.tables import read_utf8
+from datamodules.text.fine_tuning.documents import files_of, sentences_of
 
 __all__ = ["MADE", "ClozeQuestions", "ShuffledSentences"]
 
@@ -26,10 +26,8 @@ __all__ = ["MADE", "ClozeQuestions", "ShuffledSentences"]
 MADE = {"cloze_questions": "ClozeQuestions", "shuffled_sentences": "ShuffledSentences"}
 
 BLANK = "_____"
-_SUFFIXES = (".txt", ".text", ".tokens", ".md")
 _HEADING = re.compile(r"\s*(=|#)")
-_END = re.compile(r"(?<=[.!?])(?:[\"”’')\]])?\s+(?=[\"“‘(]?\s?[A-Z0-9])")
-_LEAST_WORDS, _LEAST_SENTENCES = 4, 3
+_LEAST_SENTENCES = 3
 # What may be asked for: names inside a sentence, numbers, long words.
 _NAMES = re.compile(r"(?<=[\w,;] )[A-Z][\w’'-]+(?: [A-Z][\w’'-]+)*")
 _NUMBERS = re.compile(r"(?<!\w)\d[\d,.]*\d(?!\w)")
@@ -95,7 +93,7 @@ class MadeSet:
 
     def _paragraphs(self) -> list[list[str]]:
         """Return the sentences of each paragraph, each paragraph once, by their hash."""
-        lines = (line for path in self._files() for line in read_utf8(path).splitlines())
+        lines = (line for path in files_of(self.text) for line in read_utf8(path).splitlines())
         texts = dict.fromkeys(" ".join(line.split()) for line in lines if not _HEADING.match(line))
         found = [sentences_of(text) for text in texts]
         kept = [sentences for sentences in found if len(sentences) >= _LEAST_SENTENCES]
@@ -106,16 +104,6 @@ class MadeSet:
             )
         kept.sort(key=lambda sentences: _hash(" ".join(sentences)))
         return kept[: self.max_paragraphs]
-
-    def _files(self) -> list[Path]:
-        if self.text.is_file():
-            return [self.text]
-        if not self.text.is_dir():
-            raise MissingDataError(f"{self.text}: no such file or folder")
-        found = sorted(p for p in self.text.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
-        if not found:
-            raise MissingDataError(f"{self.text}: no file that ends in {', '.join(_SUFFIXES)}")
-        return found
 
 
 class ClozeQuestions(MadeSet):
@@ -182,20 +170,6 @@ class ShuffledSentences(MadeSet):
         names = ("sentence1", "sentence2", "label")
         rows = [dict(zip(names, row, strict=True)) for row in both]
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), len(rows)
-
-
-def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a paragraph; those of few words are joined to the next."""
-    found: list[str] = []
-    start = 0
-    for end in [match.end() for match in _END.finditer(text)] + [len(text)]:
-        piece = text[start:end].strip()
-        if len(piece.split()) >= _LEAST_WORDS or (end == len(text) and piece and not found):
-            found.append(piece)
-            start = end
-        elif end == len(text) and piece:
-            found[-1] += f" {piece}"
-    return found
 
 
 def _cloze(sentences: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from tests.profiling.kernels.test_compile_table import (
 from tests.support.paths import ROOT
 
 # Triton 3.6, which GPU machines have, spills nothing in forward on Hopper, GFiSH with heads of 128
-# aside; 3.9 up to this many bytes per thread, most where FiSH has noise and dropout and heads of 128.
+# aside; 3.9 up to this many bytes per thread, with noise and dropout and heads of 128.
 SPILL = 0 if OLD else 100
 needs_36 = pytest.mark.skipif(not OLD, reason="launches were chosen with Triton 3.6")
 

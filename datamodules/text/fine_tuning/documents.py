@@ -1,0 +1,83 @@
+"""Documents of plain text: sentences that follow on one another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from datamodules.core.errors import MissingDataError
+from datamodules.core.tables import read_utf8
+
+__all__ = ["DIVISIONS", "Division", "files_of", "read_documents", "sentences_of"]
+
+Division = Literal["line", "blank_line", "heading", "file"]
+DIVISIONS: tuple[Division, ...] = get_args(Division)
+_SUFFIXES = (".txt", ".text", ".tokens", ".md")
+_HEADING = re.compile(r"\s*=.*=\s*$")
+_END = re.compile(r"(?<=[.!?])(?:[\"”’')\]])?\s+(?=[\"“‘(]?\s?[A-Z0-9])")
+_LEAST_WORDS = 4
+_TITLE = re.compile(r"\s*= [^=].*[^=] =\s*$")  # of an article; `= = x = =` is of a part of it
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the text files of a path, in order: itself, or those of a folder (.txt, .md, …).
+
+    Raises:
+        MissingDataError: There is none.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise MissingDataError(f"{path}: no such file or folder")
+    found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    if not found:
+        raise MissingDataError(f"{path}: no file that ends in {', '.join(_SUFFIXES)}")
+    return found
+
+
+def read_documents(files: Sequence[Path], division: Division) -> Iterator[list[str]]:
+    """Yield the sentences of each document.
+
+    Lines are paragraphs, cut into sentences; headings of WikiText (`= Title =`) are left out.
+
+    Args:
+        files: Text files in UTF-8.
+        division: What a document is: a `line`, what stands between blank lines, what stands under
+            an article's `heading` in WikiText, or a `file`.
+
+    Raises:
+        DataError: A file is not text.
+    """
+    for path in files:
+        document: list[str] = []
+        for line in read_utf8(path).splitlines():
+            text = " ".join(line.split())
+            ends = {
+                "line": True,
+                "blank_line": not text,
+                "heading": bool(_TITLE.match(line)),
+                "file": False,
+            }[division]
+            if ends and document:
+                yield document
+                document = []
+            if text and not _HEADING.match(line):
+                document += sentences_of(text)
+        if document:
+            yield document
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a paragraph; those of few words are joined to the next."""
+    found: list[str] = []
+    start = 0
+    for end in [match.end() for match in _END.finditer(text)] + [len(text)]:
+        piece = text[start:end].strip()
+        if len(piece.split()) >= _LEAST_WORDS or (end == len(text) and piece and not found):
+            found.append(piece)
+            start = end
+        elif end == len(text) and piece:
+            found[-1] += f" {piece}"
+    return found
