@@ -209,7 +209,8 @@ def training_step(task: Task, inputs: Tensor, target: Tensor) -> Callable[[], No
         elif isinstance(task, LanguageModeling | MaskedLanguageModeling):
             loss = model.token_losses(out, target).mean()
         elif isinstance(task, QuestionAnswering):
-            loss = task.window_losses(*out, target).mean()
+            start, end = out
+            loss = task.window_losses(start, end, target).mean()
         elif isinstance(task, DecisionMaking):
             loss = F.mse_loss(out, target)
         else:
