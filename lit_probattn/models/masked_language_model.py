@@ -136,28 +136,26 @@ class MaskedLanguageModel(TextEncoder):
         key_mask: Tensor | None = None,
         token_types: Tensor | None = None,
         rng: RandomKey | None = None,
-    ) -> Tensor:
+        with_pairs: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return what the output layer reads, (B, N, C), for token ids (B, N).
 
         The arguments are those of `encode`; words were hidden by `mask_tokens`.
 
-        Raises:
-            ValueError: there are more tokens than `max_seq_len`.
-        """
-        return self.head(self.encode(inputs, key_mask=key_mask, token_types=token_types, rng=rng))
-
-    def follows(self, encoded: Tensor) -> Tensor:
-        """Return the logits of the second part following and of its being from elsewhere, (B, 2).
-
         Args:
-            encoded: what `encode` returned, (B, N, C).
+            with_pairs: return too the logits of the second part following on the first and of its
+                being from elsewhere, (B, 2).
 
         Raises:
-            ValueError: the model has no next_sentence.
+            ValueError: there are more tokens than `max_seq_len`, or the model has no next_sentence.
         """
+        encoded = self.encode(inputs, key_mask=key_mask, token_types=token_types, rng=rng)
+        hidden: Tensor = self.head(encoded)
+        if not with_pairs:
+            return hidden
         if self.pooler is None or self.next_sentence is None:
             raise ValueError("the model was made with next_sentence=False")
-        return self.next_sentence(torch.tanh(self.pooler(encoded[:, 0])))
+        return hidden, self.next_sentence(torch.tanh(self.pooler(encoded[:, 0])))
 
     def token_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return −log p of every target that is not IGNORE, in order, (num_scored,) float32."""

@@ -98,8 +98,15 @@ class MaskedLanguageModeling(CountedTask):
 
     # ---- losses ------------------------------------------------------------------------------
 
-    def hide(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Encode a batch with words hidden; return that, (B, N, C), and the target (B, N)."""
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Hide words; return what the output layer reads, (B, N, C), and the target (B, N)."""
+        hidden, target, _ = self.encode_pairs(batch, with_pairs=False)
+        return hidden, target
+
+    def encode_pairs(
+        self, batch: Batch, with_pairs: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return these, and the logits of pairs, (B, 2)."""
         key = self.random_key(batch)
         inputs, target = mask_tokens(
             batch["inputs"],
@@ -110,12 +117,10 @@ class MaskedLanguageModeling(CountedTask):
             mask_token=self.mask_token,
         )
         given: Any = {"key_mask": batch["key_mask"], "token_types": batch.get("token_types")}
-        return self.model.encode(inputs, **given, rng=key), target
-
-    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Hide words; return what the output layer reads, (B, N, C), and the target (B, N)."""
-        encoded, target = self.hide(batch)
-        return self.model.head(encoded), target
+        if not with_pairs:
+            return self.model(inputs, **given, rng=key), target, None
+        hidden, logits = self.model(inputs, **given, rng=key, with_pairs=True)
+        return hidden, target, logits
 
     def token_losses(self, batch: Batch) -> Tensor:
         """Return the loss of every hidden word, in their order, (num_hidden,) float32."""
@@ -123,14 +128,13 @@ class MaskedLanguageModeling(CountedTask):
 
     def token_results(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return every hidden word's loss, and whether it is predicted wrongly; (num_hidden,)."""
-        return self._results(*self.hide(batch))
+        return self._results(*self.encode(batch))
 
-    def _results(self, encoded: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.model.head(encoded)
+    def _results(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         wrong = self.model.predictions(hidden, target) != target[target != IGNORE]
         return self.model.token_losses(hidden, target), wrong
 
-    def pair_losses(self, encoded: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+    def pair_losses(self, logits: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Return every pair's loss, and whether it is told wrongly; (B,) each.
 
         Raises:
@@ -141,22 +145,22 @@ class MaskedLanguageModeling(CountedTask):
                 "next_sentence needs pairs of parts, which these data do not have: take "
                 "datamodules.PretrainingText with next_sentence true, or set it false here"
             )
-        logits = self.model.follows(encoded).float()
+        wide = logits if logits.dtype == torch.float64 else logits.float()
         elsewhere = batch["elsewhere"]
-        losses = functional.cross_entropy(logits, elsewhere, reduction="none")
-        return losses, logits.argmax(-1) != elsewhere
+        losses = functional.cross_entropy(wide, elsewhere, reduction="none")
+        return losses, wide.argmax(-1) != elsewhere
 
     def loss_sum(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of a batch's hidden words, and their number; both ().
 
         With `next_sentence` the losses of pairs are in the sum, weighted.
         """
-        encoded, target = self.hide(batch)
-        losses = self.model.token_losses(self.model.head(encoded), target)
+        hidden, target, logits = self.encode_pairs(batch, self.next_sentence)
+        losses = self.model.token_losses(hidden, target)
         total = losses.sum()
-        if self.next_sentence:
+        if logits is not None:
             words = (batch["target"] != IGNORE).sum(-1)  # (B,)
-            pairs, _ = self.pair_losses(encoded, batch)
+            pairs, _ = self.pair_losses(logits, batch)
             total = total + self.mask_probability * (words * pairs).sum()
         return total, torch.tensor(len(losses), device=losses.device)
 
@@ -172,11 +176,11 @@ class MaskedLanguageModeling(CountedTask):
         if not bool(real.any()):
             return
         rows: Any = {name: value[real] for name, value in batch.items() if torch.is_tensor(value)}
-        encoded, target = self.hide(rows)
-        losses, wrong = self._results(encoded, target)
+        hidden, target, logits = self.encode_pairs(rows, self.next_sentence)
+        losses, wrong = self._results(hidden, target)
         sums = [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
-        if self.next_sentence:
-            losses, wrong = self.pair_losses(encoded, rows)
+        if logits is not None:
+            losses, wrong = self.pair_losses(logits, rows)
             sums += [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
         self._sums[: len(sums)] += torch.stack([x.double() for x in sums]).to(self._sums)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -235,7 +237,53 @@ def test_error_counts_wrong_words_and_fill_up_rows_count_for_nothing():
     with torch.no_grad():
         task.validation_step(filled, 0)
     expected = [float(losses.detach().double().sum()), float(wrong.sum()), float(len(losses))]
-    assert task._sums.tolist() == pytest.approx(expected)
+    assert task._sums[:3].tolist() == pytest.approx(expected)
+
+
+def pairs(rows=8):
+    data = batch(rows)
+    data["elsewhere"] = torch.arange(rows) % 2
+    data["token_types"] = (torch.arange(11) >= 5).long().expand(rows, 11)
+    data["key_mask"][1, 8:] = False
+    data["target"][1, 8:] = IGNORE
+    return data
+
+
+def test_the_loss_of_pairs_is_weighted_by_the_words_that_are_hidden_on_average():
+    """Σ −log p(word) / W + Σ w_s −log p(s) / W, written out."""
+    task, data = make_task(next_sentence=True, num_token_types=2).double().eval(), pairs()
+    hidden, target, _ = task.encode_pairs(data)
+    words = task.model.token_losses(hidden, target).double()
+    seen = []
+    task.model.encoder.register_forward_hook(lambda _, args, out: seen.append(out))
+    task.encode(data)
+    encoded = seen[0]
+    total = 0.0
+    for row in range(8):
+        first = torch.tanh(task.model.pooler(encoded[row, 0]))
+        logits = task.model.next_sentence(first).tolist()
+        label = int(data["elsewhere"][row])
+        loss = math.log(math.exp(logits[0]) + math.exp(logits[1])) - logits[label]
+        total += 0.15 * (7 if row == 1 else 9) * loss
+    expected = (float(words.sum()) + total) / len(words)
+    assert float(task.batch_loss(data)) == pytest.approx(expected, rel=1e-6)
+    task.batch_loss(data).backward()
+    assert all(p.grad is not None for p in task.parameters())
+
+
+def test_errors_of_pairs_are_counted_and_pairs_are_needed():
+    task, data = make_task(next_sentence=True, num_token_types=2).eval(), pairs()
+    data["sample_ids"][-1] = -1
+    with torch.no_grad():
+        task.validation_step(data, 0)
+        *_, logits = task.encode_pairs(data)
+        wrong = (logits.argmax(-1) != data["elsewhere"])[:-1]
+    assert task._sums[4:].tolist() == [float(wrong.sum()), 7.0]
+    del data["elsewhere"]
+    with pytest.raises(ValueError, match="next_sentence needs pairs of parts"):
+        task.batch_loss(data)
+    with pytest.raises(ValueError, match="made with next_sentence=False"):
+        make_task().eval().encode_pairs(data)
 
 
 def test_a_batch_without_hidden_words_has_a_loss():

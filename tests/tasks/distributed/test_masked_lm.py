@@ -7,6 +7,7 @@ import torch
 
 from lit_probattn.tasks import MaskedLanguageModeling
 from tests.datamodules.text import made
+from tests.datamodules.text.fine_tuning import test_pretraining as documents
 from tests.support.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 from tests.support.runs import fingerprint, metrics, newest_state, only_version
 
@@ -33,11 +34,11 @@ def whole_double(tmp_path_factory):
     return TRIAL.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE)
 
 
-def assert_alike(one, other, rel):
+def assert_alike(one, other, rel, names=("train/loss", "val/mlm_loss")):
     rows = [metrics(only_version(folder)) for folder in (one, other)]
     assert len(rows[0]) == len(rows[1]) == 16
     for first, second in zip(*rows, strict=True):
-        for key in ("train/loss", "val/mlm_loss"):
+        for key in names:
             assert bool(first[key]) == bool(second[key])
             if first[key]:
                 assert float(second[key]) == pytest.approx(float(first[key]), rel=rel)
@@ -70,6 +71,34 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path_factory, tmp_path, mon
     """With dropout, inside an optimiser step of two parts."""
     uninterrupted = only_version(TRIAL.trained(tmp_path_factory, *TWO_PARTS))
     resumed = TRIAL.trained_in_two_pieces(
+        MaskedLanguageModeling, 21, tmp_path, monkeypatch, *TWO_PARTS
+    )
+    assert fingerprint(resumed) == fingerprint(uninterrupted)
+    assert metrics(resumed) == metrics(uninterrupted)
+
+
+# ---- pairs of parts ------------------------------------------------------------------------------
+
+
+def _documents(folder):
+    text = folder.parent / "documents"
+    if not text.exists():
+        text.mkdir()
+        documents.written(text)
+    cache = ["--data.init_args.cache_dir", str(folder.parent / "cache")]
+    return [*cache, "--data.init_args.path", str(text / "text.txt")]
+
+
+PAIRS = Trial("tiny/bert_pretraining", _documents)
+
+
+def test_pairs_train_alike_and_survive_a_kill(tmp_path_factory, tmp_path, monkeypatch):
+    """In float64; the numbers of hidden words and the lengths of sequences differ by part."""
+    whole = PAIRS.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE)
+    both = PAIRS.trained(tmp_path_factory, *NO_DROPOUT, *DOUBLE, *TWO_PARTS, *TWO_PROCESSES)
+    assert_alike(whole, both, 1e-9, ("train/loss", "val/mlm_loss", "val/nsp_loss", "val/nsp_error"))
+    uninterrupted = only_version(PAIRS.trained(tmp_path_factory, *TWO_PARTS))
+    resumed = PAIRS.trained_in_two_pieces(
         MaskedLanguageModeling, 21, tmp_path, monkeypatch, *TWO_PARTS
     )
     assert fingerprint(resumed) == fingerprint(uninterrupted)
