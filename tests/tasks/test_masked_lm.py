@@ -282,6 +282,7 @@ def test_errors_of_pairs_are_counted_and_pairs_are_needed():
     del data["elsewhere"]
     with pytest.raises(ValueError, match="next_sentence needs pairs of parts"):
         task.batch_loss(data)
+    del data["token_types"]
     with pytest.raises(ValueError, match="made with next_sentence=False"):
         make_task().eval().encode_pairs(data)
 
