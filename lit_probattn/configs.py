@@ -400,6 +400,24 @@ def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in found.items() if parameter.kind not in rest}
 
 
+def default_argument(config: Mapping[str, Any], key: str) -> Any:
+    """Return the default of a class's argument, by its key in a configuration; None without one.
+
+    Args:
+        config: a configuration with the class, such as `model.class_path`.
+        key: dotted, such as `model.init_args.dropout`.
+    """
+    parent, _, name = key.rpartition(".init_args.")
+    place: Any = config
+    for part in parent.split("."):
+        place = place.get(part) if isinstance(place, Mapping) else None
+    path = place.get("class_path") if isinstance(place, Mapping) else None
+    parameter = parameters_of(class_of(path)).get(name) if path else None
+    if parameter is None or parameter.default is inspect.Parameter.empty:
+        return None
+    return parameter.default
+
+
 def takes_any_name(cls: type) -> bool:
     """Return whether a class takes arguments that no constructor of it names."""
     if issubclass(cls, Attention):

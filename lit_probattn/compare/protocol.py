@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_probattn.compare.tables import Row, TaskEntry
-from lit_probattn.configs import ConfigError, class_of, compose, parameters_of
+from lit_probattn.configs import ConfigError, class_of, compose, default_argument, parameters_of
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.run_folder import FREE_KEYS, flatten
 
@@ -202,13 +202,4 @@ def _plain(value: Any) -> Any:
 
 def default_of(config: Mapping[str, Any], key: str) -> Any:
     """Return the default of a setting that a configuration leaves out, None if it has none."""
-    if key == "trainer.precision":
-        return "32-true"
-    parent, _, name = key.rpartition(".init_args.")
-    place: Any = config
-    for part in parent.split("."):
-        place = place.get(part) if isinstance(place, Mapping) else None
-    path = place.get("class_path") if isinstance(place, Mapping) else None
-    parameter = parameters_of(class_of(path)).get(name) if path else None
-    has_default = parameter is not None and parameter.default is not inspect.Parameter.empty
-    return parameter.default if parameter is not None and has_default else None
+    return "32-true" if key == "trainer.precision" else default_argument(config, key)

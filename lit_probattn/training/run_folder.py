@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 
-from lit_probattn.configs import ConfigError, read_yaml
+from lit_probattn.configs import ConfigError, default_argument, read_yaml
 from lit_probattn.records.locks import hold, release
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import (
@@ -438,8 +438,16 @@ def read_own_config(folder: Path) -> dict[str, Any]:
 
 
 def config_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the keys in which two configurations differ, apart from `FREE_KEYS`."""
-    return _differing(_comparable(before), _comparable(now))
+    """Return the keys in which two configurations differ, apart from `FREE_KEYS`.
+
+    An option that an earlier version did not have is the same as its default.
+    """
+    old, new = _comparable(before), _comparable(now)
+    return [
+        key
+        for key in _differing(old, new)
+        if key in old or new.get(key) != default_argument(now, key)
+    ]
 
 
 def source_differences(folder: Path, sources: Sources) -> list[str]:

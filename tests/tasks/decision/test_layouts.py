@@ -9,8 +9,8 @@ import torch
 
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import DecisionMaking
-from tests.support.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version
+from tests.tasks.distributed.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 
 TWO_PARTS = two_parts(16)
 TRIAL = Trial("tiny/d4rl")

@@ -8,8 +8,8 @@ import torch
 from lit_probattn.tasks import MaskedLanguageModeling
 from tests.datamodules.text import made
 from tests.datamodules.text.fine_tuning import test_pretraining as documents
-from tests.support.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 from tests.support.runs import fingerprint, metrics, newest_state, only_version
+from tests.tasks.distributed.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 
 TWO_PARTS = two_parts(16)
 

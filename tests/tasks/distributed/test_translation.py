@@ -10,8 +10,8 @@ import torch
 
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import Translation
-from tests.support.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 from tests.support.runs import fingerprint, in_ranks, metrics, newest_state, only_version
+from tests.tasks.distributed.layouts import DOUBLE, NO_DROPOUT, TWO_PROCESSES, Trial, two_parts
 
 pytest.importorskip("sacrebleu")
 TWO_PARTS = two_parts(16)
