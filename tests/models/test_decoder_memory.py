@@ -41,11 +41,6 @@ def training_step(attention, length):
 def test_memory_of_a_training_step_is_linear_in_the_length(name, monkeypatch):
     """Twice the tokens take at most twice the memory; blocks are as large at both lengths."""
     monkeypatch.setitem(BLOCK_SCORES, "cpu", 1 << 22)  # few blocks to follow
-    if name.lower().startswith("ast"):
-        import entmax
-
-        fewer = partial(entmax.entmax_bisect, n_iter=2)  # bisections take memory once
-        monkeypatch.setattr(entmax, "entmax_bisect", fewer)
     step = partial(training_step, factory(VARIANTS[name]))
     short, long = (predicted_bytes(partial(step, length))[0] for length in (1024, 2048))
     assert 1.0 < long / short < 2.05
