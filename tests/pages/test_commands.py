@@ -58,6 +58,11 @@ TEXT = "--data.init_args.batch_size 4 --data.init_args.eval_batch_size 32 " + ST
 ON_CPU = "--trainer.accelerator cpu --trainer.precision 32-true "
 NO_GPU = r"^error: .*(gpu|GPU|CUDA)"
 NO_DATA = r"^(error|missing): .*\bno "
+NOT_THERE = r"(not found|[Nn]o such|not under|no training data|is not set|not a folder|no cache of|minari)"
+TINY_DECISIONS = SERIES_STEPS + (
+    "--model.init_args.warmup_steps 1 --model.init_args.embed_dim 16 --model.init_args.head_dim 4 "
+    "--model.init_args.mlp_dim 16 --model.init_args.num_layers 1"
+)
 
 # The only ways in which a command differs from what its page says.
 TABLE = [
@@ -86,7 +91,19 @@ TABLE = [
     Row(r"datamodules check uea", refusal=NO_DATA),
     Row(r"uea_benchmark .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
     Row(r"uea_benchmark --dry-run", "--archives JapaneseVowels Heartbeat", refusal=NO_DATA),
+    Row(r"check trajectories --path", refusal=NOT_THERE),
+    Row(r"data (check FOLDER|(prepare|check) iwslt14)", refusal=NOT_THERE),
+    Row(r"analyse translations", refusal=NOT_THERE),
+    Row(r"bert-base-uncased|_transformers", refusal=NOT_THERE),
+    Row(r"(prepare|check) (question_answering|text_pairs)", refusal=NOT_THERE),
+    Row(r"(cloze_questions|shuffled_sentences) --text TEXTS", refusal=NOT_THERE),
+    Row(r"(squad|mnli|own_pairs)", refusal=NOT_THERE),
     # shortened
+    Row(r"prepare trajectories", "--num_steps 2000 --jobs 1"),
+    Row(r"fit --task d4rl", "--data.init_args.data_dir tiny_data " + TINY_DECISIONS),
+    Row(r"test .*d4rl", "--model.init_args.test_episodes 1"),
+    Row(r"study decoding", "--lengths 8 --tokens 8 --source 8 --batch 1 --repeats 1 "
+        "--embed_dim 16 --layers 1 --vocab 50 --train_batch 1"),
     Row(r"fit .*tasks/tiny/"),
     Row(r"fit .*lra_listops", LISTOPS + STEPS),
     Row(r"fit .*uea\.yaml", SERIES_STEPS),
