@@ -32,7 +32,7 @@ from profiling.measure.timing import Side, round_ratios, spread, time_sides
 
 STUDIES = (
     *("ddp_overhead", "decoding", "fish_memory", "layouts", "linear_scaling"),
-    *("running_text", "step_ratio", "swin_step"),
+    *("running_text", "step_ratio", "swapped", "swin_step"),
 )
 
 

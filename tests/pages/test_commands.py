@@ -58,7 +58,9 @@ TEXT = "--data.init_args.batch_size 4 --data.init_args.eval_batch_size 32 " + ST
 ON_CPU = "--trainer.accelerator cpu --trainer.precision 32-true "
 NO_GPU = r"^error: .*(gpu|GPU|CUDA)"
 NO_DATA = r"^(error|missing): .*\bno "
-NOT_THERE = r"(not found|[Nn]o such|not under|no training data|is not set|not a folder|no cache of|minari)"
+NOT_THERE = (
+    r"(not found|[Nn]o such|not under|no training data|is not set|not a folder|no cache of|minari)"
+)
 TINY_DECISIONS = SERIES_STEPS + (
     "--model.init_args.warmup_steps 1 --model.init_args.embed_dim 16 --model.init_args.head_dim 4 "
     "--model.init_args.mlp_dim 16 --model.init_args.num_layers 1"
@@ -105,6 +107,7 @@ TABLE = [
     Row(r"study decoding", "--lengths 8 --tokens 8 --source 8 --batch 1 --repeats 1 "
         "--embed_dim 16 --layers 1 --vocab 50 --train_batch 1"),
     Row(r"fit .*tasks/tiny/"),
+    Row(r"fit .*(Wandb|MLFlow)Logger", LISTOPS + STEPS, refusal=r"needs the package"),
     Row(r"fit .*lra_listops", LISTOPS + STEPS),
     Row(r"fit .*uea\.yaml", SERIES_STEPS),
     Row(r"fit --task own_texts .*reviews\.csv$", SERIES_STEPS),
