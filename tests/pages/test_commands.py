@@ -89,12 +89,13 @@ TABLE = [
     Row(r"profiling report .*_cuda\.yaml", refusal=r"^error: "),  # nothing was measured
     Row(r"reproduce .*--accelerator gpu", refusal=NO_GPU),
     # what needs a release
-    Row(r"datamodules check (text|wikitext103)", refusal=r"(DIFFERENT|published.*)$"),
+    Row(r"datamodules check (text|wikitext103)\b", refusal=r"(DIFFERENT|published.*)$"),
     Row(r"datamodules check uea", refusal=NO_DATA),
     Row(r"uea_benchmark .*--accelerator gpu", refusal=rf"{NO_GPU}|{NO_DATA}"),
     Row(r"uea_benchmark --dry-run", "--archives JapaneseVowels Heartbeat", refusal=NO_DATA),
     Row(r"check trajectories --path", refusal=NOT_THERE),
-    Row(r"data (check FOLDER|(prepare|check) iwslt14)", refusal=NOT_THERE),
+    Row(r"data check FOLDER", refusal=r"unknown data set"),
+    Row(r"data (prepare|check) iwslt14", refusal=NOT_THERE),
     Row(r"analyse translations", refusal=NOT_THERE),
     Row(r"bert-base-uncased|_transformers", refusal=NOT_THERE),
     Row(r"(prepare|check) (question_answering|text_pairs)", refusal=NOT_THERE),
