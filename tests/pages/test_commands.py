@@ -100,7 +100,7 @@ TABLE = [
     Row(r"bert-base-uncased|_transformers", refusal=NOT_THERE),
     Row(r"(prepare|check) (question_answering|text_pairs)", refusal=NOT_THERE),
     Row(r"(cloze_questions|shuffled_sentences) --text TEXTS", refusal=NOT_THERE),
-    Row(r"(squad|mnli|own_pairs)", refusal=NOT_THERE),
+    Row(r"(squad|mnli|own_pairs|bert_pretraining)", refusal=NOT_THERE),
     # shortened
     Row(r"prepare trajectories", "--num_steps 2000 --jobs 1"),
     Row(r"fit --task d4rl", "--data.init_args.data_dir tiny_data " + TINY_DECISIONS),
