@@ -128,9 +128,9 @@ class MaskedLanguageModeling(CountedTask):
 
     def token_results(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return every hidden word's loss, and whether it is predicted wrongly; (num_hidden,)."""
-        return self._results(*self.encode(batch))
+        return self._scored(*self.encode(batch))
 
-    def _results(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _scored(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         wrong = self.model.predictions(hidden, target) != target[target != IGNORE]
         return self.model.token_losses(hidden, target), wrong
 
@@ -177,7 +177,7 @@ class MaskedLanguageModeling(CountedTask):
             return
         rows: Any = {name: value[real] for name, value in batch.items() if torch.is_tensor(value)}
         hidden, target, logits = self.encode_pairs(rows, self.next_sentence)
-        losses, wrong = self._results(hidden, target)
+        losses, wrong = self._scored(hidden, target)
         sums = [losses.double().sum(), wrong.double().sum(), losses.new_tensor(len(losses))]
         if logits is not None:
             losses, wrong = self.pair_losses(logits, rows)

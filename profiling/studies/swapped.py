@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.lra.listops_generator import TOKENS
-from lit_probattn.analysis.drawing import BLUE
-from lit_probattn.commands.demo.expressions import (
+from datamodules.expressions import (
     MAX_LEN,
     NUM_CLASSES,
     Expressions,
     batches,
     draw,
 )
+from datamodules.lra.listops_generator import TOKENS
+from lit_probattn.analysis.drawing import BLUE
 from lit_probattn.interop.swap import swap
 from lit_probattn.records.tables import counted, panels
 from profiling.studies.study import TIMED, Report, command, flag, measure_sides, shown
@@ -120,8 +120,8 @@ def curves(options: argparse.Namespace) -> pd.DataFrame:
         sides: list[tuple[str, str, nn.Module]] = [(UNSWAPPED, TRAINED_ON, copy.deepcopy(host))]
         for variant in VARIANTS:
             for trained in (True, False):
-                start = host if trained else fresh(seed + 1000)
-                sides.append((variant, START[trained], exchanged(start, variant, seed)[0]))
+                origin = host if trained else fresh(seed + 1000)
+                sides.append((variant, START[trained], exchanged(origin, variant, seed)[0]))
         for variant, start, model in sides:
             stream = batches(learn, BATCH, seed + 1)
             for steps, now in train(model, stream, options.tune_steps, options.tune_lr):

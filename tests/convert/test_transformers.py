@@ -88,12 +88,12 @@ class Ours(nn.Module):
         m = self.model
         hidden = m.encode(inputs, key_mask=mask, token_types=types)
         out = {"last_hidden_state": hidden}
-        if hasattr(m, "pooler"):
+        if getattr(m, "pooler", None) is not None:
             out["pooler_output"] = pooled = m.pooler(hidden[:, 0]).tanh()
         if hasattr(m, "head"):
             logits = m.head(hidden) @ m.tokens.weight.T + m.output.bias
             out["logits"] = out["prediction_logits"] = logits
-        if hasattr(m, "next_sentence"):
+        if getattr(m, "next_sentence", None) is not None:
             out["seq_relationship_logits"] = m.next_sentence(pooled)
         if hasattr(m, "spans"):
             out["start_logits"], out["end_logits"] = m.spans(hidden).unbind(-1)

@@ -87,8 +87,8 @@ def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
     names = (
         "image, imagenet, iwslt14, listops, masked_text, own_pictures, own_series, own_text, "
-        "own_texts, pathfinder, question_answering, retrieval, synthetic, text, text_pairs, "
-        "toy_trajectories, "
+        "own_texts, pathfinder, pretraining_text, question_answering, retrieval, synthetic, text, "
+        "text_pairs, toy_trajectories, "
         "toy_translation, trajectories, translation, uea, wikitext103, wmt14"
     )
     assert names in capsys.readouterr().out

@@ -167,5 +167,5 @@ def test_readable_form(tmp_path, capsys):
 
 def test_every_data_set_with_files_is_looked_for():
     own = {*KINDS.values()}  # lie where their user says
-    made = {"synthetic", "toy_trajectories", "toy_translation", "masked_text"}
+    made = {"synthetic", "toy_trajectories", "toy_translation", "masked_text", "pretraining_text"}
     assert set(data._LOOK) == set(data.REGISTRY) - made - own

@@ -71,7 +71,8 @@ def _wrong(options: argparse.Namespace) -> str | None:
 def _run(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)  # before half a minute is spent
     # Importing PyTorch takes seconds.
-    from lit_probattn.commands.demo import cost, expressions, page, training
+    from datamodules import expressions
+    from lit_probattn.commands.demo import cost, page, training
     from lit_probattn.commands.demo.display import Display
     from lit_probattn.records.provenance import replace_text
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from datamodules.expressions import MAX_LEN, NUM_CLASSES
 from lit_probattn.attention import Attention
-from lit_probattn.commands.demo.expressions import MAX_LEN, NUM_CLASSES
 from lit_probattn.commands.demo.training import BATCH, VARIANTS, Side, make_model
 from lit_probattn.models.classifiers import Classifier
 

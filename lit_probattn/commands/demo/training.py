@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from datamodules.expressions import MAX_LEN, NUM_CLASSES, Expressions, batches
 from datamodules.lra.listops_generator import TOKENS
 from lit_probattn.attention import AttentionFactory, MGKAttention, SoftmaxAttention
-from lit_probattn.commands.demo.expressions import MAX_LEN, NUM_CLASSES, Expressions, batches
 from lit_probattn.models.classifiers import Classifier
 
 NUM_HEADS = 4

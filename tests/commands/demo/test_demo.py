@@ -11,8 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from datamodules import expressions
 from lit_probattn.__main__ import COMMANDS, RUN
-from lit_probattn.commands.demo import command, display, expressions, training
+from lit_probattn.commands.demo import command, display, training
 from lit_probattn.commands.demo.cost import Quantity
 from lit_probattn.commands.demo.drawing import attention_map, curves
 from lit_probattn.commands.demo.page import NEXT, summary

@@ -7,7 +7,7 @@ import csv
 import pytest
 import torch
 
-from lit_probattn.commands.demo.expressions import batches, draw
+from datamodules.expressions import batches, draw
 from profiling.studies import swapped
 
 SMALL = ["--seeds", "0", "1", "--steps", "25", "--tune_steps", "4", "--at", "0", "2"]
