@@ -117,7 +117,45 @@ def test_swin_follows_the_code_and_its_parameter_count():
     assert saved == 28_288_354 - 26_223_394
 
 
+@pytest.mark.parametrize("name", ["swin_affine", "swin_hard_fish"])
+def test_swin_with_one_linear_mixing(name):
+    layer = make(name).double()
+    x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
+    q = split(layer.query_proj(x), 6) * HEAD**-0.5
+    k, v = split(layer.key_proj(x), 6), split(layer.value_proj(x), 12)
+    mixing = layer.core.mixing
+    assert (mixing.last_bias is None) == (name == "swin_hard_fish")
+    mixed = F.linear((q @ k.mT).movedim(1, -1), mixing.weights[0], mixing.last_bias)
+    expected = finish(layer, mixed.movedim(-1, 1), v)
+    torch.testing.assert_close(layer(x, is_causal=True), expected, rtol=0, atol=1e-12)
+
+
+MIXED_HEADS = [
+    f"{code}_{on}" for code in ("swin", "translation_gfish") for on in ("query", "key")
+]
+
+
+@pytest.mark.parametrize("name", MIXED_HEADS)
+def test_mixed_queries_and_keys_follow_the_code(name):
+    """Mixed before the products and 1/√E; biases of the code's starts stay as they are."""
+    layer = make(name).double()
+    on, mixing = layer.mix_on, layer.core.mixing
+    assert name.endswith(on)
+    with torch.no_grad():
+        for parameter in mixing.parameters():
+            parameter.normal_()
+    x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
+    heads = {"query": layer.query_proj(x), "key": layer.key_proj(x), "value": layer.value_proj(x)}
+    heads = {k: split(h, h.shape[-1] // HEAD) for k, h in heads.items()}
+    assert heads[on].shape[1] == layer.num_heads // 2
+    heads[on] = two_layers(layer, heads[on])
+    scores = (heads["query"] * HEAD**-0.5) @ heads["key"].mT
+    expected = finish(layer, scores, heads["value"])
+    torch.testing.assert_close(layer(x, is_causal=True), expected, rtol=0, atol=1e-12)
+
+
 def test_every_file_is_tested():
     names = {"lm_gfish", "lm_mish", "translation_gfish", "translation_hard_gfish"}
-    files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*gfish.yaml"))
-    assert {run_stem(path) for path in files} == names | {"swin_hard_gfish"}
+    names |= {"swin_hard_gfish", "swin_affine", "swin_hard_fish", *MIXED_HEADS}
+    files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*gfish*.yaml"))
+    assert {run_stem(path) for path in files} == names
