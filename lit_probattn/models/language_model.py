@@ -63,6 +63,7 @@ class LanguageModel(nn.Module):
         init: Initialisation = "normal",
         activation_checkpointing: bool = False,
         max_logits: int = MAX_LOGITS,
+        share_layers: bool = False,
     ) -> None:
         super().__init__()
         self.vocab_size, self.max_seq_len, self.embed_dim = vocab_size, max_seq_len, embed_dim
@@ -83,6 +84,7 @@ class LanguageModel(nn.Module):
             norm_first=norm_first,
             activation=activation,
             activation_checkpointing=activation_checkpointing,
+            share_layers=share_layers,
         )
         self.output: AdaptiveSoftmax | FullSoftmax
         if output == "adaptive":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.torch_internals import FollowingModule
+from lit_probattn.models.embeddings import sine_positions
 from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
 from lit_probattn.models.transformer import MLP, MOST_LAYERS, Activation
@@ -70,19 +71,6 @@ class SeriesEmbedding(FollowingModule):
                 f"to {self.max_seq_len} steps of {self.num_features} features"
             )
         return self.dropout(self.features(inputs) * self.scale + self.positions[:length])
-
-
-def sine_positions(length: int, width: int) -> Tensor:
-    """Return sines (even channels) and cosines of step · 10000^(−2i / C), (length, width) float64.
-
-    Raises:
-        ValueError: odd width.
-    """
-    if width % 2:
-        raise ValueError(f"fixed positions need an even embed_dim, received {width}")
-    steps = torch.arange(length, dtype=torch.float64)[:, None]
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(1e4) / width))
-    return torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=-1).flatten(1)
 
 
 class SeriesBlock(nn.Module):

@@ -130,9 +130,7 @@ def test_swin_with_one_linear_mixing(name):
     torch.testing.assert_close(layer(x, is_causal=True), expected, rtol=0, atol=1e-12)
 
 
-MIXED_HEADS = [
-    f"{code}_{on}" for code in ("swin", "translation_gfish") for on in ("query", "key")
-]
+MIXED_HEADS = [f"{code}_{on}" for code in ("swin", "translation_gfish") for on in ("query", "key")]
 
 
 @pytest.mark.parametrize("name", MIXED_HEADS)
