@@ -145,6 +145,8 @@ class Transformer(nn.Module):
 
     With `cross_attention` it is a decoder, whose blocks look at a memory too.
 
+    A subclass may name another block, with the arguments of `Block`.
+
     Args:
         attention: makes one attention layer per block from (embed_dim, head_dim); a `PerLayer`
             makes blocks that differ.
@@ -164,6 +166,8 @@ class Transformer(nn.Module):
             one, an attention for a layer that does not exist, or attentions by layers where layers
             are shared.
     """
+
+    block_class: type[Block] = Block
 
     def __init__(
         self,
@@ -196,7 +200,7 @@ class Transformer(nn.Module):
         # Times that the blocks are passed through, one after the other.
         self.num_rounds = num_layers if share_layers else 1
         self.blocks = nn.ModuleList(
-            Block(
+            self.block_class(
                 own[number](embed_dim, head_dim=head_dim),
                 embed_dim,
                 mlp_dim,

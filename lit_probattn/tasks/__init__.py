@@ -1,5 +1,6 @@
 """LightningModules, one per kind of task; the attention variant is a constructor argument."""
 
+from lit_probattn.tasks.as_released import ReleasedLanguageModeling
 from lit_probattn.tasks.base import Batch, Task
 from lit_probattn.tasks.decision import DecisionMaking
 from lit_probattn.tasks.fine_tuning.question_answering import QuestionAnswering
@@ -21,6 +22,7 @@ __all__ = [
     "NonFiniteError",
     "PairClassifier",
     "QuestionAnswering",
+    "ReleasedLanguageModeling",
     "SequenceClassifier",
     "SeriesClassifier",
     "Task",

@@ -84,9 +84,13 @@ class LanguageModeling(Task):
         self.keep_arguments()
         self.max_new_tokens = max_new_tokens
         self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
-        self.model = LanguageModel(attention, **model_arguments(LanguageModel, locals()))
+        self.model = self.make_model(attention, **model_arguments(LanguageModel, locals()))
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens)
         self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
+
+    def make_model(self, attention: AttentionFactory, **arguments: Any) -> LanguageModel:
+        """Return the model; the arguments are those of `LanguageModel`."""
+        return LanguageModel(attention, **arguments)
 
     # ---- losses ------------------------------------------------------------------------------
 

@@ -109,22 +109,28 @@ class SeriesBlock(nn.Module):
 
 
 class FlattenedClassifier(nn.Module):
-    """GELU, dropout, padded steps to zero, all steps side by side, Linear.
+    """Activation, dropout, padded steps to zero, all steps side by side, Linear.
 
     A batch padded to fewer steps than `max_seq_len` uses the columns of its steps: the others would
     meet zeros.
     """
 
     def __init__(
-        self, embed_dim: int, max_seq_len: int, num_classes: int, dropout: float = 0.0
+        self,
+        embed_dim: int,
+        max_seq_len: int,
+        num_classes: int,
+        dropout: float = 0.0,
+        activation: Activation = "gelu",
     ) -> None:
         super().__init__()
+        self.activation = F.gelu if activation == "gelu" else F.relu
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(max_seq_len * embed_dim, num_classes)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Map (B, N, C) to logits (B, num_classes)."""
-        x = self.dropout(F.gelu(x))
+        x = self.dropout(self.activation(x))
         if key_mask is not None:
             x = torch.where(key_mask[..., None], x, 0.0)
         flat = x.flatten(1)  # (B, N · C)
@@ -192,7 +198,7 @@ class SeriesTransformer(nn.Module):
                 SeriesBlock(layer, embed_dim, mlp_dim, norm, norm_positions, dropout, activation)
             )
         self.norm = nn.LayerNorm(embed_dim) if final_norm else nn.Identity()
-        self.head = FlattenedClassifier(embed_dim, max_seq_len, num_classes, dropout)
+        self.head = FlattenedClassifier(embed_dim, max_seq_len, num_classes, dropout, activation)
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None

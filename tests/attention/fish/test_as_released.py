@@ -44,7 +44,9 @@ def finish(layer, scores, value):
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
-@pytest.mark.parametrize("name", ["lm_gfish", "translation_gfish", "translation_hard_gfish"])
+@pytest.mark.parametrize(
+    "name", ["lm_gfish", "lm_hard_gfish", "translation_gfish", "translation_hard_gfish"]
+)
 def test_generalized_mixing_follows_the_code(name, backend):
     layer = make(name, backend=backend).double().eval()  # the code draws noise in evaluation too
     with torch.no_grad():
@@ -67,6 +69,25 @@ def test_generalized_mixing_follows_the_code(name, backend):
     if name.startswith("lm"):
         scores = scores / HEAD**0.5
     expected = finish(layer, scores, v)
+    found = layer(x, is_causal=True, rng=RandomKey(5, step=3))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lm_fish", "lm_hard_fish"])
+def test_linear_mixing_of_the_language_model(name):
+    layer = make(name).double().eval()
+    with torch.no_grad():
+        layer.core.mixing.weights[0].normal_()
+    x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
+    q, k = split(layer.query_proj(x), 2), split(layer.key_proj(x), 2)
+    scores = q @ k.mT
+    if name == "lm_fish":
+        draw = (BATCH, 2, range(LENGTH), range(LENGTH), torch.device("cpu"))
+        noise = normal_noise(RandomKey(5), *draw, torch.float64)
+        scores = scores + layer.core.noise_scale.theta[:, None, None] ** 2 * noise
+    assert (layer.core.noise_scale is None) == (name == "lm_hard_fish")
+    scores = torch.einsum("jk,bkil->bjil", layer.core.mixing.weights[0], scores) / HEAD**0.5
+    expected = finish(layer, scores, split(layer.value_proj(x), 8))
     found = layer(x, is_causal=True, rng=RandomKey(5, step=3))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -154,6 +175,7 @@ def test_mixed_queries_and_keys_follow_the_code(name):
 
 def test_every_file_is_tested():
     names = {"lm_gfish", "lm_mish", "translation_gfish", "translation_hard_gfish"}
+    names |= {"lm_fish", "lm_hard_fish", "lm_hard_gfish"}
     names |= {"swin_hard_gfish", "swin_affine", "swin_hard_fish", *MIXED_HEADS}
     files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*gfish*.yaml"))
     assert {run_stem(path) for path in files} == names
