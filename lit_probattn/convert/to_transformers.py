@@ -95,8 +95,8 @@ def export_model(
     layout = Layout(family, len(find_layers(dict(state))), parts, bare)
     if sizes.get("share_layers", False):
         raise ConversionError(
-            "share_layers is true: their layers have weights of their own, so a shared block has no "
-            "place there"
+            "share_layers is true: their layers have weights of their own, so a shared block has "
+            "no place there"
         )
     if sizes.get("norm_first", False):
         raise ConversionError("norm_first is true: only post-norm blocks can be written")

@@ -1,4 +1,4 @@
-"""A run with tied layers, a class token and fixed positions: trained, tested, converted, gone on."""
+"""A run with tied layers, a class token, fixed positions: trained, tested, converted, gone on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_it_is_tested_converted_and_begun_with(trained, tmp_path, capsys):
         attention=str(out.with_suffix(".yaml")),
     )
     told = capsys.readouterr().out
-    assert "entries taken" in told and "in the model only" not in told
+    assert "entries taken" in told
+    assert "in the model only" not in told
     taken, begun = load_checkpoint(out)["state_dict"], newest_state(only_version(tmp_path))
     assert set(taken) == set(begun["state_dict"])
 
@@ -66,11 +67,11 @@ def test_what_has_no_place_for_a_shared_block_says_so(tmp_path):
     path = tmp_path / "task.yaml"
     sizes = {"num_layers": 3, "share_layers": True}
     path.write_text(yaml.safe_dump({"model": {"init_args": sizes}}))
-    with pytest.raises(ConfigError, match="task.yaml sets share_layers, which sweeps"):
+    with pytest.raises(ConfigError, match=r"task.yaml sets share_layers, which sweeps"):
         task_sizes(path)
 
 
 def test_a_shared_block_is_not_written_for_transformers():
     state = {"encoder.blocks.0.attention.query_proj.weight": torch.zeros(4, 4)}
-    with pytest.raises(ConversionError, match="share_layers is true: .* no place there"):
+    with pytest.raises(ConversionError, match=r"share_layers is true: .* no place there"):
         export_model(state, {"share_layers": True}, 2, "bert", {})

@@ -167,7 +167,8 @@ def encode_with_class(model, inputs, mask):
 def test_fixed_positions_are_exact_in_float64_and_no_weights():
     table = SineTable(LONGEST, WIDTH).double()
     torch.testing.assert_close(table.table, fixed(LONGEST), rtol=0, atol=1e-14)
-    assert not table.state_dict() and not list(table.parameters())
+    assert not table.state_dict()
+    assert not list(table.parameters())
     with pytest.raises(ValueError, match="need an even embed_dim, received 7"):
         SineTable(3, 7)
 
@@ -221,7 +222,8 @@ def test_every_pass_of_a_language_model_has_a_cache_of_its_own():
         for parameter in model.parameters():
             parameter.normal_(std=0.4)
     prompt = torch.randint(0, VOCAB, (2, 4))
-    assert len(model.new_caches()) == 3 and len(model.encoder.blocks) == 1
+    assert len(model.new_caches()) == 3
+    assert len(model.encoder.blocks) == 1
     found = generate(model, prompt, max_new_tokens=6).tokens
     for step in range(6):
         text = torch.cat([prompt, found[:, :step]], 1)
@@ -252,4 +254,5 @@ def test_attention_by_layers_has_no_place_in_a_shared_block():
 
 def test_masked_language_models_take_it():
     model = MaskedLanguageModel(softmax, **SIZES, share_layers=True)
-    assert len(model.encoder.blocks) == 1 and len(model.encoder.layers) == 3
+    assert len(model.encoder.blocks) == 1
+    assert len(model.encoder.layers) == 3

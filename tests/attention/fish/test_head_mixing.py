@@ -1,7 +1,6 @@
-"""Mixed heads of queries or keys alone, against sums written out head by head and entry by entry."""
+"""Mixed heads of queries or keys alone, against sums written out by head and by entry."""
 
 from __future__ import annotations
-
 
 from functools import partial
 
@@ -55,15 +54,17 @@ def local(heads, mixing, last_bias, num_heads):
         units = [heads[:, k, :, e] for k in range(heads.shape[1])]
         first, *rest = mixing.weights
         if mixing.mixer == "relu_sum":
-            units = [sum((p * x).clamp_min(0) for p, x in zip(row, units)) for row in first]
+            units = [
+                sum((p * x).clamp_min(0) for p, x in zip(row, units, strict=True)) for row in first
+            ]
         else:
-            units = [sum(p * x for p, x in zip(row, units)) for row in first]
+            units = [sum(p * x for p, x in zip(row, units, strict=True)) for row in first]
         for weight, bias in zip(rest, mixing.biases, strict=True):
             if mixing.mixer == "mlp":
                 units = [
                     (x if bias is None else x + bias[u]).clamp_min(0) for u, x in enumerate(units)
                 ]
-            units = [sum(p * x for p, x in zip(row, units)) for row in weight]
+            units = [sum(p * x for p, x in zip(row, units, strict=True)) for row in weight]
         if last_bias is not None:
             units = [x + last_bias[j] for j, x in enumerate(units)]
         entries.append(units if len(units) == num_heads else units * num_heads)
@@ -211,7 +212,9 @@ def test_shifted_windows_with_position_bias(mix_on, mixer):
     expected = layer.out_proj(out)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     weight = torch.randn_like(found)
-    for a, b in zip(gradients(found, weight, leaves), gradients(expected, weight, leaves)):
+    for a, b in zip(
+        gradients(found, weight, leaves), gradients(expected, weight, leaves), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
