@@ -194,7 +194,7 @@ _NOISE = Row("core.noise_scale.theta", ("sigma_noise",), _same)
 _FISH_LM = _four("q_net", "k_net", "v_net", "o_net")
 _HDP = _four("q_proj", "k_proj", "v_proj", "out_proj")
 _POSITIONS = ("relative_position_",)
-_BERT = _four(*(f"self.{name}" for name in ("query", "key", "value")), "output.dense")
+_BERT = _four("self.query", "self.key", "self.value", "output.dense")
 _MGK_CODE, _FISH_CODE = "minhtannguyen/transformer-mgk", "minhtannguyen/FishFormer"
 
 LAYOUTS: dict[str, LayerNames] = {
