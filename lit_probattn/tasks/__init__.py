@@ -1,6 +1,5 @@
 """LightningModules, one per kind of task; the attention variant is a constructor argument."""
 
-from lit_probattn.tasks.as_released import ReleasedLanguageModeling
 from lit_probattn.tasks.base import Batch, Task
 from lit_probattn.tasks.decision import DecisionMaking
 from lit_probattn.tasks.fine_tuning.question_answering import QuestionAnswering
@@ -9,6 +8,7 @@ from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.tasks.image_classifier import ImageClassifier
 from lit_probattn.tasks.language_model import LanguageModeling
 from lit_probattn.tasks.masked_language_model import MaskedLanguageModeling
+from lit_probattn.tasks.released.language_model import ReleasedLanguageModeling
 from lit_probattn.tasks.sequence_classifier import PairClassifier, SequenceClassifier
 from lit_probattn.tasks.series_classifier import SeriesClassifier
 from lit_probattn.tasks.translation import Translation

@@ -267,7 +267,7 @@ def all_gradients(layer, x, *outs):
 
 @pytest.mark.parametrize("name", ["as_released_mgk", "intended_mgk_hard_e"])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
-def test_code_lm_hard(name, backend):
+def test_code_lm_as_released_mgk_is_hard_and_shifted(name, backend):
     """h-16: softmax over max_r(−c_r ‖q − k_r‖² / √E), no prior, no epsilon."""
     layer, (x, mask) = make(f"code_lm_{name}", backend=backend), draw()
     x.requires_grad_()

@@ -3,8 +3,8 @@
 from typing import Any
 
 from lit_probattn.attention import AttentionFactory
-from lit_probattn.models.as_released import PreNorm, ReleasedLanguageModel
 from lit_probattn.models.language_model import LanguageModel
+from lit_probattn.models.released.language_model import PreNorm, ReleasedLanguageModel
 from lit_probattn.tasks.language_model import LanguageModeling
 
 

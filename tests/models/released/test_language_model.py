@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
 from lit_probattn.cli.app import main
-from lit_probattn.models.as_released import ReleasedLanguageModel
 from lit_probattn.models.decoding import generate
 from lit_probattn.models.language_model import LanguageModel
+from lit_probattn.models.released.language_model import ReleasedLanguageModel
 from lit_probattn.tasks import ReleasedLanguageModeling
 from tests.datamodules.text import made as made_text
 from tests.support.paths import CONFIGS
