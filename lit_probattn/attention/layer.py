@@ -59,6 +59,10 @@ class Attention(RenamingModule):
     `reference_scores`, from which everything else follows; or gives its heads in `head_layout`,
     sets `self.core` after the projections exist, and gives its `cost`.
 
+    Rows of `query_proj`, `key_proj` and `value_proj` go by head, then by component (keys of a
+    mixture that projects them all), then by entry; columns of `out_proj` by head, then by entry.
+    State dicts of layers elsewhere: `lit_probattn.convert.layer_names`.
+
     Args:
         embed_dim: C, input and output width.
         num_heads: H, query heads.

@@ -93,6 +93,11 @@ def export_model(
     parts = _parts_of(state, family)
     bare = not parts - {"pooler"}  # as transformers writes its models without a head
     layout = Layout(family, len(find_layers(dict(state))), parts, bare)
+    if sizes.get("share_layers", False):
+        raise ConversionError(
+            "share_layers is true: their layers have weights of their own, so a shared block has "
+            "no place there"
+        )
     if sizes.get("norm_first", False):
         raise ConversionError("norm_first is true: only post-norm blocks can be written")
     activation = sizes.get("activation", "gelu")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.layer import AttentionFactory
-from lit_probattn.models.embeddings import TokenEmbedding
+from lit_probattn.models.embeddings import TokenEmbedding, TokenPositions
 from lit_probattn.models.heads import PairClassifierHead, PooledClassifier, Pooling
 from lit_probattn.models.transformer import Transformer
 from lit_probattn.randomness import RandomKey
@@ -20,7 +20,8 @@ class Classifier(nn.Module):
     """Sequence classifier of the Long Range Arena experiments.
 
     Source: MGK, ICML 2022, appendix A.1.1; sizes of its base code: embed_dim 64, head_dim 32,
-    2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes.
+    2 pre-norm layers, mlp_dim 128, head 64 -> 128 -> classes; its options of tied layers, a class
+    token and fixed positions.
 
     The arguments are those of `lit_probattn.tasks.SequenceClassifier`.
     """
@@ -42,9 +43,18 @@ class Classifier(nn.Module):
         dropout: float = 0.1,
         pooling: Pooling = "mean",
         activation_checkpointing: bool = False,
+        positions: TokenPositions = "learned",
+        share_layers: bool = False,
     ) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(vocab_size, max_seq_len, embed_dim, dropout)
+        self.embedding = TokenEmbedding(
+            vocab_size,
+            max_seq_len,
+            embed_dim,
+            dropout,
+            positions=positions,
+            class_token=pooling == "cls",
+        )
         self.encoder = Transformer(
             attention,
             embed_dim,
@@ -53,6 +63,7 @@ class Classifier(nn.Module):
             mlp_dim,
             dropout,
             activation_checkpointing=activation_checkpointing,
+            share_layers=share_layers,
         )
         self.head = self.head_class(embed_dim, mlp_dim, num_classes, max_seq_len, pooling)
 
@@ -63,7 +74,9 @@ class Classifier(nn.Module):
 
         `key_mask` (B, N) marks real tokens; `rng` names the draw of attention dropout and noise.
         """
-        x = self.embedding(inputs)  # (B, N, C)
+        x = self.embedding(inputs)  # (B, N, C), one more position with a class token
+        if key_mask is not None and self.embedding.class_token is not None:
+            key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
         x = self.encoder(x, key_mask=key_mask, rng=rng)  # (B, N, C)
         return self.head(x, key_mask)  # (B, num_classes)
 

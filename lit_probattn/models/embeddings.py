@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -10,15 +11,56 @@ from torch import Tensor, nn
 from lit_probattn.base.torch_internals import FollowingModule
 
 Positions = Literal["reversed", "forward", "rotary"]
+TokenPositions = Literal["learned", "sinusoidal"]
 _BASE = 10000.0
 _FIRST_FORWARD = 2  # where the library of the value-aware model begins to count
 
 
+def sine_positions(length: int, width: int) -> Tensor:
+    """Return sines (even channels) and cosines of step · 10000^(−2i / C), (length, width) float64.
+
+    Raises:
+        ValueError: odd width.
+    """
+    if width % 2:
+        raise ValueError(f"fixed positions need an even embed_dim, received {width}")
+    steps = torch.arange(length, dtype=torch.float64)[:, None]
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(1e4) / width))
+    return torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=-1).flatten(1)
+
+
+class SineTable(FollowingModule):
+    """Rows of `sine_positions`, (length, width), as a table of positions that is not trained."""
+
+    table: Tensor
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", sine_positions(length, width).float(), persistent=False)
+
+    def after_move(self) -> None:
+        """Round the table from float64 once: a model in float64 adds exact positions."""
+        self.table = sine_positions(*self.table.shape).to(self.table)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return the rows of positions (…); (…, C)."""
+        return self.table[positions]
+
+
 class TokenEmbedding(nn.Module):
-    """Token table plus learned positions, then dropout.
+    """Token table plus learned or fixed positions, then dropout; a class token may stand in front.
 
     Source: the Long Range Arena encoder of MGK, ICML 2022 (appendix A.1.1): both tables start as
-    N(0, init_std²), no scaling.
+    N(0, init_std²), no scaling; its code has the class token and fixed positions as options.
+    Departs from the source: the class token is a vector of its own, where the code takes the last
+    row of the token table.
+
+    Args:
+        positions: `learned`, or `sinusoidal`, see `sine_positions`.
+        class_token: put a learned token at position 0, before the `max_seq_len` others.
+
+    Raises:
+        ValueError: unknown positions, or sinusoidal ones of an odd width.
     """
 
     def __init__(
@@ -28,17 +70,30 @@ class TokenEmbedding(nn.Module):
         embed_dim: int,
         dropout: float = 0.0,
         init_std: float = 0.02,
+        positions: TokenPositions = "learned",
+        class_token: bool = False,
     ) -> None:
         super().__init__()
+        if positions not in ("learned", "sinusoidal"):
+            raise ValueError(f"positions must be learned or sinusoidal, received {positions!r}")
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.tokens = nn.Embedding(vocab_size, embed_dim)
-        self.positions = nn.Embedding(max_seq_len, embed_dim)
+        length = max_seq_len + class_token
+        self.positions: nn.Embedding | SineTable
+        if positions == "learned":
+            self.positions = nn.Embedding(length, embed_dim)
+        else:
+            self.positions = SineTable(length, embed_dim)
         nn.init.normal_(self.tokens.weight, std=init_std)
-        nn.init.normal_(self.positions.weight, std=init_std)
+        if isinstance(self.positions, nn.Embedding):
+            nn.init.normal_(self.positions.weight, std=init_std)
+        self.class_token: nn.Parameter | None = None
+        if class_token:
+            self.class_token = nn.Parameter(torch.empty(embed_dim).normal_(std=init_std))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Embed token ids: (B, N) int64 -> (B, N, C).
+        """Embed token ids: (B, N) int64 -> (B, N, C), or (B, 1 + N, C) with a class token.
 
         Args:
             positions: index of each token, (B, N) below `max_seq_len`. None counts from 0.
@@ -53,7 +108,11 @@ class TokenEmbedding(nn.Module):
             )
         if positions is None:
             positions = torch.arange(length, device=inputs.device)
-        return self.dropout(self.tokens(inputs) + self.positions(positions))
+        x = self.tokens(inputs)
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
+            positions = nn.functional.pad(positions + 1, (1, 0))  # 0 is the class token's
+        return self.dropout(x + self.positions(positions).to(x.dtype))
 
 
 class Sinusoid(FollowingModule):

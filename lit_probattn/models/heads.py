@@ -7,18 +7,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Pooling = Literal["mean", "mean_valid"]
+Pooling = Literal["mean", "mean_valid", "cls"]
 
 
 def pool(x: Tensor, key_mask: Tensor | None, pooling: Pooling, max_seq_len: int) -> Tensor:
-    """Average the real tokens: (B, N, C) -> (B, C).
+    """Average the real tokens, or take the first: (B, N, C) -> (B, C).
 
     Args:
         key_mask: real tokens, (B, N). None means all.
         pooling: `mean` divides by `max_seq_len`, whatever the padding of this batch (what the
             authors' code does with batches that it always pads to `max_seq_len`); `mean_valid`
-            divides by the number of real tokens.
+            divides by the number of real tokens; `cls` takes position 0, a class token.
     """
+    if pooling == "cls":
+        return x[:, 0]
     if key_mask is not None:
         x = x * key_mask[..., None]
     total = x.sum(1)
@@ -53,8 +55,8 @@ class PooledClassifier(nn.Module):
         pooling: Pooling = "mean",
     ) -> None:
         super().__init__()
-        if pooling not in ("mean", "mean_valid"):
-            raise ValueError(f"pooling must be mean or mean_valid, received {pooling!r}")
+        if pooling not in ("mean", "mean_valid", "cls"):
+            raise ValueError(f"pooling must be mean, mean_valid or cls, received {pooling!r}")
         self.pooling: Pooling = pooling
         self.max_seq_len = max_seq_len
         self.fc1 = nn.Linear(self.feature_parts * embed_dim, hidden_dim)

@@ -63,6 +63,7 @@ class LanguageModel(nn.Module):
         init: Initialisation = "normal",
         activation_checkpointing: bool = False,
         max_logits: int = MAX_LOGITS,
+        share_layers: bool = False,
     ) -> None:
         super().__init__()
         self.vocab_size, self.max_seq_len, self.embed_dim = vocab_size, max_seq_len, embed_dim
@@ -73,7 +74,7 @@ class LanguageModel(nn.Module):
             None if positions == "rotary" else Sinusoid(max_seq_len, embed_dim, positions)
         )
         self.dropout = nn.Dropout(dropout)
-        self.encoder = Transformer(
+        self.encoder = self.make_encoder(
             partial(attention, **options),
             embed_dim,
             head_dim,
@@ -83,6 +84,7 @@ class LanguageModel(nn.Module):
             norm_first=norm_first,
             activation=activation,
             activation_checkpointing=activation_checkpointing,
+            share_layers=share_layers,
         )
         self.output: AdaptiveSoftmax | FullSoftmax
         if output == "adaptive":
@@ -94,6 +96,10 @@ class LanguageModel(nn.Module):
         if positions == "rotary":
             self._require_rotary()
         self._initialise(init)
+
+    def make_encoder(self, *sizes: Any, **options: Any) -> Transformer:
+        """Return the stack of blocks; the arguments are those of `Transformer`."""
+        return Transformer(*sizes, **options)
 
     def _require_rotary(self) -> None:
         layers = [module for module in self.modules() if isinstance(module, Attention)]

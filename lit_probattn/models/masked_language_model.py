@@ -99,6 +99,7 @@ class MaskedLanguageModel(TextEncoder):
         activation_checkpointing: bool = False,
         max_logits: int = MAX_LOGITS,
         next_sentence: bool = False,
+        share_layers: bool = False,
     ) -> None:
         if vocab_size <= NUM_SPECIAL:
             raise ValueError(
@@ -120,6 +121,7 @@ class MaskedLanguageModel(TextEncoder):
             num_token_types=num_token_types,
             norm_eps=norm_eps,
             activation_checkpointing=activation_checkpointing,
+            share_layers=share_layers,
         )
         self.head = nn.Sequential(
             nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.LayerNorm(embed_dim, eps=norm_eps)

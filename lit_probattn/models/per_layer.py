@@ -80,6 +80,13 @@ def layer_factories(attention: AttentionFactory, num_layers: int) -> list[Attent
     return [partial(layer, **attention.keywords) for layer in made]
 
 
+def differs_by_layer(attention: AttentionFactory | None) -> bool:
+    """Whether a factory is that of a `PerLayer`, in more arguments or not."""
+    if not isinstance(attention, partial):
+        return False
+    return PerLayer in (attention.func, *attention.args) or differs_by_layer(attention.func)
+
+
 def _numbered(
     num_layers: int,
     default: AttentionFactory,

@@ -68,6 +68,7 @@ class TextEncoder(nn.Module):
             have no type.
         norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
         activation_checkpointing: recompute each block in backward instead of storing its inside.
+        share_layers: one block for all layers.
 
     Raises:
         ValueError: no token ids, or a size that `Transformer` refuses.
@@ -91,6 +92,7 @@ class TextEncoder(nn.Module):
         num_token_types: int = 0,
         norm_eps: float = 1e-5,
         activation_checkpointing: bool = False,
+        share_layers: bool = False,
     ) -> None:
         super().__init__()
         if vocab_size < 1:
@@ -116,6 +118,7 @@ class TextEncoder(nn.Module):
             activation=activation,
             activation_checkpointing=activation_checkpointing,
             norm_eps=norm_eps,
+            share_layers=share_layers,
         )
 
     def _initialise(self) -> None:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
-from lit_probattn.models.per_layer import layer_factories
+from lit_probattn.models.per_layer import differs_by_layer, layer_factories
 from lit_probattn.randomness import RandomKey
 
 Activation = Literal["gelu", "relu"]
@@ -145,6 +145,8 @@ class Transformer(nn.Module):
 
     With `cross_attention` it is a decoder, whose blocks look at a memory too.
 
+    A subclass may name another block, with the arguments of `Block`.
+
     Args:
         attention: makes one attention layer per block from (embed_dim, head_dim); a `PerLayer`
             makes blocks that differ.
@@ -157,11 +159,15 @@ class Transformer(nn.Module):
         activation_dropout: within the MLPs, after the activation. None means `dropout`.
         cross_attention: makes the layer by which a block of a decoder looks at the memory.
         norm_eps: epsilon of all layer norms.
+        share_layers: one block, passed `num_layers` times; its weights are stored and counted once.
 
     Raises:
         ValueError: fewer than one layer, an MLP without width, a cross-attention that cannot be
-            one, or an attention for a layer that does not exist.
+            one, an attention for a layer that does not exist, or attentions by layers where layers
+            are shared.
     """
+
+    block_class: type[Block] = Block
 
     def __init__(
         self,
@@ -177,16 +183,24 @@ class Transformer(nn.Module):
         activation_dropout: float | None = None,
         cross_attention: AttentionFactory | None = None,
         norm_eps: float = 1e-5,
+        share_layers: bool = False,
     ) -> None:
         super().__init__()
         if mlp_dim < 1:
             raise ValueError(f"mlp_dim must be at least 1, received {mlp_dim}")
         if not 1 <= num_layers <= MOST_LAYERS:
             raise ValueError(f"num_layers must be from 1 to {MOST_LAYERS}, received {num_layers}")
+        if share_layers and any(map(differs_by_layer, (attention, cross_attention))):
+            raise ValueError(
+                "share_layers=true has one block for all layers, so attention by layers has no "
+                "place: give one attention, or share_layers=false"
+            )
         own = layer_factories(attention, num_layers)
         cross = None if cross_attention is None else layer_factories(cross_attention, num_layers)
+        # Times that the blocks are passed through, one after the other.
+        self.num_rounds = num_layers if share_layers else 1
         self.blocks = nn.ModuleList(
-            Block(
+            self.block_class(
                 own[number](embed_dim, head_dim=head_dim),
                 embed_dim,
                 mlp_dim,
@@ -197,7 +211,7 @@ class Transformer(nn.Module):
                 None if cross is None else cross[number](embed_dim, head_dim=head_dim),
                 norm_eps,
             )
-            for number in range(num_layers)
+            for number in range(num_layers // self.num_rounds)
         )
         self.norm = nn.LayerNorm(embed_dim, eps=norm_eps) if norm_first else nn.Identity()
         self.activation_checkpointing = activation_checkpointing
@@ -219,17 +233,18 @@ class Transformer(nn.Module):
         Args:
             key_mask: real tokens, (B, N) bool.
             rng: names the draw of attention dropout and noise; folded with each layer's index.
-            caches: memory of earlier tokens, one per block, from `new_caches`; `x` follows them.
+            caches: memory of earlier tokens, one per layer, from `new_caches`; `x` follows them.
             query_mask: real tokens, for M-steps, where `key_mask` is not needed.
             memory: what a decoder looks at, (B, S, C), or what `remember` made of it.
             memory_mask: real positions of a memory that is a tensor, (B, S) bool.
 
         Raises:
-            ValueError: there are more or fewer caches than blocks, or a decoder has no memory.
+            ValueError: there are more or fewer caches than layers, or a decoder has no memory.
         """
-        if caches is not None and len(caches) != len(self.blocks):
+        layers = self.layers
+        if caches is not None and len(caches) != len(layers):
             raise ValueError(
-                f"received {len(caches)} caches for {len(self.blocks)} blocks: expected one each"
+                f"received {len(caches)} caches for {len(layers)} layers: expected one each"
             )
         if (memory is None) == self.is_decoder:
             raise ValueError(
@@ -237,7 +252,7 @@ class Transformer(nn.Module):
                 if self.is_decoder
                 else "received a memory, but these blocks have no cross-attention"
             )
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(layers):
             key = None if rng is None else rng.fold(index)
             cache = None if caches is None else caches[index]
             seen = memory if memory is None or isinstance(memory, Tensor) else memory[index]
@@ -249,16 +264,20 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     @property
+    def layers(self) -> list[Block]:
+        """The blocks in the order in which they are passed; a shared one once per layer."""
+        return [cast(Block, block) for block in self.blocks] * self.num_rounds
+
+    @property
     def is_decoder(self) -> bool:
         """Whether the blocks look at a memory."""
         return cast(Block, self.blocks[0]).cross_attention is not None
 
     def remember(self, memory: Tensor, memory_mask: Tensor | None = None) -> list[Memory]:
         """Project a memory, (B, S, C), for the cross-attention of every block."""
-        layers = (cast(Attention, block.cross_attention) for block in self.blocks)
+        layers = (cast(Attention, block.cross_attention) for block in self.layers)
         return [layer.remember(memory, key_mask=memory_mask) for layer in layers]
 
     def new_caches(self, capacity: int = 0) -> list[Cache]:
-        """Return an empty memory per block, with room for `capacity` positions."""
-        layers = (cast(Attention, block.attention) for block in self.blocks)
-        return [layer.new_cache(capacity) for layer in layers]
+        """Return an empty memory per layer, with room for `capacity` positions."""
+        return [block.attention.new_cache(capacity) for block in self.layers]

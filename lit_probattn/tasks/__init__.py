@@ -8,6 +8,7 @@ from lit_probattn.tasks.finite import NonFiniteError
 from lit_probattn.tasks.image_classifier import ImageClassifier
 from lit_probattn.tasks.language_model import LanguageModeling
 from lit_probattn.tasks.masked_language_model import MaskedLanguageModeling
+from lit_probattn.tasks.released.language_model import ReleasedLanguageModeling
 from lit_probattn.tasks.sequence_classifier import PairClassifier, SequenceClassifier
 from lit_probattn.tasks.series_classifier import SeriesClassifier
 from lit_probattn.tasks.translation import Translation
@@ -21,6 +22,7 @@ __all__ = [
     "NonFiniteError",
     "PairClassifier",
     "QuestionAnswering",
+    "ReleasedLanguageModeling",
     "SequenceClassifier",
     "SeriesClassifier",
     "Task",

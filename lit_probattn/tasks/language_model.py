@@ -42,6 +42,7 @@ class LanguageModeling(Task):
         init: `normal`: all matrices and tables N(0, 0.02²), biases 0, norm weights N(1, 0.02²);
             `xavier`: matrices Xavier-uniform, biases 0, table N(0, 1/C). Parameters of a variant
             beside its projections keep their own initialisation.
+        share_layers: one block for all layers, stored and counted once.
         max_new_tokens: tokens that `predict` adds to a prompt.
         temperature: how `predict` draws them; 0 takes the likeliest.
         top_k: draw among the k likeliest only.
@@ -76,15 +77,20 @@ class LanguageModeling(Task):
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        share_layers: bool = False,
         **training_options: Any,
     ) -> None:
         super().__init__(**training_options)
         self.keep_arguments()
         self.max_new_tokens = max_new_tokens
         self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
-        self.model = LanguageModel(attention, **model_arguments(LanguageModel, locals()))
+        self.model = self.make_model(attention, **model_arguments(LanguageModel, locals()))
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens)
         self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
+
+    def make_model(self, attention: AttentionFactory, **arguments: Any) -> LanguageModel:
+        """Return the model; the arguments are those of `LanguageModel`."""
+        return LanguageModel(attention, **arguments)
 
     # ---- losses ------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class MaskedLanguageModeling(CountedTask):
             below the last three.
         next_sentence: whether the model tells too if the second part of a sequence follows on the
             first; batches then have `elsewhere` (B,), 1 where it does not.
+        share_layers: one block for all layers, stored and counted once.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
@@ -79,6 +80,7 @@ class MaskedLanguageModeling(CountedTask):
         mask_probability: float = 0.15,
         mask_token: int | None = None,
         next_sentence: bool = False,
+        share_layers: bool = False,
         **training_options: Any,
     ) -> None:
         super().__init__(**training_options)

@@ -14,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.classifiers import Classifier
 from lit_probattn.models.classifiers import PairClassifier as PairModel
+from lit_probattn.models.embeddings import TokenPositions
 from lit_probattn.models.heads import Pooling
 from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
 
@@ -116,7 +117,11 @@ class SequenceClassifier(LabelTask):
         mlp_dim: width of the hidden layer in each block and in the head.
         dropout: dropout of embeddings and of both branches of a block. Attention dropout is the
             attention's own argument.
-        pooling: how (B, N, C) becomes (B, C); see `lit_probattn.models.heads`.
+        pooling: how (B, N, C) becomes (B, C): `mean` over `max_seq_len`, `mean_valid` over real
+            tokens, or `cls`, the last layer's vector of a class token that stands in front.
+        positions: `learned`, or `sinusoidal`: fixed sines and cosines.
+        share_layers: one block for all layers, stored and counted once. An analysis pools its
+            passes.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
@@ -136,6 +141,8 @@ class SequenceClassifier(LabelTask):
         dropout: float = 0.1,
         pooling: Pooling = "mean",
         activation_checkpointing: bool = False,
+        positions: TokenPositions = "learned",
+        share_layers: bool = False,
         **training_options: Any,
     ) -> None:
         super().__init__(num_classes, **training_options)

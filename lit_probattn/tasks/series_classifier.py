@@ -41,6 +41,7 @@ class SeriesClassifier(LabelTask):
         positions: `learnable` or `fixed` positions.
         attention_init: projections start as those of nn.MultiheadAttention (`xavier`, mvts) or of
             nn.Linear (`default`).
+        activation: of the MLPs and of the head.
         optimizer: `radam`, or `adamw`.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """

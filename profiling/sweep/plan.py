@@ -91,6 +91,11 @@ def task_sizes(path: Path) -> dict[str, Any]:
         content = content.get(key) if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path} does not set model.init_args")
+    if content.get("share_layers"):
+        raise ConfigError(
+            f"{path} sets share_layers, which sweeps do not measure: their layers have weights of "
+            "their own; leave it out"
+        )
     return {k: content[k] for k in _SIZES if isinstance(content.get(k), int | float)}
 
 

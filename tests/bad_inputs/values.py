@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.bad_inputs.cases import Case, command_error, fit
 from tests.datamodules.pictures.made import write_pictures
 from tests.datamodules.text import made as made_text
@@ -73,6 +75,10 @@ def _values() -> Iterator[Case]:
     yield Case(area, "`eps -1`", model(eps=-1))
     yield Case(area, "`weight_decay -1`", model(weight_decay=-1))
     yield Case(area, "`pooling median`", model(pooling="median"))
+    yield Case(area, "`positions rotary` of a classifier", model(positions="rotary"))
+    yield Case(
+        area, "`positions sinusoidal` of an odd width", model(positions="sinusoidal", embed_dim=7)
+    )
     yield Case(area, "`batch_size 0`", data(batch_size=0))
     yield Case(area, "`batch_size` above the data", data(batch_size=4096))
     yield Case(area, "`num_workers -1`", data(num_workers=-1))
@@ -105,6 +111,20 @@ def _pairs() -> Iterator[Case]:
         "FiSH: noise on scaled scores, mixed before scaling",
         variant("FiSHAttention", num_global_heads=1, noise_position="scaled"),
     )
+    mixed = variant("FiSHAttention", mix_on="query")
+    yield Case(area, "FiSH: noise where queries are mixed", mixed)
+    yield Case(
+        area,
+        "FiSH: keys mixed after scaling",
+        variant("FiSHAttention", mix_on="key", noise="none", scale_position="before"),
+    )
+    yield Case(area, "FiSH: mixed values", variant("FiSHAttention", mix_on="value"))
+    yield Case(
+        area,
+        "a scale of the second of three components",
+        variant("ReleasedMLKAttention", num_components=3, second_scale=2.0),
+    )
+    yield Case(area, "attention by layers in a shared block", _shared_by_layers)
     yield Case(
         area,
         "noisy FiSH on the fused reduction",
@@ -157,6 +177,16 @@ def _pictures(folder: Path) -> str:
     data = ["--data", "datamodules.ImageNet", "--data.init_args.data_dir", str(folder)]
     data += ["--data.init_args.image_size", "16"]
     return command_error(arguments("fit", folder, *data))
+
+
+def _shared_by_layers(folder: Path) -> str:
+    path = folder / "by_layers.yaml"
+    default = {"class_path": "lit_probattn.attention.SoftmaxAttention"}
+    default["init_args"] = {"num_heads": 2}
+    short = {"default": default, "layers": {1: {"num_heads": 1}}}
+    path.write_text(yaml.safe_dump({"model": {"init_args": {"attention": short}}}))
+    more = ["--model.init_args.share_layers", "true"]
+    return command_error(arguments("fit", folder, *more, attention=str(path)))
 
 
 def _machine() -> Iterator[Case]:

@@ -157,5 +157,5 @@ def test_bad_prompts_and_rules_are_refused():
 
 def test_number_of_caches_must_fit():
     model = tiny()
-    with pytest.raises(ValueError, match="received 1 caches for 2 blocks"):
+    with pytest.raises(ValueError, match="received 1 caches for 2 layers"):
         model.encoder(torch.zeros(1, 3, C).double(), caches=model.new_caches()[:1])

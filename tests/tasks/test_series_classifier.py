@@ -291,3 +291,30 @@ def test_wrong_archive_is_one_line(tmp_path, capsys):
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error")]
     assert "JapaneseVowels_TRAIN.ts" in line
     assert "bundled" in line
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_one_activation_for_blocks_and_head(activation):
+    """The model written out; `relu` reaches the head too, as in mvts."""
+    made = model(activation=activation, norm="layer").double()
+    data = batch()
+    x, mask = data["inputs"].clone().requires_grad_(), data["key_mask"]
+
+    def active(h):
+        return h.clamp_min(0) if activation == "relu" else h * (1 + torch.erf(h / 2**0.5)) / 2
+
+    embedding, width = made.embedding, made.embedding.features.out_features
+    h = F.linear(x, embedding.features.weight, embedding.features.bias) * width**0.5
+    h = h + embedding.positions[:LENGTH]
+    for block in made.blocks:
+        h = block.norm1(h + block.attention(h, key_mask=mask), mask)
+        inner = active(F.linear(h, block.mlp.fc1.weight, block.mlp.fc1.bias))
+        h = block.norm2(h + F.linear(inner, block.mlp.fc2.weight, block.mlp.fc2.bias), mask)
+    flat = (active(h) * mask[..., None]).flatten(1)
+    expected = F.linear(flat, made.head.output.weight, made.head.output.bias)
+    found = made(x, key_mask=mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    weight, leaves = torch.randn_like(found), [x, *made.parameters()]
+    ours, theirs = (torch.autograd.grad((out * weight).sum(), leaves) for out in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)

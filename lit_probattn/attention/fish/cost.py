@@ -67,6 +67,25 @@ def score_flops(
     return maps + projected + once
 
 
+def mixed_head_flops(
+    seq_len: int,
+    embed_dim: int,
+    head_dim: int,
+    num_query_heads: int,
+    num_key_heads: int,
+    per_entry: int,
+    num_heads: int,
+) -> int:
+    """Return operations up to the local scores where queries or keys are mixed.
+
+    N²H(2E−1) + NE·per_entry + N(H_q + H_k)E(2C−1).
+    """
+    heads = num_query_heads + num_key_heads
+    projected = projection_flops(seq_len, embed_dim, heads * head_dim)
+    maps = seq_len * seq_len * num_heads * (2 * head_dim - 1)
+    return maps + seq_len * head_dim * per_entry + projected
+
+
 def value_flops(seq_len: int, embed_dim: int, value_dim: int, num_heads: int) -> int:
     """Return operations of values, weighted sums and output projection ."""
     inner = num_heads * value_dim

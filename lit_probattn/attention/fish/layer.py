@@ -21,6 +21,7 @@ from lit_probattn.attention.core import Choice, Core, HeadCall, HeadLayout, Lear
 from lit_probattn.attention.cost import Cost
 from lit_probattn.attention.fish.cost import (
     break_even_head_dim,
+    mixed_head_flops,
     mixing_flops,
     mixing_macs,
     score_flops,
@@ -39,6 +40,7 @@ from lit_probattn.attention.fish.functions import (
     fish_sdpa,
     fish_triton,
 )
+from lit_probattn.attention.fish.head_mixing import HeadMixingCore, MixOn, check_mix_on
 from lit_probattn.attention.fish.mixing import (
     HeadMixing,
     Mixer,
@@ -203,6 +205,7 @@ class FiSHCore(Core):
 
 _3_HEADS = {"num_heads": 3, "num_global_heads": 2, "noise_scale": 0.3}
 _8_HEADS = {"num_heads": 8, "num_global_heads": 2}
+_MIXED = {**_3_HEADS, "mixer": "mlp", "mixing_bias": "all", "noise": "none"}
 
 
 class FiSHAttention(Attention):
@@ -217,21 +220,25 @@ class FiSHAttention(Attention):
         noise=none makes them Hard.
     Departs from the source: noise per global head, shared by local heads (the released code;
     Eq. (8) as printed is noise=local); s_k is the square of a parameter; no noise at evaluation
-    unless asked; the last bias of a mixing, which softmax cancels, is an option. Eq. (8) is not a
-    draw from the admixture of Eq. (7), only its relaxation with the same mean.
+    unless asked; the last bias of a mixing, which softmax cancels, is an option; queries or keys
+    alone may be mixed, entry by entry, as the released code can (`mix_on`). Eq. (8) is not a draw
+    from the admixture of Eq. (7), only its relaxation with the same mean.
 
     Args:
         num_heads: H, local heads: values and outputs.
-        num_global_heads: G, heads of queries and keys, at most H. None means ⌈H / head_ratio⌉.
+        num_global_heads: G, heads of queries and keys, or of what `mix_on` names, at most H. None
+            means ⌈H / head_ratio⌉.
         head_ratio: local heads per global head, where `num_global_heads` is None; follows
             `num_heads` in models that change it from stage to stage.
+        mix_on: `scores`, or the heads of the `query` or of the `key` alone, before the products;
+            the other has H heads then, and there is no noise.
         mixer: `linear`, `shared`, `mlp` (GFiSH as released) or `relu_sum` (as written).
         mixer_ratios: hidden widths of `mlp` as ⌈H / ratio⌉; None means one layer of H.
         mixing: `relaxed` (all experiments of the paper), or `simplex`: p_kj ≥ 0, Σ_k p_kj = 1.
         mixing_init: weights at the start: `torch_linear` (translation), `normal_0.02` (language
             model), `trunc_normal_0.02` (images), or `copy`: local head j is global head ⌊jG/H⌋.
-        mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, which changes nothing)
-            or `none`.
+        mixing_bias: `hidden` (before a ReLU), `all` (the last layer too, which changes nothing but
+            where queries are mixed) or `none`.
         noise: `global`, `local`, `local_global` or `none`.
         noise_scale: s at the start, positive.
         sigma_shape: one s per global head, or one for all.
@@ -240,21 +247,23 @@ class FiSHAttention(Attention):
         noise_at_eval: draw noise at evaluation too; keyed by seed and sample, so it repeats.
         scale_position: 1/√E `after` the mixing (language model) or `before` it (the rest).
         common: the other arguments of `Attention`, without grouped heads; `backend`: `sdpa` serves
-            Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and more than two layers;
-            rotary positions turn global queries and keys.
+            Hard FiSH and Hard MiSH, `triton` all but mixer=relu_sum and more than two layers; both
+            serve all that mixes queries or keys. Rotary positions turn heads before the mixing.
 
     Raises:
         ValueError: more global than local heads, or choices that exclude each other; see also
             `Attention`.
     """
 
-    core: FiSHCore
+    core: FiSHCore | HeadMixingCore
     kernel_examples = (
         Example("fish hard", {**_3_HEADS, "noise": "none"}, ("causal", "pairs")),
         Example("fish", _3_HEADS, ("key",)),
         Example("fish, noise per head", {**_3_HEADS, "noise": "local"}, ("pairs",)),
         Example("fish, shared mixing", {**_3_HEADS, "mixer": "shared"}, ("causal", "dropout")),
         Example("gfish", {**_3_HEADS, "mixer": "mlp"}, ("causal", "key")),
+        Example("gfish, mixed queries", {**_MIXED, "mix_on": "query"}, ("key", "dropout")),
+        Example("gfish, mixed keys", {**_MIXED, "mix_on": "key"}, ("causal",)),
     )
     kernel_forms = (
         Example("fish hard, 2 of 8", {**_8_HEADS, "noise": "none"}),
@@ -270,6 +279,7 @@ class FiSHAttention(Attention):
         *,
         num_global_heads: int | None = None,
         head_ratio: float = 2.0,
+        mix_on: MixOn = "scores",
         mixer: Mixer = "linear",
         mixer_ratios: Sequence[float] | None = None,
         mixing: MixingConstraint = "relaxed",
@@ -284,25 +294,42 @@ class FiSHAttention(Attention):
         scale_position: ScalePosition = "after",
         **common: Any,
     ) -> None:
-        options = own_options(FiSHCore, locals())
+        check_choice("mix_on", mix_on, ("scores", "query", "key"))
+        made = FiSHCore if mix_on == "scores" else HeadMixingCore
+        options = own_options(made, locals())
+        check_mix_on(mix_on, locals())
         self.num_global_heads = count_global_heads(num_heads, num_global_heads, head_ratio)
+        self.mix_on: MixOn = mix_on
         super().__init__(embed_dim, num_heads, num_kv_heads=None, **common)
         self.mixing_bias: MixingBias = mixing_bias
-        self.core = FiSHCore(self.layout, self._backend, **options)
+        self.core = made(self.layout, self._backend, **options)
 
     def head_layout(self) -> HeadLayout:
-        """Queries and keys are global, values local."""
-        heads = self.num_global_heads
-        return replace(super().head_layout(), query=heads, key=heads, value=self.num_heads)
+        """What is mixed is global, everything else local."""
+        g, h = self.num_global_heads, self.num_heads
+        query, key = (h if self.mix_on == other else g for other in ("key", "query"))
+        return replace(super().head_layout(), query=query, key=key, value=h)
 
     def cost(self, seq_len: int) -> Cost:
         """Return the cost by FiSH appendix D for the scores, plus values and output projection.
 
         FiSH:  N²(2HE + 2GE + 2HG − H) + N(4(H+G)EC − 2(H+G)E − C), C = key_embed_dim.
+        Where queries or keys are mixed, all is as in MHA but the projection of G heads and their
+        mixing, once per position and entry.
         """
         n, c, e = seq_len, self.embed_dim, self.head_dim
         h, g, e_v = self.num_heads, self.num_global_heads, self.value_head_dim
-        mixing, noise = self.core.mixing, self.core.noise_kind
+        mixing = self.core.mixing
+        if isinstance(self.core, HeadMixingCore):
+            pair, _ = mixing_flops(mixing.widths, mixing.mixer, self.mixing_bias, "none", h)
+            mixed = mixing_macs(mixing.widths, mixing.mixer, "none")
+            flops = mixed_head_flops(n, c, e, self.layout.query, self.layout.key, pair, h)
+            return Cost(
+                paper_flops=flops + value_flops(n, c, e_v, h),
+                macs=self.projection_macs(n) + n * e * mixed + n * n * h * (e + e_v),
+                num_parameters=self.count_parameters(),
+            )
+        noise = self.core.noise_kind
         per_pair, once = mixing_flops(mixing.widths, mixing.mixer, self.mixing_bias, noise, h)
         per_pair_macs = g * e + mixing_macs(mixing.widths, mixing.mixer, noise) + h * e_v
         return Cost(
@@ -315,14 +342,15 @@ class FiSHAttention(Attention):
         """Return it for the mixings whose cost appendix D gives; projections always cost less."""
         mixing, h, g = self.core.mixing, self.num_heads, self.num_global_heads
         plain = mixing.mixer != "relu_sum" and mixing.widths[1:-1] in ([], [h])
-        if not plain or g >= h:
-            return None
+        if not plain or g >= h or isinstance(self.core, HeadMixingCore):
+            return None  # mixed queries or keys save nothing of the N² term
         noise = self.core.noise_kind
         return break_even_head_dim(h, g, mixing.mixer, noise, self.mixing_bias)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""
-        return f"{super().extra_repr()}, num_global_heads={self.num_global_heads}"
+        mixed = "" if self.mix_on == "scores" else f", mix_on={self.mix_on!r}"
+        return f"{super().extra_repr()}, num_global_heads={self.num_global_heads}{mixed}"
 
 
 def count_global_heads(num_heads: int, num_global_heads: int | None, head_ratio: float) -> int:

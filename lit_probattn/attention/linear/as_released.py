@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from lit_probattn.attention.core import HeadCall
 from lit_probattn.attention.layer import own_options
 from lit_probattn.attention.linear.features import FeatureMap
 from lit_probattn.attention.linear.functions import Denominator, LinearForm, Mix, OutputScale
@@ -55,6 +57,21 @@ class ReleasedLinearAttention(LinearAttention):
         return replace(super().make_form(features), **self._switches)
 
 
+class ReleasedMLKCore(MLKCore):
+    """`MLKCore` with a factor on the features of the second component."""
+
+    second_scale: float = 1.0
+
+    def shares(self, call: HeadCall) -> Tensor | None:
+        """Return π of the call's keys with that factor, (H_kv, K, 1 or L)."""
+        shares = super().shares(call)
+        if shares is None or self.second_scale == 1.0:
+            return shares
+        factor = shares.new_ones(shares.shape[1])
+        factor[1] = self.second_scale
+        return shares * factor[:, None]
+
+
 class ReleasedMLKAttention(ReleasedLinearAttention, MLKAttention):
     """`MLKAttention` with what only the released codes of MGK, ICML 2022, do.
 
@@ -65,6 +82,8 @@ class ReleasedMLKAttention(ReleasedLinearAttention, MLKAttention):
         mix: `after` the feature map (the paper), or `before` it, φ(Σ_r π_r key[j, r]), which is
             ordinary linear attention with key weights Σ_r π_r W_r (Long Range Arena).
         shift_first_zero: start the first shift at zero.
+        second_scale: factor on φ of the second component of two (`scale_w` of the language model's
+            layers, where no command line sets it).
         common: the other arguments of `ReleasedLinearAttention` and `MLKAttention`.
 
     Raises:
@@ -79,19 +98,29 @@ class ReleasedMLKAttention(ReleasedLinearAttention, MLKAttention):
         *,
         mix: Mix = "after",
         shift_first_zero: bool = False,
+        second_scale: float = 1.0,
         **common: Any,
     ) -> None:
+        if not 0.0 < second_scale < float("inf"):
+            raise ValueError(f"second_scale must be a positive number, received {second_scale}")
         self._mix: Mix = mix
-        self._first_zero = shift_first_zero
+        self._first_zero, self._second_scale = shift_first_zero, second_scale
         super().__init__(embed_dim, num_heads, **common)
 
     def make_form(self, features: FeatureMap) -> LinearForm:
         """Return feature map and switches, with where components are mixed."""
         return replace(super().make_form(features), mix=self._mix)
 
-    def make_core(self, **options: Any) -> MLKCore:
+    def make_core(self, **options: Any) -> ReleasedMLKCore:
         """Return the core, its first shift at zero if asked."""
-        core = super().make_core(**options)
+        components = self._mixture["num_components"]
+        if self._second_scale != 1.0 and (components != 2 or self._mix != "after"):
+            raise ValueError(
+                f"second_scale={self._second_scale} needs num_components=2 and mix=after, received "
+                f"{components} and {self._mix}"
+            )
+        core = ReleasedMLKCore(self.layout, self._backend, **options, **self._mixture)
+        core.second_scale = self._second_scale
         if self._first_zero and core.key_shift is not None:
             with torch.no_grad():
                 core.key_shift[:, 0] = 0.0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.base.torch_internals import FollowingModule
+from lit_probattn.models.embeddings import sine_positions
 from lit_probattn.models.per_layer import layer_factories
 from lit_probattn.models.series.norm import Norm, NormPositions, make_norm
 from lit_probattn.models.transformer import MLP, MOST_LAYERS, Activation
@@ -72,19 +73,6 @@ class SeriesEmbedding(FollowingModule):
         return self.dropout(self.features(inputs) * self.scale + self.positions[:length])
 
 
-def sine_positions(length: int, width: int) -> Tensor:
-    """Return sines (even channels) and cosines of step · 10000^(−2i / C), (length, width) float64.
-
-    Raises:
-        ValueError: odd width.
-    """
-    if width % 2:
-        raise ValueError(f"fixed positions need an even embed_dim, received {width}")
-    steps = torch.arange(length, dtype=torch.float64)[:, None]
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(1e4) / width))
-    return torch.stack([(steps * rates).sin(), (steps * rates).cos()], dim=-1).flatten(1)
-
-
 class SeriesBlock(nn.Module):
     """Attention and MLP with residual paths, normalised after each.
 
@@ -121,22 +109,28 @@ class SeriesBlock(nn.Module):
 
 
 class FlattenedClassifier(nn.Module):
-    """GELU, dropout, padded steps to zero, all steps side by side, Linear.
+    """Activation, dropout, padded steps to zero, all steps side by side, Linear.
 
     A batch padded to fewer steps than `max_seq_len` uses the columns of its steps: the others would
     meet zeros.
     """
 
     def __init__(
-        self, embed_dim: int, max_seq_len: int, num_classes: int, dropout: float = 0.0
+        self,
+        embed_dim: int,
+        max_seq_len: int,
+        num_classes: int,
+        dropout: float = 0.0,
+        activation: Activation = "gelu",
     ) -> None:
         super().__init__()
+        self.activation = F.gelu if activation == "gelu" else F.relu
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(max_seq_len * embed_dim, num_classes)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Map (B, N, C) to logits (B, num_classes)."""
-        x = self.dropout(F.gelu(x))
+        x = self.dropout(self.activation(x))
         if key_mask is not None:
             x = torch.where(key_mask[..., None], x, 0.0)
         flat = x.flatten(1)  # (B, N · C)
@@ -204,7 +198,7 @@ class SeriesTransformer(nn.Module):
                 SeriesBlock(layer, embed_dim, mlp_dim, norm, norm_positions, dropout, activation)
             )
         self.norm = nn.LayerNorm(embed_dim) if final_norm else nn.Identity()
-        self.head = FlattenedClassifier(embed_dim, max_seq_len, num_classes, dropout)
+        self.head = FlattenedClassifier(embed_dim, max_seq_len, num_classes, dropout, activation)
 
     def forward(
         self, inputs: Tensor, *, key_mask: Tensor | None = None, rng: RandomKey | None = None

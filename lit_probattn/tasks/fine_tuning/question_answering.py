@@ -58,6 +58,7 @@ class QuestionAnswering(FineTuning):
         n_best: answers of a window, and of a question, that are kept.
         max_answer_length: most tokens of an answer.
         null_threshold: in data of version 2.0, no answer is predicted where `null_odds` exceed it.
+        share_layers: one block for all layers, stored and counted once.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
@@ -89,6 +90,7 @@ class QuestionAnswering(FineTuning):
         lr: float = 3e-5,
         weight_decay: float = 0.01,
         schedule: ScheduleName = "linear",
+        share_layers: bool = False,
         **training_options: Any,
     ) -> None:
         optimisation: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}

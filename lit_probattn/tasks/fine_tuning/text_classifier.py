@@ -31,6 +31,7 @@ class TextClassifier(FineTuning, LabelTask):
         position_period: for long inputs, see `PeriodicPositions`.
         num_token_types: kinds of segments that the model tells apart; 0 for none, as in RoBERTa.
         norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
+        share_layers: one block for all layers, stored and counted once.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
@@ -58,6 +59,7 @@ class TextClassifier(FineTuning, LabelTask):
         lr: float = 3e-5,
         weight_decay: float = 0.01,
         schedule: ScheduleName = "linear",
+        share_layers: bool = False,
         **training_options: Any,
     ) -> None:
         optimisation: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}

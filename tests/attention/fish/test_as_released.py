@@ -44,7 +44,9 @@ def finish(layer, scores, value):
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
-@pytest.mark.parametrize("name", ["lm_gfish", "translation_gfish", "translation_hard_gfish"])
+@pytest.mark.parametrize(
+    "name", ["lm_gfish", "lm_hard_gfish", "translation_gfish", "translation_hard_gfish"]
+)
 def test_generalized_mixing_follows_the_code(name, backend):
     layer = make(name, backend=backend).double().eval()  # the code draws noise in evaluation too
     with torch.no_grad():
@@ -67,6 +69,25 @@ def test_generalized_mixing_follows_the_code(name, backend):
     if name.startswith("lm"):
         scores = scores / HEAD**0.5
     expected = finish(layer, scores, v)
+    found = layer(x, is_causal=True, rng=RandomKey(5, step=3))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lm_fish", "lm_hard_fish"])
+def test_linear_mixing_of_the_language_model(name):
+    layer = make(name).double().eval()
+    with torch.no_grad():
+        layer.core.mixing.weights[0].normal_()
+    x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
+    q, k = split(layer.query_proj(x), 2), split(layer.key_proj(x), 2)
+    scores = q @ k.mT
+    if name == "lm_fish":
+        draw = (BATCH, 2, range(LENGTH), range(LENGTH), torch.device("cpu"))
+        noise = normal_noise(RandomKey(5), *draw, torch.float64)
+        scores = scores + layer.core.noise_scale.theta[:, None, None] ** 2 * noise
+    assert (layer.core.noise_scale is None) == (name == "lm_hard_fish")
+    scores = torch.einsum("jk,bkil->bjil", layer.core.mixing.weights[0], scores) / HEAD**0.5
+    expected = finish(layer, scores, split(layer.value_proj(x), 8))
     found = layer(x, is_causal=True, rng=RandomKey(5, step=3))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -117,7 +138,44 @@ def test_swin_follows_the_code_and_its_parameter_count():
     assert saved == 28_288_354 - 26_223_394
 
 
+@pytest.mark.parametrize("name", ["swin_affine", "swin_hard_fish"])
+def test_swin_with_one_linear_mixing(name):
+    layer = make(name).double()
+    x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
+    q = split(layer.query_proj(x), 6) * HEAD**-0.5
+    k, v = split(layer.key_proj(x), 6), split(layer.value_proj(x), 12)
+    mixing = layer.core.mixing
+    assert (mixing.last_bias is None) == (name == "swin_hard_fish")
+    mixed = F.linear((q @ k.mT).movedim(1, -1), mixing.weights[0], mixing.last_bias)
+    expected = finish(layer, mixed.movedim(-1, 1), v)
+    torch.testing.assert_close(layer(x, is_causal=True), expected, rtol=0, atol=1e-12)
+
+
+MIXED_HEADS = [f"{code}_{on}" for code in ("swin", "translation_gfish") for on in ("query", "key")]
+
+
+@pytest.mark.parametrize("name", MIXED_HEADS)
+def test_mixed_queries_and_keys_follow_the_code(name):
+    """Mixed before the products and 1/√E; biases of the code's starts stay as they are."""
+    layer = make(name).double()
+    on, mixing = layer.mix_on, layer.core.mixing
+    assert name.endswith(on)
+    with torch.no_grad():
+        for parameter in mixing.parameters():
+            parameter.normal_()
+    x = torch.randn(BATCH, LENGTH, EMBED, dtype=torch.float64)
+    heads = {"query": layer.query_proj(x), "key": layer.key_proj(x), "value": layer.value_proj(x)}
+    heads = {k: split(h, h.shape[-1] // HEAD) for k, h in heads.items()}
+    assert heads[on].shape[1] == layer.num_heads // 2
+    heads[on] = two_layers(layer, heads[on])
+    scores = (heads["query"] * HEAD**-0.5) @ heads["key"].mT
+    expected = finish(layer, scores, heads["value"])
+    torch.testing.assert_close(layer(x, is_causal=True), expected, rtol=0, atol=1e-12)
+
+
 def test_every_file_is_tested():
     names = {"lm_gfish", "lm_mish", "translation_gfish", "translation_hard_gfish"}
-    files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*gfish.yaml"))
-    assert {run_stem(path) for path in files} == names | {"swin_hard_gfish"}
+    names |= {"lm_fish", "lm_hard_fish", "lm_hard_gfish"}
+    names |= {"swin_hard_gfish", "swin_affine", "swin_hard_fish", *MIXED_HEADS}
+    files = (*FOLDER.glob("*.yaml"), *FOLDER.parent.glob("translation/*gfish*.yaml"))
+    assert {run_stem(path) for path in files} == names

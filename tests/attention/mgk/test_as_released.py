@@ -96,9 +96,10 @@ def test_every_file_is_tested():
     tested |= {f"code_lra_{n}" for n in ("linear", "mlk", "smlk")}
     tested |= {f"code_lm_intended_{n}" for n in ("mlk", "smlk")}
     tested |= {"code_lm_linear", "code_lm_as_released_mgk", "code_lm_as_released_mlk"}
+    tested |= {"code_lm_intended_mgk_hard_e", "code_lm_intended_mlk_scaled"}
     files = (*FOLDER.glob("lra/*.yaml"), *FOLDER.glob("lm/*.yaml"))
     assert {run_stem(path) for path in files} == tested
-    others = {"gfish", "hard_gfish"}  # tests/attention/fish
+    others = {"gfish", "hard_gfish", "gfish_query", "gfish_key"}  # tests/attention/fish
     assert {path.stem for path in FOLDER.glob("translation/*.yaml")} == {"mgk", "smgk"} | others
 
 
@@ -251,28 +252,47 @@ def test_code_lm_intended_soft_counts_hidden_pairs(name):
         torch.testing.assert_close(layer.core.prior.value[:, 0, :N], pi, **TOLERANCE)
 
 
+def all_gradients(layer, x, *outs):
+    """Assert that outputs are equal, and so is every gradient of a weighted sum of theirs."""
+    found, expected = outs
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    weight, wanted = torch.randn_like(found), {"x": x, **dict(layer.named_parameters())}
+    ours, theirs = (
+        torch.autograd.grad((out * weight).sum(), list(wanted.values()), materialize_grads=True)
+        for out in outs
+    )
+    for one, a, b in zip(wanted, ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11, msg=lambda m, n=one: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("name", ["as_released_mgk", "intended_mgk_hard_e"])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
-def test_code_lm_as_released_mgk_is_hard_and_shifted(backend):
+def test_code_lm_as_released_mgk_is_hard_and_shifted(name, backend):
     """h-16: softmax over max_r(−c_r ‖q − k_r‖² / √E), no prior, no epsilon."""
-    layer, (x, mask) = make("code_lm_as_released_mgk", backend=backend), draw()
-    assert layer.shifted_keys
+    layer, (x, mask) = make(f"code_lm_{name}", backend=backend), draw()
+    x.requires_grad_()
+    assert layer.shifted_keys == (name == "as_released_mgk")
     assert layer.core.prior is None
     q, (k1, k2) = heads(layer.query_proj, x), keys(layer, x)
     score = torch.maximum(-0.5 * squared(q, k1) / E**0.5, -1.5 * squared(q, k2) / E**0.5)
     density = score.exp() * visible(True, mask)
     out = density / density.sum(-1, keepdim=True) @ heads(layer.value_proj, x)
-    found = layer(x, is_causal=True, key_mask=mask)
-    torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
+    all_gradients(layer, x, layer(x, is_causal=True, key_mask=mask), finish(layer, out))
 
 
-@pytest.mark.parametrize("name", ["intended_mlk", "intended_smlk", "as_released_mlk", "linear"])
+@pytest.mark.parametrize(
+    "name",
+    ["intended_mlk", "intended_mlk_scaled", "intended_smlk", "as_released_mlk", "linear"],
+)
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_code_lm_linear_family(name, backend):
     """Features over their sums, mixed after φ, denominator + 1e-5, output / √E."""
     cls, _ = load(f"code_lm_{name}")
     options = {"max_positions": 17} if issubclass(cls, MLKAttention) else {}
     layer, (x, mask) = make(f"code_lm_{name}", backend=backend, **options), draw()
+    x.requires_grad_()
     assert layer.query_proj.bias is None
+    scales = (1.0, 2.0 if name == "intended_mlk_scaled" else 1.0)  # scale_w
 
     def phi(vectors):
         features = elu(vectors) + 1
@@ -281,13 +301,27 @@ def test_code_lm_linear_family(name, backend):
     if issubclass(cls, MLKAttention):
         assert layer.shifted_keys == (name == "intended_smlk")
         prior = layer.core.prior.value[..., :N].clamp(0, 1)
-        f = sum(prior[:, r, :, None] * phi(k) for r, k in enumerate(keys(layer, x)))
+        both = zip(scales, keys(layer, x), strict=True)
+        f = sum(s * prior[:, r, :, None] * phi(k) for r, (s, k) in enumerate(both))
     else:
         f = phi(heads(layer.key_proj, x))
     kernel = phi(heads(layer.query_proj, x)) @ f.mT * visible(True, mask)
     out = kernel / (kernel.sum(-1, keepdim=True) + 1e-5) @ heads(layer.value_proj, x) / E**0.5
-    found = layer(x, is_causal=True, key_mask=mask)
-    torch.testing.assert_close(found, finish(layer, out), **TOLERANCE)
+    all_gradients(layer, x, layer(x, is_causal=True, key_mask=mask), finish(layer, out))
+    maps = kernel / kernel.sum(-1, keepdim=True)  # for analysis, whatever the denominator
+    found = layer.weights(x, is_causal=True, key_mask=mask)
+    torch.testing.assert_close(found, maps, **TOLERANCE)
+
+
+def test_a_scale_of_the_second_component_needs_two_that_are_mixed_after():
+    name = "code_lm_intended_mlk_scaled"
+    for options in ({"num_components": 3}, {"mix": "before"}):
+        with pytest.raises(ValueError, match="needs num_components=2 and mix=after, received"):
+            make(name, **options)
+    for value in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="second_scale must be a positive number"):
+            make(name, second_scale=value)
+    assert make(name, num_components=3, second_scale=1.0).num_components == 3
 
 
 # ---- translation -------------------------------------------------------------------------------

@@ -72,3 +72,17 @@ def test_resume_is_exact_and_one_process_can_score(sharded, tmp_path):
         path.unlink()
     assert scores[0]["test/accuracy"] == scores[1]["test/accuracy"]
     assert scores[0]["test/loss"] == pytest.approx(scores[1]["test/loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_two_shards_of_a_block_that_serves_all_layers(tmp_path):
+    """Its gradients are those of all passes, and its priors see all of them, on every rank."""
+    shared = ("--model.init_args.share_layers", "true", "--trainer.max_steps", "3")
+    rows = []
+    for name, more, count in (("one", (), 1), ("two", SHARDED, 2)):
+        (tmp_path / name).mkdir()
+        work = command(tmp_path / name, *more, *shared)
+        assert set(in_ranks(lambda work=work: main(work), count)) == {0}
+        rows.append(metrics(only_version(tmp_path / name)))
+    for first, second in zip(*rows, strict=True):
+        assert float(second["train/loss"]) == pytest.approx(float(first["train/loss"]), rel=2e-5)

@@ -1,0 +1,1 @@
+"""Models as released code builds them, where that is not what a paper says."""

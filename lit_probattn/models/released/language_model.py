@@ -1,0 +1,108 @@
+"""Language models as the released code of MGK builds them, where that is not what the paper says.
+
+`configs/tasks/as_released/` names the task of these models; nothing else should.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from lit_probattn.attention.cache import Cache, Memory
+from lit_probattn.attention.functional import check_choice
+from lit_probattn.attention.layer import AttentionFactory
+from lit_probattn.models.language_model import LanguageModel
+from lit_probattn.models.transformer import Block, Transformer
+from lit_probattn.randomness import RandomKey
+
+PreNorm = Literal["keys", "residual"]
+
+
+class RawQueryBlock(Block):
+    """A pre-norm block whose queries are not normalised; keys and values are.
+
+    x ─┬──────── query ─────────────────┐
+       ├─ norm1 ─ key, value ─ attention ─ drop ─ + ─┬─ norm2 ─ mlp ─ + ─
+       └─────────────────────────────────────────────┘└───────────────┘
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rng: RandomKey | None = None,
+        cache: Cache | None = None,
+        query_mask: Tensor | None = None,
+        memory: Tensor | Memory | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Map (B, N, C) to (B, N, C); a cache keeps normalised tokens' keys and values."""
+        masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
+        out = self.attention(x, self.norm1(x), **masks, cache=cache, rng=rng)
+        x = x + self.dropout(out)
+        return x + self.mlp(self.norm2(x))
+
+
+class NormedResidualBlock(Block):
+    """A pre-norm block whose first residual path carries the normalised input.
+
+    x ─ norm1 ─┬─ attention ─ drop ─ + ─┬─ norm2 ─ mlp ─ + ─
+               └─────────────────────┘  └───────────────┘
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rng: RandomKey | None = None,
+        cache: Cache | None = None,
+        query_mask: Tensor | None = None,
+        memory: Tensor | Memory | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Map (B, N, C) to (B, N, C)."""
+        x = self.norm1(x)
+        masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
+        x = x + self.dropout(self.attention(x, **masks, cache=cache, rng=rng))
+        return x + self.mlp(self.norm2(x))
+
+
+class ReleasedTransformer(Transformer):
+    """A stack of such blocks, without a final norm."""
+
+    def __init__(self, *sizes: Any, pre_norm: PreNorm, **options: Any) -> None:
+        self.block_class = RawQueryBlock if pre_norm == "keys" else NormedResidualBlock
+        super().__init__(*sizes, **options)
+        self.norm = nn.Identity()
+
+
+class ReleasedLanguageModel(LanguageModel):
+    """`LanguageModel` with pre-norm as the released code has it.
+
+    Source: released code of MGK, ICML 2022, language model (`pre_lnorm`).
+    Departs from the source: nothing; `LanguageModel` with `norm_first=True` is what pre-norm means
+    elsewhere.
+
+    Args:
+        pre_norm: `keys` (softmax, MGK): keys and values, those of earlier segments too, are read
+            from normalised tokens, queries from raw ones. `residual` (linear attention, MLK): all
+            are normalised, and so is the residual path. Neither has a final norm.
+        arguments: those of `LanguageModel`.
+
+    Raises:
+        ValueError: unknown `pre_norm`; see also `LanguageModel`.
+    """
+
+    def __init__(
+        self, attention: AttentionFactory, *, pre_norm: PreNorm = "keys", **arguments: Any
+    ) -> None:
+        check_choice("pre_norm", pre_norm, ("keys", "residual"))
+        self.pre_norm: PreNorm = pre_norm
+        super().__init__(attention, **{**arguments, "norm_first": True})
+
+    def make_encoder(self, *sizes: Any, **options: Any) -> Transformer:
+        """Return the stack of blocks."""
+        return ReleasedTransformer(*sizes, pre_norm=self.pre_norm, **options)

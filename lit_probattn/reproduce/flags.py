@@ -1,0 +1,160 @@
+"""From the flags of the authors' code to our files, and names of their layers: a page of docs.
+
+    python -m lit_probattn.reproduce.flags
+    python -m lit_probattn.reproduce.flags --write docs/as_released.md
+
+The rows are those of configs/released_flags.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from lit_probattn.base.config_files import ConfigError, find
+from lit_probattn.convert.layer_names import LAYOUTS
+from lit_probattn.records.tables import markdown_table
+
+FILE = Path("configs/released_flags.yaml")
+_INTRODUCTION = """# As released
+
+What the authors' code computes is not always what the papers say ([findings](findings.md)). The
+files of `configs/attention/as_released/` are attention as that code computes it; where flags do not
+arrive where they are read, what they *intend* has a file of its own beside what the code *does*.
+This page is made by `python -m lit_probattn.reproduce.flags --write docs/as_released.md` from
+`configs/released_flags.yaml`.
+
+A file of `configs/attention` follows a task:
+`lit-probattn fit --task lra_listops --attention as_released/lra/smgk`. Options to add are written
+in short: `model.x` is `--model.init_args.x`, `attention.x` is
+`--model.init_args.attention.init_args.x`."""
+_LAYERS = """## State dicts of layers
+
+`lit_probattn.convert.layer_names.load_layer(layout, tensors, layer)` gives a layer of ours the
+weights of a layer elsewhere, from its state dict; `layer_state` returns them. The layer must have
+the heads, head size and options of theirs, for the authors' modules those of the file above. Rows
+of `key_proj` go by head, then by component, then by entry."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """One row.
+
+    Args:
+        flags: theirs.
+        attention: our file below configs/attention, or None.
+        intended: whether the code only intends what that file computes.
+        task: our file below configs/tasks.
+        own_task: whether the row names a task of its own.
+        options: options to add.
+        note: what else there is to say.
+    """
+
+    flags: str
+    attention: str | None
+    intended: bool
+    task: str
+    own_task: bool
+    options: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CodeBase:
+    """The rows of one code base."""
+
+    name: str
+    code: str
+    rows: list[Flags]
+
+
+def read_flags(path: Path = FILE) -> list[CodeBase]:
+    """Return the table.
+
+    Raises:
+        ConfigError: the file is missing, or a row has unknown keys.
+    """
+    place = find(path)
+    if not place.is_file():
+        raise ConfigError(f"no file {path}: it belongs to the source of this package")
+    content = yaml.safe_load(place.read_text(encoding="utf-8"))
+    return [CodeBase(one["name"], one["code"], list(_rows(one, path))) for one in content]
+
+
+def _rows(part: dict[str, Any], path: Path) -> Iterator[Flags]:
+    for row in part["rows"]:
+        unknown = set(row) - {"flags", "does", "intends", "task", "set", "note"}
+        if unknown or ("does" in row and "intends" in row):
+            raise ConfigError(
+                f"{path}: the row of {row.get('flags')} has one of does and intends, and flags, "
+                f"task, set, note; received {', '.join(sorted(row))}"
+            )
+        yield Flags(
+            flags=row["flags"],
+            attention=row.get("does", row.get("intends")),
+            intended="intends" in row,
+            task=row.get("task", part["task"]),
+            own_task="task" in row,
+            options=row.get("set", {}),
+            note=row.get("note", ""),
+        )
+
+
+def make_page(table: Sequence[CodeBase]) -> str:
+    """Return the page, in Markdown."""
+    parts = [_INTRODUCTION]
+    for one in table:
+        rows = [[f"`{row.flags}`", _file(row), _options(row), row.note] for row in one.rows]
+        lines = markdown_table(pd.DataFrame(rows, columns=["flags", "file", "add", "note"]))
+        parts += [f"## {one.name}\n\n`{one.code}`. Task: `{_usual(one)}`.", lines]
+    layouts = [[f"`{name}`", layout.source] for name, layout in LAYOUTS.items()]
+    parts += [_LAYERS, markdown_table(pd.DataFrame(layouts, columns=["layout", "layer"]))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _file(row: Flags) -> str:
+    if row.attention is None:
+        return f"task `{row.task}`" if row.own_task else ""
+    told = f"`{row.attention}`" + (f" after task `{row.task}`" if row.own_task else "")
+    return f"intended: {told}" if row.intended else told
+
+
+def _options(row: Flags) -> str:
+    return ", ".join(f"`{name} {value}`" for name, value in row.options.items())
+
+
+def _usual(one: CodeBase) -> str:
+    return next(row.task for row in one.rows if not row.own_task)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the page, or write it; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_probattn.reproduce.flags",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there")
+    options = parser.parse_args(arguments)
+    try:
+        text = make_page(read_flags())
+        if options.write is None:
+            print(text, end="")
+        else:
+            options.write.write_text(text, encoding="utf-8")
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tasks with models as released code builds them."""

@@ -1,0 +1,104 @@
+"""The table from the authors' flags to our files: files and options exist, the page is current."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import yaml
+
+from lit_probattn.base.config_files import ConfigError, find
+from lit_probattn.configs import class_of, read_yaml
+from lit_probattn.reproduce.flags import FILE, main, make_page, read_flags
+from tests.support.paths import ROOT
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+ROWS = [row for one in read_flags(ROOT / FILE) for row in one.rows]
+
+
+def entry(row):
+    return read_yaml(f"configs/attention/{row.attention}")["model"]["init_args"]["attention"]
+
+
+def test_the_page_is_made_from_the_table(tmp_path, capsys):
+    assert (ROOT / "docs/as_released.md").read_text() == make_page(read_flags()), (
+        "write it: python -m lit_probattn.reproduce.flags --write docs/as_released.md"
+    )
+    assert main(["--write", str(tmp_path / "page.md")]) == 0
+    assert main([]) == 0
+    assert capsys.readouterr().out == (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.flags)
+def test_files_and_options_of_a_row_exist(row):
+    task = find(f"configs/tasks/{row.task}")
+    assert task.is_file()
+    names = inspect.signature(class_of(read_yaml(task)["model"]["class_path"])).parameters
+    own = {}
+    for name, value in row.options.items():
+        part, _, option = name.partition(".")
+        assert part in ("model", "attention")
+        if part == "model":
+            assert option in names
+        else:
+            own[option] = value
+    if row.attention is None:
+        assert row.note or row.own_task or row.options
+        assert not own
+        return
+    given = entry(row)
+    options = {**given["init_args"], **own}
+    if "max_positions" in options:
+        options["max_positions"] = 16
+    layer = class_of(given["class_path"])(48, head_dim=4, **options).eval()
+    assert layer(torch.randn(2, 16, 48), is_causal=True).shape == (2, 16, 48)
+
+
+def test_every_released_file_is_named():
+    folder = ROOT / "configs"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("as_released/**/*.yaml")}
+    named = {f"attention/{row.attention}" for row in ROWS if row.attention}
+    named |= {f"tasks/{row.task}" for row in ROWS if row.own_task}
+    assert files <= named, sorted(files - named)
+
+
+def test_what_the_code_intends_is_said():
+    """A file that begins with `intended` is what a row intends; others are what a row does."""
+    for row in ROWS:
+        if row.attention and row.attention.rpartition("/")[2].startswith("intended"):
+            assert row.intended, row.flags
+
+
+def test_a_row_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "flags.yaml"
+    rows = [{"flags": "--x", "does": "mgk.yaml", "intends": "smgk.yaml"}]
+    path.write_text(yaml.safe_dump([{"name": "x", "code": "y", "task": "z", "rows": rows}]))
+    with pytest.raises(ConfigError, match="the row of --x has one of does and intends"):
+        read_flags(path)
+    with pytest.raises(ConfigError, match="it belongs to the source"):
+        read_flags(tmp_path / "none.yaml")
+
+
+def test_linear_attention_of_type_4():
+    """Sums of φ(q)·φ(k)/√E plus 1e-5: features as they are, the eps of the table."""
+    row = next(row for row in ROWS if row.flags == "--attn_type 4")
+    given = entry(row)
+    options = {name.partition(".")[2]: value for name, value in row.options.items()}
+    cls = class_of(given["class_path"])
+    layer = cls(24, head_dim=16, **{**given["init_args"], **options, "num_heads": 2}).double()
+    x = 3 * torch.randn(2, 7, 24, dtype=torch.float64) - 20  # small features: the eps is felt
+    q, k, v = (
+        proj(x).unflatten(-1, (2, 16)).transpose(1, 2)
+        for proj in (layer.query_proj, layer.key_proj, layer.value_proj)
+    )
+    phi = torch.nn.functional.elu
+    scores = ((phi(q) + 1) @ (phi(k) + 1).mT / 16**0.5).tril()
+    maps = scores / (scores.sum(-1, keepdim=True) + 1e-5)
+    expected = layer.out_proj((maps @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(x, is_causal=True), expected, rtol=0, atol=1e-12)
