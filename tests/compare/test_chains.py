@@ -236,14 +236,14 @@ def test_the_command_runs_chains(tmp_path, capsys):
     assert "8 of 8 cells finished, 4 of them now; 0 failed, 0 run elsewhere, 0 tasks" in (
         capsys.readouterr().out
     )
-    assert main([*words, "--set", "thrid:a=1"]) == 2
-    assert "--set thrid:a: there is no task 'thrid'" in capsys.readouterr().err
+    assert main([*words, "--set", "thir:a=1"]) == 2
+    assert "--set thir:a: there is no task 'thir'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ("fisrt", "second starts_from the unknown task 'fisrt'; did you mean 'first'"),
+        ("firs", "second starts_from the unknown task 'firs'; did you mean 'first'"),
         ("tuned", "starts_from goes in a circle: second -> tuned -> second"),
         ("second", "starts_from goes in a circle: second -> second"),
     ],
