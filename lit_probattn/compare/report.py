@@ -30,9 +30,10 @@ from lit_probattn.records.tables import markdown_lines, panels, save_png, unequa
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
-    "Ours − published has a 95 % interval for which the published runs, printed without "
-    "deviations, are assumed to vary as ours do. "
+    "Ours − published has a 95 % interval for which the published runs, printed {}, are assumed to "
+    "vary as ours do. "
 )
+_MOST_PANELS = 4  # of a row
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
     "by seed where both rows have the same seeds, else Welch's; * where it excludes 0 (no "
@@ -257,7 +258,10 @@ class Report:
             save_png(figure, folder / "figures" / f"{name}.png", note)
         unfinished = [c.label for c in self.cells if c.result() is None]
         table = "\n".join(self.lines)
-        legend = _LEGEND.format(_PUBLISHED_LEGEND if self.table.published_runs else "")
+        spread = any(row.spread for row in self.table.rows.values())
+        how = "with a ± that is not defined" if spread else "without deviations"
+        published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
+        legend = _LEGEND.format(published)
         text = [
             f"# {escaped(title)}",
             "",
@@ -465,7 +469,12 @@ def draw(
     ]
     tallest = max(len(part) for _, part in found)
     height = 1.9 + 0.33 * tallest
-    figure, [axes] = panels(1, len(found), 4.2 + 1.5 / len(found), height)
+    columns = min(len(found), _MOST_PANELS)
+    grid = panels(-(-len(found) // columns), columns, 4.2 + 1.5 / columns, height)
+    figure, axes = grid[0], [axis for row in grid[1] for axis in row]
+    for axis in axes[len(found) :]:
+        axis.remove()
+    axes = axes[: len(found)]
     known_spread = summary["std"].notna().any()
     for axis, ((task, metric), part) in zip(axes, found, strict=True):
         places = {name: -index for index, name in enumerate(part["row"])}
@@ -510,7 +519,15 @@ def draw(
         axis.set_xlabel(f"{task}: {metric}, {part['unit'].iloc[0]}")
         axis.grid(axis="x", color="0.85")
         axis.set_axisbelow(True)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    figure.suptitle(textwrap.fill(title, 24 + 32 * len(found)), fontsize=10)
+    named = [axis.get_legend_handles_labels() for axis in axes]
+    marks = {label: mark for pair in named for mark, label in zip(*pair, strict=True)}
+    figure.legend(
+        list(marks.values()),
+        list(marks),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
+    figure.suptitle(textwrap.fill(title, 24 + 32 * columns), fontsize=10)
     return figure

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -210,7 +211,8 @@ def draw_trends(found: Sequence[Agreement]) -> Figure:
         lower.set_xticks(one.x, [f"{value:g}" for value in one.x])
         lower.minorticks_off()
         unit = "" if one.metric.unit == one.metric.name else f", {one.metric.unit}"
-        upper.set_title(f"{one.task.name}: {one.metric.name}{unit}\n{one.verdict}", fontsize=9)
+        verdict = textwrap.fill(one.verdict, 44)
+        upper.set_title(f"{one.task.name}: {one.metric.name}{unit}\n{verdict}", fontsize=9)
         for axis in (upper, lower):
             axis.grid(color="0.9")
     axes[0][0].set_ylabel("published")

@@ -61,7 +61,7 @@ def _chains(*words: str, start: str = "first", **table: object) -> Callable[[Pat
 def _cases_of_tables() -> Iterator[Case]:
     area = "Tables"
     yield Case(area, "`--set listop:model.init_args.lr=1`", _chains("--set", "listop:a.b=1"))
-    yield Case(area, "`starts_from` an unknown task", _chains(start="firs"))
+    yield Case(area, "`starts_from` an unknown task", _chains(start="fir"))
     yield Case(area, "a task that `starts_from` itself", _chains(start="listops"))
     other = ["reproduce", "mgk_table1", "--only", "listops", "--start_seed", "1", "--dry-run"]
     yield Case(area, "`--start_seed` without chains", lambda _: command_error(other))

@@ -243,7 +243,7 @@ def test_the_command_runs_chains(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ("firs", "second starts_from the unknown task 'firs'; did you mean 'first'"),
+        ("fist", "second starts_from the unknown task 'fist'; did you mean 'first'"),
         ("tuned", "starts_from goes in a circle: second -> tuned -> second"),
         ("second", "starts_from goes in a circle: second -> second"),
     ],
