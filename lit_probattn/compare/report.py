@@ -33,7 +33,7 @@ _PUBLISHED_LEGEND = (
     "Ours − published has a 95 % interval for which the published runs, printed {}, are assumed to "
     "vary as ours do. "
 )
-_MOST_PANELS = 4  # of a row
+_MOST_PANELS = 4  # in a single row
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
     "by seed where both rows have the same seeds, else Welch's; * where it excludes 0 (no "
@@ -469,7 +469,7 @@ def draw(
     ]
     tallest = max(len(part) for _, part in found)
     height = 1.9 + 0.33 * tallest
-    columns = min(len(found), _MOST_PANELS)
+    columns = len(found) if len(found) <= _MOST_PANELS else _MOST_PANELS - 1
     grid = panels(-(-len(found) // columns), columns, 4.2 + 1.5 / columns, height)
     figure, axes = grid[0], [axis for row in grid[1] for axis in row]
     for axis in axes[len(found) :]:
