@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,6 +194,7 @@ class OwnSamples(ClassMap, CachedDataModule):
 
     what = "samples"
     suffixes: tuple[str, ...] = ()
+    is_release = False  # whether the files are those of a release, found when they are read
 
     def __init__(
         self,
@@ -211,8 +213,15 @@ class OwnSamples(ClassMap, CachedDataModule):
         super().__init__(**kwargs)
         shares = {"test": test_fraction, "val": val_fraction}
         given = (path, val_path, test_path)
-        self.files = OwnFiles.find(*given, self.suffixes, shares, split_seed)
+        self._find = partial(OwnFiles.find, *given, self.suffixes, shares, split_seed)
         self.allow_overlap = allow_overlap
+        if not self.is_release:
+            _ = self.files  # what is wrong with a path is told at once
+
+    @cached_property
+    def files(self) -> OwnFiles:
+        """The file of each split."""
+        return self._find()
 
     # ---- the kind's part -----------------------------------------------------------------------
 

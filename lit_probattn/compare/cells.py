@@ -1,7 +1,8 @@
 """One cell: task, row, seed; its commands, its run, its result file.
 
 A cell is known by everything that decides its result, not by the table that it stands in: tables
-that print the same model share its run.
+that print the same model share its run. A cell may begin with the weights of another one, its
+start, which decides its result too; its data then have the start's tokeniser.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from datamodules.core.base import CachedDataModule, DataModule
+from datamodules.core.errors import DataError
 from lit_probattn.base.config_files import run_stem
 from lit_probattn.compare.protocol import (
     Options,
@@ -23,11 +26,18 @@ from lit_probattn.compare.protocol import (
     config_files,
     deciding,
     overrides,
+    setting,
+    start_of,
 )
 from lit_probattn.compare.tables import Metric, Row, TaskEntry
+from lit_probattn.configs import class_of, parameters_of
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.training.checkpoints import list_checkpoints
 from lit_probattn.training.run_folder import versions_of
+
+INIT_FROM, TOKENISER = "run.init_from", "data.init_args.tokenizer"
+# Folders of caches that were opened and verified, by the data's configuration and places.
+_OPENED: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -78,9 +88,79 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         """Hash of everything that decides the result."""
-        files = [dict(self.task.files)] if self.task.files else []
-        text = json.dumps([deciding(self.config), self.seed, *files], sort_keys=True)
+        more: list[Any] = [dict(self.task.files)] if self.task.files else []
+        more += [self.start.digest] if self.start else []
+        text = json.dumps([deciding(self.config), self.seed, *more], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    # ---- what it begins with -------------------------------------------------------------------
+
+    @cached_property
+    def start(self) -> Cell | None:
+        """The cell whose weights this one begins with; None where settings name other weights."""
+        task = start_of(self.task, self.options)
+        if task is None or setting(self.config, INIT_FROM) is not None:
+            return None
+        seed = self.options.start_seed
+        return replace(self, task=task, seed=self.seed if seed is None else seed)
+
+    def chain(self) -> list[Cell]:
+        """Return the cells that it begins with, the first in front, and itself."""
+        return [*(self.start.chain() if self.start else ()), self]
+
+    def data(self) -> DataModule:
+        """Make the DataModule; what it needs of the start is read, nothing else.
+
+        It has the start's tokeniser only if the cache of the start's data is there.
+
+        Raises:
+            DataError: the data's files must be there for that, and are not.
+        """
+        found = self._tokeniser
+        more = {} if found is None else {TOKENISER.rpartition(".")[2]: found}
+        return data_of(self.config, self.place, **more)
+
+    @property
+    def data_key(self) -> str:
+        """The same for cells with the same data."""
+        before = self.start.data_key if self.start else None
+        return json.dumps([self.config["data"], before], sort_keys=True)
+
+    @property
+    def _shares_tokeniser(self) -> bool:
+        """Whether the data of both this cell and its start have a tokeniser, not named here."""
+        if self.start is None or setting(self.config, TOKENISER) is not None:
+            return False
+        option = TOKENISER.rpartition(".")[2]
+        both = (class_of(cell.config["data"]["class_path"]) for cell in (self, self.start))
+        return all(option in parameters_of(data) for data in both)
+
+    @property
+    def _tokeniser(self) -> str | None:
+        """Folder of the start's tokeniser; None without one, or before it is made."""
+        if self.start is None or not self._shares_tokeniser:
+            return None
+        key = json.dumps([self.start.data_key, self.place.data_dir, self.place.cache_dir])
+        if key not in _OPENED:
+            try:
+                data = self.start.data()
+                assert isinstance(data, CachedDataModule)
+                _OPENED[key] = str(data.open().folder)
+            except DataError:
+                return None
+        return _OPENED[key]
+
+    def links(self) -> dict[str, Any]:
+        """Return the settings that name what the start leaves: its weights and its tokeniser."""
+        if self.start is None:
+            return {}
+        folder = self.start.version() or self.place.runs / self.start.name / "0"
+        found: dict[str, Any] = {INIT_FROM: folder / self.start.task.checkpoint}
+        if self._shares_tokeniser:
+            found[TOKENISER] = self._tokeniser or f"<tokeniser of {self.start.name}>"
+        return found
+
+    # ---- names and places ----------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -114,11 +194,14 @@ class Cell:
         """Optimiser steps."""
         return int(self.config["trainer"]["max_steps"])
 
+    # ---- commands and results ------------------------------------------------------------------
+
     def fit_arguments(self) -> list[str]:
         """The command line of `fit`, after the program's name."""
         settings = {
             "seed_everything": self.seed,
             **overrides(self.task, self.row, self.options),
+            **self.links(),
             "trainer.enable_progress_bar": False,
             "run.root": self.place.runs,
             "run.name": self.name,
@@ -166,6 +249,34 @@ class Cell:
         """Write the result file; its name never shows half of it."""
         self.result_path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(self.result_path, json.dumps(result, indent=1) + "\n")
+
+
+def with_starts(cells: Iterable[Cell]) -> list[Cell]:
+    """Return cells, each after those that it begins with; no point of a table twice."""
+    found: dict[tuple[str, str, int], Cell] = {}
+    for cell in cells:
+        for part in cell.chain():
+            found.setdefault((part.task.name, part.row.name, part.seed), part)
+    return list(found.values())
+
+
+def share_of(cells: Iterable[Cell], index: int, count: int) -> list[Cell]:
+    """Return every `count`-th group of cells from the `index`-th, each run once.
+
+    A group are the cells that begin, at last, with the same one: whoever trains it goes on.
+    """
+    groups: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.chain()[0].name, {}).setdefault(cell.name, cell)
+    return [cell for group in list(groups.values())[index::count] for cell in group.values()]
+
+
+def data_of(config: Mapping[str, Any], place: Place, **more: Any) -> DataModule:
+    """Make the DataModule of a configuration; nothing is read."""
+    entry = config["data"]
+    places = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
+    data: DataModule = class_of(entry["class_path"])(**{**entry["init_args"], **places, **more})
+    return data
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:

@@ -22,10 +22,17 @@ from datamodules.core.errors import DataError
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import file_named, find
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
-from lit_probattn.compare.cells import Cell, Place, parse_settings, portable
+from lit_probattn.compare.cells import (
+    Cell,
+    Place,
+    parse_settings,
+    portable,
+    share_of,
+    with_starts,
+)
 from lit_probattn.compare.launch import submit
-from lit_probattn.compare.predict import Prediction, build_data, counts, missing_data, predict
-from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.predict import Prediction, counts, missing_data, predict
+from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
@@ -63,7 +70,18 @@ def add_flags(
     protocol = parser.add_argument_group("another protocol (flagged in the report)")
     add = protocol.add_argument
     add("--steps", type=int, help="optimiser steps; warm-up and schedule shrink with them")
-    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
+    add(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of all runs; TASK:KEY=VALUE of those of a task, `bert_*:` for several",
+    )
+    add(
+        "--start_seed",
+        type=int,
+        help="runs of all seeds begin with the pre-training of this one (default: each its own)",
+    )
     where = parser.add_argument_group("where")
     add = where.add_argument
     add("--trainer", help="name or file of configs/trainer")
@@ -126,7 +144,13 @@ def protocol_of(options: argparse.Namespace, **more: Any) -> Options:
             raise ConfigError(f"--{name} must be at least 1, received {value}")
     settings = parse_settings(options.set)
     trainer = options.trainer and file_named("trainer", options.trainer)
-    return Options(steps=options.steps, settings=settings, trainer=trainer, **more)
+    return Options(
+        steps=options.steps,
+        settings=settings,
+        trainer=trainer,
+        start_seed=options.start_seed,
+        **more,
+    )
 
 
 def make_cells(
@@ -134,12 +158,21 @@ def make_cells(
 ) -> list[Cell]:
     """Return the cells of a table whose parts are there: all rows of a seed before the next.
 
+    Each comes after the cells that it begins with, which have the seed of `options.start_seed`.
+
     Raises:
         ConfigError: `only` names nothing that the table has.
     """
     there = [p for p in table.select(only) if find(p[1].attention).is_file()]
     there = [p for p in there if find(p[0].config).is_file()]
-    return [Cell(task, row, seed, options, place) for seed in seeds for task, row in there]
+    starts = {part.name for task, _ in there for part in task.chain()[:-1]}
+    common = options.start_seed
+    return with_starts(
+        Cell(task, row, seed, options, place)
+        for seed in seeds
+        for task, row in there
+        if common in (None, seed) or task.name not in starts
+    )
 
 
 def run(
@@ -175,10 +208,12 @@ def run(
         raise ConfigError("--shards and --slurm need --executor slurm, local or debug")
     place = place_of(options)
     seeds = options.seeds or table.seeds
+    refuse_unknown_tasks((p.name for t in table.tasks.values() for p in t.chain()), protocol)
     cells = make_cells(table, options.only, seeds, protocol, place)
+    if options.start_seed is not None and not any(cell.start for cell in cells):
+        raise ConfigError(f"--start_seed: no run of {table.name} begins with another one")
     index, count = shard_of(options)
-    # Rows that ask for the same model share its run.
-    mine = list({cell.name: cell for cell in cells}.values())[index::count]
+    mine = share_of(cells, index, count)
     if options.dry_run:
         return dry_run(mine, options.tflops, options.commands, skipped)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
@@ -221,18 +256,17 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) 
 # ---- data and predictions ----------------------------------------------------------------------
 
 
-def _data_key(cell: Cell) -> str:
-    return json.dumps(cell.config["data"], sort_keys=True)
-
-
 def missing_by_task(cells: Iterable[Cell]) -> dict[str, str]:
     """Return why the data of a task cannot be read, by the task's name."""
     reasons: dict[str, str | None] = {}
     found: dict[str, str] = {}
     for cell in cells:
-        key = _data_key(cell)
+        key = cell.data_key
         if key not in reasons:
-            reasons[key] = missing_data(build_data(cell))
+            try:
+                reasons[key] = missing_data(cell.data())
+            except DataError as error:
+                reasons[key] = str(error)
         reason = reasons[key]
         if reason is not None:
             found[cell.task.name] = reason
@@ -254,8 +288,12 @@ def dry_run(
     for (task, row), group in groups.items():
         print(f"predicting {task}, {row}", file=sys.stderr, flush=True)
         left = [cell for cell in group if cell.result() is None]
-        plan.append((group[0], predict(group[0], tflops), len(left), len(group)))
-    print("\n".join(plan_lines(plan, missing)))
+        try:
+            plan.append((group[0], predict(group[0], tflops), len(left), len(group)))
+        except DataError as error:  # sizes that only the data tell
+            missing.setdefault(task, str(error))
+    if plan:
+        print("\n".join(plan_lines(plan, missing)))
     for name, reason in {**missing, **skipped}.items():
         print(f"missing: {_named(name, reason)}")
     if commands:
@@ -320,12 +358,16 @@ class Counted:
     def prepare(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Build the caches of the cells' data; return why a task's cannot be, by task."""
         failed: dict[str, str] = {}
-        for cell in cells:
-            key = _data_key(cell)
+        for cell in with_starts(cells):
+            key = cell.data_key
             if key in self._tests or cell.task.name in failed:
                 continue
+            if cell.start is not None and cell.start.task.name in failed:
+                start = cell.start.task.name
+                failed[cell.task.name] = f"it begins with {start}, whose data cannot be read"
+                continue
             try:
-                data = build_data(cell)
+                data = cell.data()
                 data.setup()
             except DataError as error:
                 failed[cell.task.name] = str(error)
@@ -341,7 +383,7 @@ class Counted:
         return {
             **self._count(cell),
             "macs_published_length": self._count(published)["macs"],
-            "num_test": self._tests.get(_data_key(cell)),
+            "num_test": self._tests.get(cell.data_key),
         }
 
     def _count(self, cell: Cell) -> dict[str, int]:
@@ -387,9 +429,10 @@ def _run_cells(
         print(f"\n{text}\n\nreport: {out}/report.md")
     for label, reason in outcome.failed.items():
         print(f"failed: {label}: {reason}", file=sys.stderr)
+    skips = f"{len(outcome.skipped)} skipped, " if outcome.skipped else ""
     print(
         f"{len(outcome.finished)} of {len(mine)} cells finished, {outcome.ran} of them now; "
-        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} run elsewhere, "
+        f"{len(outcome.failed)} failed, {len(outcome.elsewhere)} run elsewhere, {skips}"
         f"{len(without)} tasks without data",
         flush=True,
     )

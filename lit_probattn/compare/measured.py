@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.attention import recorded_choices
 from lit_probattn.compare.cells import Cell
-from lit_probattn.compare.predict import build_data, build_task, counts, make_inputs, training_step
+from lit_probattn.compare.predict import build_task, counts, make_inputs, training_step
 from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.report import Report
 from lit_probattn.records.tables import panels
@@ -65,7 +65,7 @@ class MeasuredReport(Report):
         for name, cell in cells.items():
             settings = {**cell.options.settings, **self.step_settings}
             cell = replace(cell, options=replace(cell.options, settings=settings))
-            data = build_data(cell)
+            data = cell.data()
             torch.manual_seed(cell.seed)
             with device:
                 task = build_task(cell, data)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
 from lit_probattn.attention.backends import Backend, Call
-from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.cells import Cell
 from lit_probattn.configs import attention_factory, class_of, link_sizes
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.search import Beam, beam_search
@@ -91,19 +91,6 @@ class Prediction:
     seq_len: int
 
 
-def data_of(config: Mapping[str, Any], place: Place) -> DataModule:
-    """Make the DataModule of a configuration; nothing is read."""
-    entry = config["data"]
-    places = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
-    data: DataModule = class_of(entry["class_path"])(**{**entry["init_args"], **places})
-    return data
-
-
-def build_data(cell: Cell) -> DataModule:
-    """Make the DataModule of a cell; nothing is read."""
-    return data_of(cell.config, cell.place)
-
-
 def missing_data(data: DataModule) -> str | None:
     """Say what is missing and where it comes from; None if the data are there or generated."""
     if getattr(data, "source", None) == "generated":
@@ -147,7 +134,7 @@ def build_task(cell: Cell, data: DataModule) -> Task:
     """Make the LightningModule of a cell on the current default device."""
     entry = cell.config["model"]
     model = {"class_path": entry["class_path"], "init_args": dict(entry["init_args"])}
-    link_sizes(model, cell.task.sizes, data)
+    link_sizes(model, _sizes(cell, data), data)
     arguments = {
         name: attention_factory(value["class_path"], value.get("init_args") or {})
         if isinstance(value, Mapping) and "class_path" in value
@@ -156,6 +143,16 @@ def build_task(cell: Cell, data: DataModule) -> Task:
     }
     task: Task = class_of(model["class_path"])(seed=cell.seed, **arguments)
     return task
+
+
+def _sizes(cell: Cell, data: DataModule) -> Mapping[str, int]:
+    """Return the published sizes; of a shortened protocol those of its own data, if there are."""
+    if not cell.options.shortened:
+        return cell.task.sizes
+    try:
+        return {name: getattr(data, name, known) for name, known in cell.task.sizes.items()}
+    except DataError:
+        return cell.task.sizes
 
 
 def seq_len(task: Task, data: DataModule) -> int:
@@ -186,7 +183,8 @@ def make_inputs(task: Task, data: DataModule, batch: int) -> tuple[Tensor, Tenso
         words = min(task.model.source_vocab_size, task.model.vocab_size)
         pairs = torch.randint(4, words, (batch, 2, shape[1]))  # source and inputs
         return pairs, pairs[:, 1]
-    inputs = torch.randint(1, data.vocab_size or 2, shape)
+    words = getattr(task.model, "vocab_size", None) or data.vocab_size or 2
+    inputs = torch.randint(1, words, shape)
     if isinstance(task, LanguageModeling):
         return inputs, inputs
     if isinstance(task, QuestionAnswering):
@@ -257,7 +255,7 @@ def counts(cell: Cell) -> dict[str, int]:
 
     The output layer of a language model, the same for all rows, is not in the multiply-adds.
     """
-    data = build_data(cell)
+    data = cell.data()
     with torch.device("meta"):
         task = build_task(cell, data).eval()
         inputs, _ = make_inputs(task, data, 1)
@@ -363,7 +361,7 @@ class _MeasuredSteps:
     """Training steps of a cell's model, on the attention backends of the whole batch."""
 
     def __init__(self, cell: Cell) -> None:
-        self.data = build_data(cell)
+        self.data = cell.data()
         self.batch = max(1, rows_of_step(cell.config) // _accumulation(cell))  # at a time
         torch.manual_seed(cell.seed)
         self.task = build_task(cell, self.data).train()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lit_probattn.compare.tables import Row, TaskEntry
-from lit_probattn.configs import ConfigError, class_of, compose, default_argument, parameters_of
+from lit_probattn.configs import (
+    ConfigError,
+    class_of,
+    compose,
+    default_argument,
+    nearest,
+    parameters_of,
+)
 from lit_probattn.models.per_layer import attention_entries
 from lit_probattn.training.run_folder import FREE_KEYS, flatten
 
@@ -39,8 +47,10 @@ class Options:
         as_released: attention as the released code computes it, where a row has that.
         as_published: the settings of the published runs that differ from ours, such as selection
             on test data.
-        settings: further settings by key, for all cells.
+        settings: further settings by key, for all cells; `task:key` for those of a task, which may
+            be a pattern.
         trainer: file of configs/trainer, or None.
+        start_seed: seed of the trainings that others begin with; None means that of each cell.
     """
 
     steps: int | None = None
@@ -50,6 +60,7 @@ class Options:
     as_published: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     trainer: str | None = None
+    start_seed: int | None = None
 
     @property
     def shortens(self) -> bool:
@@ -68,6 +79,37 @@ def config_files(task: TaskEntry, row: Row, options: Options) -> list[str]:
     return [task.config, attention_file(row, options), *more]
 
 
+def start_of(task: TaskEntry, options: Options) -> TaskEntry | None:
+    """Return the task that a task begins with; None if it begins from nothing."""
+    return None if options.shortened and task.shortened_alone else task.start
+
+
+def settings_of(task: str, options: Options) -> dict[str, Any]:
+    """Return the further settings of a task's cells, by key."""
+    split = [(key.rpartition(":"), value) for key, value in options.settings.items()]
+    return {
+        key: value
+        for (pattern, colon, key), value in split
+        if not colon or fnmatch.fnmatchcase(task, pattern)
+    }
+
+
+def refuse_unknown_tasks(tasks: Iterable[str], options: Options) -> None:
+    """Refuse settings of tasks that there are not.
+
+    Raises:
+        ConfigError: there is such a setting.
+    """
+    known = list(dict.fromkeys(tasks))
+    for key in options.settings:
+        pattern, colon, _ = key.rpartition(":")
+        if colon and not fnmatch.filter(known, pattern):
+            raise ConfigError(
+                f"--set {key}: there is no task {pattern!r}{nearest(pattern, known)}; tasks: "
+                f"{', '.join(known)}"
+            )
+
+
 def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
     """Return the settings that follow the files, by key; later options win.
 
@@ -83,14 +125,14 @@ def overrides(task: TaskEntry, row: Row, options: Options) -> dict[str, Any]:
     if options.shortened:
         if not task.shortened:
             raise ConfigError(f"{task.name} has no shortened protocol; use --steps")
-        found |= task.shortened
+        found |= {**task.shortened, **row.shortened}
     if options.max_seq_len is not None:
         if not task.length:
             raise ConfigError(f"{task.name} has no length that --max_seq_len could set")
         found |= {key: round(factor * options.max_seq_len) for key, factor in task.length.items()}
     if options.steps is not None:
         found |= _shorter(compose([task.config], found), options.steps)
-    return found | dict(options.settings)
+    return found | settings_of(task.name, options)
 
 
 def _shorter(config: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -23,15 +23,17 @@ from lit_probattn.compare.protocol import (
 )
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
+from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
 _PUBLISHED_LEGEND = (
-    "Ours − published has a 95 % interval for which the published runs, printed without "
-    "deviations, are assumed to vary as ours do. "
+    "Ours − published has a 95 % interval for which the published runs, printed {}, are assumed to "
+    "vary as ours do. "
 )
+_MOST_PANELS = 4  # in a single row
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
     "by seed where both rows have the same seeds, else Welch's; * where it excludes 0 (no "
@@ -82,6 +84,18 @@ class Report:
         return [(cell, found) for cell in self.cells if (found := cell.result()) is not None]
 
     @cached_property
+    def tasks(self) -> list[TaskEntry]:
+        """The table's tasks, each after those that its cells begin with."""
+        named = {cell.task.name: cell.task for cell in self.cells}
+        order = (part.name for task in self.table.tasks.values() for part in task.chain())
+        return [named[name] for name in dict.fromkeys(order) if name in named]
+
+    @cached_property
+    def agreements(self) -> list[Agreement]:
+        """What the table's trends come to."""
+        return agreements(self.table, self.rows)
+
+    @cached_property
     def differences(self) -> dict[tuple[str, str], list[Difference]]:
         """Differences of protocol by task and row."""
         return {
@@ -105,7 +119,7 @@ class Report:
         """One row per task, row and metric: mean, deviation, published, notes, ratios of cost."""
         found = [
             entry
-            for task in self.table.tasks.values()
+            for task in self.tasks
             for metric in task.metrics.values()
             for entry in self._rows_of(task, metric)
         ]
@@ -147,7 +161,8 @@ class Report:
     ) -> dict[str, Any]:
         published = row.published.get(task.name, {}).get(metric.name)
         size = results[0].get("num_test") if metric.unit == "%" else None
-        comparable = not self.shortened or metric.command == "count"
+        smaller = bool(row.shortened) and any(cell.options.shortened for cell in self.cells)
+        comparable = not self.shortened or (metric.command == "count" and not smaller)
         runs = self.table.published_runs
         # A resumed fit counts from its last start: its minutes are not all of them.
         whole = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
@@ -162,6 +177,7 @@ class Report:
             "std": sample.std,
             "lowest": min(sample.values),
             "published": published,
+            "published_spread": row.spread.get(task.name, {}).get(metric.name),
             "note": significance(sample, published, runs, size, comparable=comparable),
             "num_parameters": results[0]["parameters"],
             "macs_published_length": results[0]["macs_published_length"],
@@ -183,6 +199,7 @@ class Report:
                 found.append(
                     {**mine[0], "task": AVERAGE, "mean": mean, "std": None, "note": note}
                     | {"published": published, "difference_from_baseline": ""}
+                    | {"published_spread": None}
                     | {"lowest": None, "fit_minutes": None}
                 )
         return found
@@ -195,8 +212,10 @@ class Report:
         entries: list[dict[str, Any]] = cast(Any, self.summary.to_dict("records"))
         for entry in entries:
             spread = f" ± {entry['std']:.2f}" if pd.notna(entry["std"]) else ""
+            known = pd.notna(entry["published_spread"])
+            printed_spread = f" ± {entry['published_spread']:.2f}" if known else ""
             published = {
-                "published": _number(entry["published"], ".2f"),
+                "published": _number(entry["published"], ".2f") + printed_spread,
                 "ours − published": entry["note"],
             }
             shown.append(
@@ -232,13 +251,17 @@ class Report:
         replace_text(folder / "ratios.csv", ratios)
         title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
         results = draw(self.summary, self.rows, title, self.table.baseline_of)
-        figures = {"results": results, **self.figures()}
+        trends = {"trends": draw_trends(self.agreements)} if self.agreements else {}
+        figures = {"results": results, **trends, **self.figures()}
         note = " | ".join([title, self.command, *self._provenance()])
         for name, figure in figures.items():
             save_png(figure, folder / "figures" / f"{name}.png", note)
         unfinished = [c.label for c in self.cells if c.result() is None]
         table = "\n".join(self.lines)
-        legend = _LEGEND.format(_PUBLISHED_LEGEND if self.table.published_runs else "")
+        spread = any(row.spread for row in self.table.rows.values())
+        how = "with a ± that is not defined" if spread else "without deviations"
+        published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
+        legend = _LEGEND.format(published)
         text = [
             f"# {escaped(title)}",
             "",
@@ -251,9 +274,14 @@ class Report:
             table,
             "",
             legend,
-            *[line for part in (*self._noise_lines(), *self.text()) for line in ("", part)],
+            *[
+                line
+                for part in (*self._noise_lines(), *self._start_lines(), *self.text())
+                for line in ("", part)
+            ],
             "",
             *[f"![{name.replace('_', ' ')}](figures/{name}.png)" for name in figures],
+            *trend_lines(self.agreements),
             *(self._difference_lines() if self.table.published_runs else []),
             "",
             "## Runs",
@@ -329,6 +357,18 @@ class Report:
         }
         return [f"Noise at evaluation is {how[k]}: {'; '.join(v)}." for k, v in rows.items()]
 
+    def _start_lines(self) -> list[str]:
+        """Say what runs that begin with others begin with."""
+        begun = {c.task.name: c.start.task.name for c, _ in self.results if c.start is not None}
+        seed = next((cell.options.start_seed for cell in self.cells), None)
+        of = "the same seed, so that the spread is that of the whole chain"
+        if seed is not None:
+            of = f"seed {seed}, so that the spread leaves out how trainings of the first task vary"
+        named = "; ".join(f"{task} with {start}" for task, start in begun.items())
+        return (
+            [f"Runs begin with the trained model of their row: {named}, of {of}."] if begun else []
+        )
+
     def _difference_lines(self) -> list[str]:
         """Differences that all cells of a task share once, the others with their rows."""
         lines = [
@@ -337,7 +377,7 @@ class Report:
             "",
             "Computed from the configurations; seeds of the published runs are not printed.",
         ]
-        for task in self.table.tasks.values():
+        for task in self.tasks:
             mine = {
                 row: found for (name, row), found in self.differences.items() if name == task.name
             }
@@ -429,7 +469,12 @@ def draw(
     ]
     tallest = max(len(part) for _, part in found)
     height = 1.9 + 0.33 * tallest
-    figure, [axes] = panels(1, len(found), 4.2 + 1.5 / len(found), height)
+    columns = len(found) if len(found) <= _MOST_PANELS else _MOST_PANELS - 1
+    grid = panels(-(-len(found) // columns), columns, 4.2 + 1.5 / columns, height)
+    figure, axes = grid[0], [axis for row in grid[1] for axis in row]
+    for axis in axes[len(found) :]:
+        axis.remove()
+    axes = axes[: len(found)]
     known_spread = summary["std"].notna().any()
     for axis, ((task, metric), part) in zip(axes, found, strict=True):
         places = {name: -index for index, name in enumerate(part["row"])}
@@ -474,7 +519,15 @@ def draw(
         axis.set_xlabel(f"{task}: {metric}, {part['unit'].iloc[0]}")
         axis.grid(axis="x", color="0.85")
         axis.set_axisbelow(True)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    figure.suptitle(textwrap.fill(title, 24 + 32 * len(found)), fontsize=10)
+    named = [axis.get_legend_handles_labels() for axis in axes]
+    marks = {label: mark for pair in named for mark, label in zip(*pair, strict=True)}
+    figure.legend(
+        list(marks.values()),
+        list(marks),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
+    figure.suptitle(textwrap.fill(title, 24 + 32 * columns), fontsize=10)
     return figure

@@ -1,4 +1,7 @@
-"""Runs cells: several at a time, each once, and on from where it was interrupted."""
+"""Runs cells: several at a time, each once, and on from where it was interrupted.
+
+A cell waits for the one that it begins with, and is skipped where that does not come about.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +51,14 @@ class Outcome:
         ran: number of cells that this command finished.
         failed: label and reason.
         elsewhere: labels of cells that another process is working on.
+        skipped: label and reason of cells whose start is not finished.
     """
 
     finished: list[Cell] = field(default_factory=list)
     ran: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 def cell_work(cell: Cell, facts: Facts) -> Work:
@@ -252,15 +257,42 @@ class Runner:
 
     def _turn(self, after: Callable[[], object]) -> None:
         """Look at every slot once."""
+        blocked = False
         for index, slot in enumerate(self.slots):
             if slot is None and self.waiting:
-                self.slots[index] = self._begin(index, *self.waiting.popleft())
+                found = self._next()
+                blocked |= found is None
+                if found is not None:
+                    self.slots[index] = self._begin(index, *found)
             elif slot is not None and slot.process.poll() is not None:
                 self.slots[index] = self._go_on(index, slot, after)
         if self.progress.due():
             self._tell()
-        if all(slot is not None for slot in self.slots) or not self.waiting:
+        if all(slot is not None for slot in self.slots) or blocked or not self.waiting:
             time.sleep(_POLL_SECONDS)
+
+    def _next(self) -> tuple[str, Cell] | None:
+        """Take the first waiting cell that can begin; skip those that never will."""
+        coming = {cell.name for _, cell in self.waiting}
+        coming |= {slot.cell.name for slot in self.slots if slot is not None}
+        for entry in list(self.waiting):
+            title, cell = entry
+            start = cell.start
+            if start is None or cell.result() is not None or start.result() is not None:
+                self.waiting.remove(entry)
+                return entry
+            if start.name not in coming:
+                self.waiting.remove(entry)
+                coming.discard(cell.name)
+                reason = f"it begins with {start.label}, which {self._fate(start)}"
+                self.say(f"{title}: skipped: {reason}")
+                self.outcome.skipped[cell.label] = reason
+        return None
+
+    def _fate(self, start: Cell) -> str:
+        if start.label in self.outcome.elsewhere:
+            return "another process is working on"
+        return "failed" if start.label in self.outcome.failed else "is not finished"
 
     def _tell(self) -> None:
         """Say how far all cells are."""

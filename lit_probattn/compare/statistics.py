@@ -74,6 +74,14 @@ def welch(first: Sample, second: Sample) -> Interval | None:
     return Interval(first.mean - second.mean, float(high - low) / 2)
 
 
+def interval_of_mean(values: Sequence[float]) -> Interval | None:
+    """Return the mean of a sample with Student's interval; None with fewer than two values."""
+    if len(values) < 2:
+        return None
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(statistics.fmean(values), _quantile(len(values) - 1) * spread)
+
+
 def paired(first: Sample, second: Sample) -> Interval | None:
     """Return first − second with the interval of the differences seed by seed.
 
@@ -86,11 +94,8 @@ def paired(first: Sample, second: Sample) -> Interval | None:
         return None
     base = dict(zip(second.seeds, second.values, strict=True))
     values = tuple(v - base[s] for s, v in zip(first.seeds, first.values, strict=True))
-    spread = statistics.stdev(values)
-    if spread == 0:
-        return None
-    half = _quantile(len(values) - 1) * spread / math.sqrt(len(values))
-    return Interval(statistics.fmean(values), half)
+    interval = interval_of_mean(values)
+    return interval if interval and interval.half_width else None
 
 
 def against_published(ours: Sample, published: float, runs: int) -> Interval | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +67,9 @@ class TaskEntry:
         checkpoint: which checkpoint of a run is evaluated: `best`, `last`, or `average-10`, the
             mean of the ten newest.
         files: SHA-256 of the data's files, where other files make another cell.
+        starts_from: name of the task whose trained model, of the same row, this one begins with.
+        start: its entry.
+        shortened_alone: whether it begins from nothing with --shortened.
     """
 
     name: str
@@ -81,6 +84,13 @@ class TaskEntry:
     as_released: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: str = "best"
     files: Mapping[str, str] = field(default_factory=dict)
+    starts_from: str | None = None
+    start: TaskEntry | None = None
+    shortened_alone: bool = False
+
+    def chain(self) -> list[TaskEntry]:
+        """Return the tasks that it begins with, the first in front, and itself."""
+        return [*(self.start.chain() if self.start else ()), self]
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,8 @@ class Row:
         overrides: other settings.
         as_released: file of the attention as the released code computes it, or None.
         published: by task, then by metric.
+        spread: what is printed after ±, likewise.
+        shortened: further settings of --shortened, such as smaller sizes.
     """
 
     name: str
@@ -106,6 +118,8 @@ class Row:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     as_released: str | None = None
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    shortened: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -113,6 +127,23 @@ class Row:
         if not self.heads:
             return self.method
         return f"{self.method}, {self.heads} head{'' if self.heads == '1' else 's'}"
+
+
+@dataclass(frozen=True)
+class Trend:
+    """What a table shows of its rows: that numbers rise, or fall, with something.
+
+    Args:
+        over: what the rows differ in.
+        rows: its value by row.
+        says: what the paper says of the scores.
+        tasks: those that it is said of; empty means all whose numbers are printed.
+    """
+
+    over: str
+    rows: Mapping[str, float]
+    says: Literal["rises", "falls"]
+    tasks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +158,7 @@ class Table:
         tasks: by name, in printed order.
         rows: by name, in printed order.
         baselines: by task, where another row is the baseline.
+        trends: what its rows show.
     """
 
     name: str
@@ -137,6 +169,7 @@ class Table:
     tasks: dict[str, TaskEntry]
     rows: dict[str, Row]
     baselines: Mapping[str, str] = field(default_factory=dict)
+    trends: Sequence[Trend] = ()
 
     def baseline_of(self, task: str) -> str:
         """Return the row that others of a task are compared with."""
@@ -180,16 +213,35 @@ def read_tasks(folder: Path = FOLDER) -> dict[str, TaskEntry]:
     """Read tasks.yaml.
 
     Raises:
-        ConfigError: the file or a part of it is missing.
+        ConfigError: the file or a part of it is missing, or a task begins with one that there is
+            not, or with itself.
     """
-    tasks = {}
+    tasks: dict[str, TaskEntry] = {}
     for name, part in read_yaml(folder / "tasks.yaml").items():
         metrics = {
             key: Metric(name=key, **{**entry, "printed": tuple(entry["printed"])})
             for key, entry in part["metrics"].items()
         }
         tasks[name] = TaskEntry(**{**part, "name": name, "metrics": metrics})
-    return tasks
+    return {name: _with_start(task, tasks, folder) for name, task in tasks.items()}
+
+
+def _with_start(
+    task: TaskEntry, tasks: Mapping[str, TaskEntry], folder: Path, before: Sequence[str] = ()
+) -> TaskEntry:
+    """Return a task with the entry that it begins with."""
+    if task.starts_from is None:
+        return task
+    path, chain = folder / "tasks.yaml", [*before, task.name]
+    if task.starts_from in chain:
+        words = " -> ".join([*chain, task.starts_from])
+        raise ConfigError(f"{path}: starts_from goes in a circle: {words}")
+    if task.starts_from not in tasks:
+        hint = nearest(task.starts_from, tasks)
+        raise ConfigError(
+            f"{path}: {task.name} starts_from the unknown task {task.starts_from!r}{hint}"
+        )
+    return replace(task, start=_with_start(tasks[task.starts_from], tasks, folder, chain))
 
 
 def read_table(name: str, folder: Path = FOLDER) -> Table:
@@ -220,8 +272,24 @@ def read_table(name: str, folder: Path = FOLDER) -> Table:
     for row in (content["baseline"], *baselines.values()):
         if row not in rows:
             raise ConfigError(f"{path}: unknown baseline {row}; rows: {', '.join(rows)}")
+    trends = [_trend(part, tasks, rows, path) for part in content.get("trends", [])]
     chosen = {key: content[key] for key in ("title", "seeds", "published_runs", "baseline")}
-    return Table(name=name, tasks=tasks, rows=rows, baselines=baselines, **chosen)
+    return Table(name, tasks=tasks, rows=rows, baselines=baselines, trends=trends, **chosen)
+
+
+def _trend(
+    part: Mapping[str, Any], tasks: Mapping[str, TaskEntry], rows: Mapping[str, Row], path: Path
+) -> Trend:
+    found = Trend(**part)
+    for kind, names, known in (("row", found.rows, rows), ("task", found.tasks, tasks)):
+        strange = [name for name in names if name not in known]
+        if strange:
+            raise ConfigError(
+                f"{path}: trends: unknown {kind} {strange[0]}; {kind}s: {', '.join(known)}"
+            )
+    if found.says not in ("rises", "falls"):
+        raise ConfigError(f"{path}: trends: says must be rises or falls, received {found.says!r}")
+    return found
 
 
 def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> Row:

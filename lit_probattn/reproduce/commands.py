@@ -17,7 +17,7 @@ from lit_probattn.configs import ConfigError
 
 def missing_parts(table: Table) -> list[str]:
     """Return the files that a table needs and this package does not have."""
-    needed = [task.config for task in table.tasks.values()]
+    needed = [part.config for task in table.tasks.values() for part in task.chain()]
     needed += [row.attention for row in table.rows.values()]
     return sorted({name for name in needed if not find(name).is_file()})
 

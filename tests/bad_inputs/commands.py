@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
+from tests.compare.tiny import TABLE, TASKS, write_tables
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, write_attention
 
@@ -44,8 +45,37 @@ def _config(text: str | bytes) -> Callable[[Path], str]:
     return tell
 
 
+def _chains(*words: str, start: str = "first", **table: object) -> Callable[[Path], str]:
+    """`reproduce tiny` of a table whose task begins with another one."""
+
+    def tell(folder: Path) -> str:
+        task = TASKS["listops"]
+        tasks = {**TASKS, "listops": {**task, "starts_from": start}, "first": task}
+        write_tables(folder / "tables", {**TABLE, **table}, tasks)
+        places = ["--tables", str(folder / "tables"), "--runs", str(folder / "runs")]
+        return command_error(["reproduce", "tiny", *places, *words, "--dry-run"])
+
+    return tell
+
+
+def _cases_of_tables() -> Iterator[Case]:
+    area = "Tables"
+    yield Case(area, "`--set listop:model.init_args.lr=1`", _chains("--set", "listop:a.b=1"))
+    yield Case(area, "`starts_from` an unknown task", _chains(start="fir"))
+    yield Case(area, "a task that `starts_from` itself", _chains(start="listops"))
+    other = ["reproduce", "mgk_table1", "--only", "listops", "--start_seed", "1", "--dry-run"]
+    yield Case(area, "`--start_seed` without chains", lambda _: command_error(other))
+    trend = {"over": "heads", "rows": {"softmax_2": 2, "mgk_1": 1}, "says": "rises"}
+    for what, wrong in {
+        "a trend of an unknown row": {"rows": {"mgk_2": 2}},
+        "a trend of an unknown task": {"tasks": ["listop"]},
+        "a trend that grows": {"says": "grows"},
+    }.items():
+        yield Case(area, what, _chains(trends=[{**trend, **wrong}]))
+
+
 def cases() -> Iterator[Case]:
-    """Command lines, then files."""
+    """Command lines, then tables, then files."""
     line = "Command line"
     yield Case(line, "no command", lambda _: command_error([]))
     yield Case(line, "`fitt`", lambda _: command_error(["fitt"]))
@@ -82,6 +112,7 @@ def cases() -> Iterator[Case]:
     yield Case(line, "`--task` without a name", lambda _: command_error([*named]))
     yield Case(line, "`--task` twice", lambda _: command_error([*named, "uea", "--task", "uea"]))
     yield Case(line, "an attention as task", lambda _: command_error([*named, SMGK]))
+    yield from _cases_of_tables()
     data = "Commands of datamodules"
     yield Case(data, "`preparee`", data_command("preparee", "text"))
     yield Case(data, "`prepare listop`", data_command("prepare", "listop"))

@@ -71,7 +71,8 @@ OTHER = {
 }
 
 # Trains nothing: counts steps up to the end of --trainer.max_steps and leaves what a run leaves.
-# KILL in its folder kills its parent at that step, as the kernel would.
+# KILL in its folder kills its parent at that step, as the kernel would; FAIL fails, only runs whose
+# name has its text.
 PROGRAM = """
 import json, os, pathlib, signal, sys, time, zipfile
 words = sys.argv[3:]
@@ -113,15 +114,18 @@ once = pathlib.Path(__file__).with_name("FAIL_ONCE")
 if once.exists():
     once.unlink()
     sys.exit(3)
-if pathlib.Path(__file__).with_name("FAIL").exists():
+fail = pathlib.Path(__file__).with_name("FAIL")
+if fail.exists() and fail.read_text() in folder.parent.name:
     sys.exit(3)
 """
 
 
-def write_tables(folder: Path, table: dict[str, Any] | None = None) -> Path:
+def write_tables(
+    folder: Path, table: dict[str, Any] | None = None, tasks: dict[str, Any] | None = None
+) -> Path:
     """Write the files of a table folder."""
     folder.mkdir(exist_ok=True)
-    contents = {"tasks": TASKS, "tiny": table or TABLE, "other_tables": OTHER}
+    contents = {"tasks": tasks or TASKS, "tiny": table or TABLE, "other_tables": OTHER}
     for name, content in contents.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "published.csv").write_text(

@@ -15,7 +15,6 @@ import torch
 from lit_probattn.compare import predict as prediction
 from lit_probattn.compare.cells import parse_settings
 from lit_probattn.compare.predict import (
-    build_data,
     build_task,
     make_inputs,
     predict,
@@ -70,7 +69,7 @@ def test_memory_of_a_batch(tmp_path):
     _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
     cell = cells[0]
     batch = cell.config["data"]["init_args"]["batch_size"]
-    data = build_data(cell)
+    data = cell.data()
     task = build_task(cell, data).train()
     set_backends(task.model, batch, data.max_seq_len)
     weights = sum(p.numel() for p in task.model.parameters())
@@ -144,13 +143,19 @@ def test_list_names_every_table_with_its_state(capsys):
     assert "of 165 cells finished (full protocol)" in by_name["mgk_table1"]
     assert "0 of 25 cells finished (full protocol)" in by_name["fish_table2"]
     assert "0 of 210 cells finished (full protocol)" in by_name["fish_table7"]
+    assert "0 of 36 cells finished (full protocol)" in by_name["low_rank_table1"]
     assert "uea_benchmark" in by_name["fish_table6"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["low_rank_table1"], "BERT pre-training is not in scope"),
+        (["fish_text"], "the eigenvalues are those of fish_table9"),
+        (
+            ["low_rank_table1", "--set", "sqad:a=1"],
+            "there is no task 'sqad'; did you mean 'squad'?",
+        ),
+        (["mgk_table1", "--start_seed", "1"], "--start_seed: no run of mgk_table1 begins with"),
         (["mgk_tabel1"], "expected a table, received 'mgk_tabel1'; did you mean 'mgk_table1'?"),
         (["mgk_table1", "--only", "listop"], "no task or row 'listop'; did you mean 'listops'?"),
         (["mgk_table1", "--shard", "3/3"], "--shard expects 0 <= i < n"),

@@ -14,7 +14,8 @@ import yaml
 
 from lit_probattn.cli.app import main
 from lit_probattn.compare.cells import Cell, Place
-from lit_probattn.compare.predict import build_data, build_task
+from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.predict import build_task, counts
 from lit_probattn.compare.protocol import (
     ATTENTION,
     Options,
@@ -86,7 +87,69 @@ def test_every_printed_number_stands_beside_its_cell(name):
             for metric, value in values.items():
                 key = (task, row.method, row.heads, *entry.metrics[metric].printed)
                 found[key] = value
+        for task, values in row.spread.items():
+            for metric, value in values.items():
+                number, split = table.tasks[task].metrics[metric].printed
+                found[task, row.method, row.heads, f"{number}_pm", split] = value
     assert found == printed(name)
+
+
+LOW_RANK = [name for name in FITS if name.startswith("low_rank")]
+TOTALS = {
+    "low_rank_table1": [336.2, 336.2, 336.2],
+    "low_rank_table2a": [167.7, 192.9, 218.1, 318.9],
+    "low_rank_table2b": [129.9, 142.5, 167.7, 218.1],
+    "low_rank_table3a": [214.1, 251.8, 289.6, 327.4],
+}
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_models_of_the_low_rank_tables_have_the_printed_parameters(name):
+    """Of the model that is pre-trained; what is printed is these, rounded."""
+    table = read_table(name)
+    task, found = table.tasks["bert_pretraining_long"], []
+    for row in table.rows.values():
+        result = counts(Cell(task, row, 0))
+        found.append(task.metrics["params"].value(result))
+        assert round(found[-1]) == row.published[task.name]["params"]
+    assert [round(value, 1) for value in found] == TOTALS[name]
+
+
+def test_rows_of_the_low_rank_tables_go_through_the_published_chain():
+    assert len(LOW_RANK) == 4
+    for name in LOW_RANK:
+        table = read_table(name)
+        cells = make_cells(table, [], [0], Options(), Place())
+        assert len(cells) == 4 * len(table.rows)
+        for row in table.rows:
+            chain = {cell.task.name: cell for cell in cells if cell.row.name == row}
+            steps = {task: cell.max_steps for task, cell in chain.items()}
+            assert (steps["bert_pretraining"], steps["bert_pretraining_long"]) == (450_000, 50_000)
+            sizes = ("embed_dim", "head_dim", "num_layers", "mlp_dim")
+            models = [cell.config["model"]["init_args"] for cell in chain.values()]
+            assert len({tuple(model[size] for size in sizes) for model in models}) == 1
+            assert models[0]["num_layers"] == 24
+            assert chain["squad"].start.name == chain["mnli"].start.name
+            assert chain["squad"].start.start.name == chain["bert_pretraining"].name
+        short = make_cells(table, [], [0], Options(shortened=True), Place())
+        assert len(short) == 3 * len(table.rows)
+        for cell in short:
+            row, given = table.rows[cell.row.name], cell.config["model"]["init_args"]
+            for key in ("embed_dim", "head_dim", "mlp_dim"):
+                full = row.overrides[f"model.init_args.{key}"]
+                assert full == 8 * given[key]
+            assert given["num_layers"] == 2
+
+
+def test_tables_2a_and_2b_share_the_chain_of_their_common_row():
+    one, other = (
+        make_cells(read_table(f"low_rank_table2{letter}"), [row], [0], Options(), Place())
+        for letter, row in (("a", "heads_8"), ("b", "size_128"))
+    )
+    assert [cell.name for cell in one] == [cell.name for cell in other]
+    assert [cell.task.name for cell in one] == [
+        *("bert_pretraining", "bert_pretraining_long", "squad", "mnli")
+    ]
 
 
 def test_the_numbers_of_the_uea_table_stand_in_its_own_file():
@@ -181,7 +244,7 @@ def test_cells_can_be_built(name):
             if key not in BUILT:
                 BUILT.add(key)
                 with torch.device("meta"):
-                    build_task(cell, build_data(cell))
+                    build_task(cell, cell.data())
     assert set(table.rows) == rows
 
 
@@ -218,7 +281,12 @@ def test_default_protocol_is_the_task_files():
 
 
 def test_every_task_is_used():
-    used = {task for name in FITS for task in read_table(name).tasks}
+    used = {
+        part.name
+        for name in FITS
+        for task in read_table(name).tasks.values()
+        for part in task.chain()
+    }
     assert used == set(read_tasks())
 
 

@@ -42,6 +42,7 @@ class MadeSet:
         out: Folder for the files of train and dev.
         dev_fraction: Share of the paragraphs that make up dev.
         max_paragraphs: Most paragraphs that are used, by their hash. None uses all.
+        max_sentences: Sentences of a paragraph that are used, its first. None uses all.
     """
 
     names: tuple[str, str]
@@ -52,9 +53,12 @@ class MadeSet:
         out: str,
         dev_fraction: float = 0.1,
         max_paragraphs: int | None = None,
+        max_sentences: int | None = None,
     ) -> None:
         check_shares(dev_fraction=dev_fraction)
         require_at_least(2, max_paragraphs=max_paragraphs)
+        require_at_least(_LEAST_SENTENCES, max_sentences=max_sentences)
+        self.max_sentences = max_sentences
         self.text, self.out = expand(text), expand(out)
         self.dev_fraction, self.max_paragraphs = dev_fraction, max_paragraphs
 
@@ -96,14 +100,19 @@ class MadeSet:
         lines = (line for path in files_of(self.text) for line in read_utf8(path).splitlines())
         texts = dict.fromkeys(" ".join(line.split()) for line in lines if not _HEADING.match(line))
         found = [sentences_of(text) for text in texts]
-        kept = [sentences for sentences in found if len(sentences) >= _LEAST_SENTENCES]
+        long = [sentences for sentences in found if len(sentences) >= _LEAST_SENTENCES]
+        cut = (sentences[: self.max_sentences] for sentences in long)
+        kept = list({" ".join(sentences): sentences for sentences in cut}.values())
         if len(kept) < 2:
             raise DataError(
                 f"{self.text}: {len(kept)} paragraphs of {_LEAST_SENTENCES} sentences or more, at "
                 f"least 2 are needed; a paragraph is a line"
             )
-        kept.sort(key=lambda sentences: _hash(" ".join(sentences)))
-        return kept[: self.max_paragraphs]
+        if self.max_paragraphs is not None:
+            # Not by the hash that divides, which would make dev of most of them.
+            kept.sort(key=lambda sentences: _hash("chosen " + " ".join(sentences)))
+            kept = kept[: self.max_paragraphs]
+        return sorted(kept, key=lambda sentences: _hash(" ".join(sentences)))
 
 
 class ClozeQuestions(MadeSet):
@@ -128,7 +137,9 @@ class ClozeQuestions(MadeSet):
         """Return the JSON of a split."""
         found = []
         for sentences in paragraphs:
-            asked = sorted(_cloze(sentences), key=lambda item: _hash(item["qas"][0]["question"]))
+            # A sentence that stands twice in a paragraph is one question.
+            named = {item["qas"][0]["id"]: item for item in _cloze(sentences)}
+            asked = sorted(named.values(), key=lambda item: _hash(item["qas"][0]["question"]))
             found += asked[: self.per_paragraph]
         content = {"version": "1.1", "data": [{"title": self.text.name, "paragraphs": found}]}
         return json.dumps(content, ensure_ascii=False) + "\n", len(found)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from datamodules.core.base import Published, Split
+from datamodules.core.base import DataModule, Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand, not_found
-from datamodules.core.own import OwnSamples, Rows
+from datamodules.core.own import OwnFiles, OwnSamples, Rows
 from datamodules.core.progress import progress
 from datamodules.core.tables import TABLES, labels_of, read_table
 from datamodules.text.fine_tuning.batches import TextPairSplit
@@ -94,11 +95,11 @@ class TextPairs(EncodedTexts, OwnSamples):
         else:
             _refuse_given(corpus, dict(columns))
             _refuse_given(corpus, kwargs)
-            files = _files_of(corpus, path, kwargs)
-            self.suffixes = (*TABLES, ".txt")
-            splits = {f"{name}_path": str(files[name]) for name in ("val", "test")}
-            super().__init__(str(files["train"]), allow_overlap=True, **{**kwargs, **splits})
-            self.select_on_test = files["val"] == files["test"]
+            self.is_release = True
+            if kwargs.get("data_dir") is None:
+                kwargs["data_dir"] = str(expand(path)) if path else str(DataModule().data_dir)
+            super().__init__(path, allow_overlap=True, **kwargs)
+            self.select_on_test = "test" not in CORPORA[corpus].files[0]
         self._columns = columns
         choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
         self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
@@ -107,6 +108,13 @@ class TextPairs(EncodedTexts, OwnSamples):
             self.published = {k: Published(n) for k, n in CORPORA[corpus].sizes.items()}
 
     # ---- files -------------------------------------------------------------------------------
+
+    @cached_property
+    def files(self) -> OwnFiles:
+        """The file of each split; a MissingDataError says what a corpus lacks."""
+        if self.corpus == "own":
+            return super().files
+        return OwnFiles(_files_of(self.corpus, self._asked, self.data_dir), {}, 0)
 
     def settings(self) -> dict[str, Any]:
         """What decides the content of the cache."""
@@ -222,12 +230,9 @@ def _refuse_given(corpus: str, options: dict[str, Any]) -> None:
             raise DataError(f"{name} is for corpus own, but corpus is {corpus}; leave it out")
 
 
-def _files_of(corpus: Any, path: str, options: dict[str, Any]) -> dict[str, Path]:
+def _files_of(corpus: Any, path: str, root: Path) -> dict[str, Path]:
     """Return the file of each split of a corpus; a MissingDataError says what is missing."""
-    from datamodules.core.base import DataModule
-
     release = CORPORA[corpus]
-    root = DataModule(data_dir=options.get("data_dir")).data_dir
     folder = expand(path) if path else root / release.folder
     found = find_corpus(corpus, folder)
     if found is None:
@@ -240,10 +245,6 @@ def _files_of(corpus: Any, path: str, options: dict[str, Any]) -> dict[str, Path
             f"text_pairs --corpus {corpus}{f' --path {path}' if path else ''}",
             folder if path else root,
         )
-    if options.get("data_dir") is None and path:
-        options["data_dir"] = str(folder)
-    elif options.get("data_dir") is None:
-        options["data_dir"] = str(root)
     return {"test": found["val"], **found}
 
 

@@ -16,7 +16,7 @@ from lit_probattn.base.config_files import file_named
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import add_flags, place_of
 from lit_probattn.compare.command import run as run_cells
-from lit_probattn.compare.predict import build_data, build_task
+from lit_probattn.compare.predict import build_task
 from lit_probattn.compare.report import Report
 from lit_probattn.records.tables import panels
 from lit_probattn.reproduce.head_size.grid import RULES, Grid, perplexity_of
@@ -33,7 +33,7 @@ class HeadSizeReport(Report):
         """Return rule and sizes of a point, and its parameters without the token table."""
         sizes = cell.config["model"]["init_args"]
         with torch.device("meta"):
-            task: Any = build_task(cell, build_data(cell))
+            task: Any = build_task(cell, cell.data())
         return {
             "rule": cell.row.name.partition("-")[0],
             "num_heads": sizes["attention"]["init_args"]["num_heads"],

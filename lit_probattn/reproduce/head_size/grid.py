@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_probattn.base.config_files import run_stem
-from lit_probattn.compare.cells import Place
-from lit_probattn.compare.predict import data_of
+from lit_probattn.compare.cells import Place, data_of
 from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import ConfigError, compose, read_yaml
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim

@@ -148,7 +148,9 @@ def _pair_cases() -> Iterator[Case]:
     area = "Pairs of texts (MultiNLI, GLUE, tables)"
     rows = "text1,text2,label\n" + "".join(f"one {n},two {n},{'ab'[n % 2]}\n" for n in range(20))
     yield Case(area, "no path", data_error(lambda f: TextPairs()))
-    yield Case(area, "a corpus that is not there", data_error(lambda f: TextPairs(str(f), "mnli")))
+    yield Case(
+        area, "a corpus that is not there", data_error(lambda f: _open(TextPairs(str(f), "mnli")))
+    )
     yield Case(area, "a file of a corpus missing", data_error(_without_mismatched))
     yield Case(area, "a label that is not of the corpus", _row(gold_label="contradicts"))
     yield Case(area, "a row without its second sentence", _row(sentence2=None))
@@ -173,7 +175,7 @@ def _pair_cases() -> Iterator[Case]:
 
 def _without_mismatched(folder: Path) -> None:
     (made.write_mnli(folder / "mnli") / "multinli_1.0_dev_mismatched.jsonl").unlink()
-    TextPairs(str(folder / "mnli"), "mnli")
+    _open(TextPairs(str(folder / "mnli"), "mnli"))
 
 
 def _split_of_corpus(folder: Path) -> None:
@@ -190,6 +192,11 @@ def _made_cases() -> Iterator[Case]:
         area,
         "a share above 1",
         data_command(*cloze, "--text", "DIR", "--out", "DIR/o", "--dev_fraction", "1.5"),
+    )
+    yield Case(
+        area,
+        "`--max_sentences 2`",
+        data_command(*cloze, "--text", "DIR", "--out", "DIR/o", "--max_sentences", "2"),
     )
 
 

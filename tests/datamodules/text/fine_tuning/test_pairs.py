@@ -130,4 +130,4 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(MissingDataError, match=r"but not .*dev_matched\.jsonl"):
         data_of(folder, "mnli")
     with pytest.raises(MissingDataError, match="SST-2: the corpus not under"):
-        TextPairs(str(tmp_path / "nothing"), "sst2")
+        TextPairs(str(tmp_path / "nothing"), "sst2").prepare_data()

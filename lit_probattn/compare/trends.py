@@ -1,0 +1,245 @@
+"""Whether reproduced rows show what printed ones show: scores that rise, or fall, with something.
+
+Scores of another protocol are not comparable with printed ones, but their order from row to row is.
+Of every seed that all rows have, the slope of its scores y over the printed ones p,
+
+    slope = Σ (p_r − p̄)(y_r − ȳ) / Σ (p_r − p̄)²
+
+says how many points a printed point is worth there: 1 is the paper's own effect, below 0 the
+opposite. Its mean over seeds has a 95 % interval, from which the verdict follows. Rank correlations
+are Spearman's: with few rows they are coarse, and only shown.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from lit_probattn.analysis.drawing import score_limits
+from lit_probattn.compare.statistics import Interval, interval_of_mean
+from lit_probattn.compare.tables import Metric, Table, TaskEntry, Trend
+from lit_probattn.records.tables import markdown_lines, panels
+
+LEAST_ROWS = 3
+AGREES, SAME = "agrees beyond the spread", "same direction, within the spread"
+DIFFERS, UNTOLD = "differs beyond the spread", "cannot be told"
+_HEADING = """\
+## Trends
+
+Whether the rows show here what they show in the paper. Slope: points of ours for a printed point, \
+mean over seeds with its 95 % interval (no correction for several comparisons); above 0 is the \
+paper's direction, 1 its size. Rank correlations (Spearman): of the printed scores and of ours \
+with what the rows differ in, and of ours with the printed ones, means over seeds. Intervals and \
+verdicts are of this protocol, its seeds and its test samples, which are the same for all rows."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A trend of one score, printed and reproduced.
+
+    Args:
+        rows: the rows that have both, by what they differ in.
+        x: what they differ in.
+        printed: printed scores of the rows.
+        spread: what is printed after ±; NaN where nothing is.
+        ours: scores of every seed that all rows have. Shape (seeds, rows).
+    """
+
+    trend: Trend
+    task: TaskEntry
+    metric: Metric
+    rows: tuple[str, ...]
+    x: tuple[float, ...]
+    printed: tuple[float, ...]
+    spread: tuple[float, ...]
+    ours: np.ndarray
+
+    @property
+    def slopes(self) -> list[float]:
+        """Points of ours for a printed one, by seed; none where nothing can be said."""
+        centred = np.array(self.printed) - np.mean(self.printed)
+        total = float(centred @ centred)
+        if len(self.rows) < LEAST_ROWS or total == 0.0:
+            return []
+        return [float(centred @ (y - y.mean())) / total for y in self.ours]
+
+    @property
+    def interval(self) -> Interval | None:
+        """Mean slope with its interval; None with fewer than two seeds."""
+        return interval_of_mean(self.slopes)
+
+    @property
+    def verdict(self) -> str:
+        """Whether ours agree."""
+        if len(self.rows) < LEAST_ROWS:
+            return f"{UNTOLD}: {len(self.rows)} of {len(self.trend.rows)} rows are there"
+        if len(set(self.printed)) == 1:
+            return f"{UNTOLD}: the printed scores are equal"
+        if not len(self.ours):
+            return f"{UNTOLD}: no seed has all rows"
+        interval = self.interval
+        if interval is None:
+            way = "same" if self.slopes[0] > 0 else "other"
+            return f"{UNTOLD}: one seed ({way} direction)"
+        if interval.excludes_zero:
+            return AGREES if interval.difference > 0 else DIFFERS
+        return SAME if interval.difference > 0 else f"{UNTOLD}: other direction, within the spread"
+
+    def entry(self) -> dict[str, object]:
+        """Return a row of the table of trends."""
+        interval = self.interval
+        shown = [f"{slope:+.2f}" for slope in self.slopes]
+        return {
+            "task": self.task.name,
+            "metric": self.metric.name,
+            "with": self.trend.over,
+            "the paper says": self.trend.says,
+            "rows": len(self.rows),
+            "seeds": len(self.ours),
+            "printed": _shown(rank_correlation(self.x, self.printed)),
+            "ours": _shown(self._mean_correlation(self.x)),
+            "ours with printed": _shown(self._mean_correlation(self.printed)),
+            "slope": str(interval) if interval else ", ".join(shown) or "–",
+            "verdict": self.verdict,
+        }
+
+    def _mean_correlation(self, other: Sequence[float]) -> float | None:
+        found = [rank_correlation(other, y) for y in self.ours.tolist()]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if known else None
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation; None where a side does not vary, or for one point."""
+    if min(len(set(first)), len(set(second))) < 2:
+        return None
+    return float(stats.spearmanr(first, second).statistic)
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
+
+
+def agreements(table: Table, rows: pd.DataFrame) -> list[Agreement]:
+    """Return every trend of every printed score of a table that has been measured.
+
+    Args:
+        rows: `task`, `row`, `seed` and `value NAME` of every finished cell.
+    """
+    found = []
+    for trend in table.trends:
+        for task in table.tasks.values():
+            mine = rows[rows["task"] == task.name]
+            if mine.empty or (trend.tasks and task.name not in trend.tasks):
+                continue
+            for metric in task.metrics.values():
+                one = _agreement(table, trend, task, metric, mine)
+                if one is not None:
+                    found.append(one)
+    return found
+
+
+def _agreement(
+    table: Table, trend: Trend, task: TaskEntry, metric: Metric, rows: pd.DataFrame
+) -> Agreement | None:
+    """Return a trend of one score; None where nothing of it is printed, or it is only counted."""
+    printed = {
+        name: values[metric.name]
+        for name in trend.rows
+        if metric.name in (values := table.rows[name].published.get(task.name, {}))
+    }
+    if not printed or metric.command == "count":
+        return None
+    names = sorted(set(printed) & set(rows["row"]), key=lambda name: trend.rows[name])
+    scores = rows.pivot_table(index="seed", columns="row", values=f"value {metric.name}")
+    spread = (table.rows[name].spread.get(task.name, {}).get(metric.name) for name in names)
+    return Agreement(
+        trend,
+        task,
+        metric,
+        tuple(names),
+        tuple(float(trend.rows[name]) for name in names),
+        tuple(printed[name] for name in names),
+        tuple(math.nan if value is None else value for value in spread),
+        scores[names].dropna().to_numpy(dtype=float),
+    )
+
+
+def trend_lines(found: Sequence[Agreement]) -> list[str]:
+    """Return the section of a report; nothing without trends."""
+    if not found:
+        return []
+    table = markdown_lines(pd.DataFrame([one.entry() for one in found]))
+    return ["", _HEADING, "", *table]
+
+
+# ---- picture -----------------------------------------------------------------------------------
+
+
+def draw_trends(found: Sequence[Agreement]) -> Figure:
+    """Draw printed scores above ours, a column for each score; scales are their own."""
+    figure, axes = panels(2, len(found), 3.4, 2.5, sharex="col")
+    for column, one in enumerate(found):
+        upper, lower = axes[0][column], axes[1][column]
+        known = not any(map(math.isnan, one.spread))
+        upper.errorbar(
+            *(one.x, one.printed, one.spread if known else None),
+            fmt="D-",
+            color="tab:red",
+            markerfacecolor="none",
+            capsize=3,
+            label="published, ± as printed" if known else "published",
+        )
+        ends = [
+            p + sign * (s if known else 0.0)
+            for p, s in zip(one.printed, one.spread, strict=True)
+            for sign in (-1, 1)
+        ]
+        upper.set_ylim(score_limits(ends, None if not known else max(one.spread) / 4))
+        _draw_ours(lower, one)
+        lower.set_xlabel(one.trend.over)
+        lower.set_xscale("log", base=2)
+        lower.set_xticks(one.x, [f"{value:g}" for value in one.x])
+        lower.minorticks_off()
+        unit = "" if one.metric.unit == one.metric.name else f", {one.metric.unit}"
+        verdict = textwrap.fill(one.verdict, 44)
+        upper.set_title(f"{one.task.name}: {one.metric.name}{unit}\n{verdict}", fontsize=9)
+        for axis in (upper, lower):
+            axis.grid(color="0.9")
+    axes[0][0].set_ylabel("published")
+    axes[1][0].set_ylabel("reproduced")
+    handles, labels = axes[1][0].get_legend_handles_labels()
+    above = axes[0][0].get_legend_handles_labels()
+    figure.legend(
+        *([*above[0], *handles], [*above[1], *labels]),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
+
+
+def _draw_ours(axis: Axes, one: Agreement) -> None:
+    for number, scores in enumerate(one.ours):
+        axis.plot(
+            *(one.x, scores, "o-"),
+            color="tab:blue",
+            alpha=0.45,
+            lw=0.8,
+            ms=3,
+            label="one seed" if number == 0 else None,
+        )
+    if len(one.ours):
+        axis.plot(one.x, one.ours.mean(0), "o-", color="black", ms=4, label="mean over seeds")
+        spread = one.ours.std(0, ddof=1).max() if len(one.ours) > 1 else None
+        axis.set_ylim(score_limits(one.ours.ravel(), None if spread is None else float(spread)))

@@ -1,0 +1,330 @@
+"""Cells that begin with others: order, sharing, identity, failures, what they hand on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lit_probattn.compare.cells import INIT_FROM, TOKENISER, Cell, Place, share_of
+from lit_probattn.compare.command import Counted, make_cells, missing_by_task
+from lit_probattn.compare.predict import counts
+from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.tables import read_table, read_tasks
+from lit_probattn.configs import ConfigError
+from lit_probattn.reproduce.__main__ import main
+from tests.compare.test_report import keep
+from tests.compare.test_runner import commands_run, runner
+from tests.compare.tiny import TABLE, TASKS, program, write_tables
+from tests.support.paths import ROOT
+from tests.support.runs import in_child
+
+LISTOPS = TASKS["listops"]
+CHAIN = {
+    "first": LISTOPS,
+    "second": {**LISTOPS, "starts_from": "first", "shortened_alone": True},
+    "tuned": {**LISTOPS, "starts_from": "second"},
+    "other": {**LISTOPS, "starts_from": "second"},
+}
+CHAINED = {
+    **TABLE,
+    "tasks": ["second", "tuned", "other"],
+    "rows": {
+        name: {**row, "published": {"second": 40.0, "tuned": 50.0, "other": 60.0}}
+        for name, row in TABLE["rows"].items()
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def chained(folder, only=(), seeds=(3,), options=None, table=None, tasks=None):
+    """Cells of a table of chains that the stand-in program runs."""
+    folder.mkdir(exist_ok=True)
+    tables = write_tables(folder / "tables", table or CHAINED, tasks or CHAIN)
+    found = read_table("tiny", tables)
+    place = Place(runs=folder / "runs", data_dir=str(folder), launch=program(folder))
+    return found, make_cells(found, only, seeds, options or Options(), place)
+
+
+def named(cells):
+    return [(cell.task.name, cell.row.name, cell.seed) for cell in cells]
+
+
+def given(cell):
+    """Flags of a cell's `fit`."""
+    words = shlex.split(cell.log_path.read_text().splitlines()[0])[5:]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_starts_run_first_once_and_for_all(tmp_path, jobs):
+    _, cells = chained(tmp_path, ["tuned", "other", "softmax_2"], (3, 4))
+    tasks = ("first", "second", "tuned", "other")
+    assert sorted(named(cells)) == sorted((t, "softmax_2", s) for s in (3, 4) for t in tasks)
+    lines = []
+    mine = share_of(cells, 0, 1)
+    outcome = runner(jobs, lines).run(mine, lambda: None)
+    assert (outcome.ran, outcome.skipped, outcome.failed) == (8, {}, {})
+    assert all(commands_run(cell) == ["fit", "test"] for cell in cells)
+    for cell in cells:
+        if cell.start is None:
+            assert "--run.init_from" not in given(cell)
+            continue
+        assert given(cell)["--run.init_from"] == f"{cell.start.version()}/best"
+        done = next(i for i, line in enumerate(lines) if f"{cell.start.label}: test" in line)
+        begun = next(i for i, line in enumerate(lines) if f"{cell.label}: starts" in line)
+        assert done < begun
+    assert {cell.start.name for cell in cells if cell.task.name in ("tuned", "other")} == {
+        cell.name for cell in cells if cell.task.name == "second"
+    }
+
+
+def test_what_is_only_asked_for_has_its_starts(tmp_path):
+    _, cells = chained(tmp_path, ["second", "mgk_1"])
+    assert named(cells) == [("first", "mgk_1", 3), ("second", "mgk_1", 3)]
+    _, cells = chained(tmp_path, ["tuned", "mgk_1"], options=Options(shortened=True))
+    assert named(cells) == [("second", "mgk_1", 3), ("tuned", "mgk_1", 3)]  # begins from nothing
+    weights = Options(settings={"tuned:run.init_from": "theirs.ckpt"})
+    _, cells = chained(tmp_path, ["tuned", "mgk_1"], options=weights)
+    assert named(cells) == [("tuned", "mgk_1", 3)]
+    assert "theirs.ckpt" in cells[0].fit_arguments()
+
+
+def test_another_start_makes_another_cell(tmp_path):
+    def digests(setting=None, seed=3):
+        options = Options(settings={} if setting is None else {setting: 0.25})
+        _, cells = chained(tmp_path, ["softmax_2"], (seed,), options)
+        return {cell.task.name: cell.digest for cell in cells}
+
+    plain = digests()
+    changed = {
+        key: {name for name, digest in digests(key).items() if digest != plain[name]}
+        for key in ("first:model.init_args.lr", "second:model.init_args.lr", "tuned:run.monitor")
+    }
+    assert changed["first:model.init_args.lr"] == {"first", "second", "tuned", "other"}
+    assert changed["second:model.init_args.lr"] == {"second", "tuned", "other"}
+    assert changed["tuned:run.monitor"] == {"tuned"}
+    assert not set(plain.values()) & set(digests(seed=4).values())
+    alone = {**CHAIN, "tuned": LISTOPS}
+    _, cells = chained(tmp_path, ["tuned", "softmax_2"], tasks=alone)
+    assert cells[0].digest != plain["tuned"]
+
+
+def test_settings_are_those_of_the_tasks_that_a_pattern_names(tmp_path):
+    key = "model.init_args.lr"
+    options = Options(settings={key: 0.5, f"s*:{key}": 0.25, f"other:{key}": 0.125})
+    _, cells = chained(tmp_path, ["softmax_2"], options=options)
+    rates = {cell.task.name: cell.config["model"]["init_args"]["lr"] for cell in cells}
+    assert rates == {"first": 0.5, "second": 0.25, "tuned": 0.5, "other": 0.125}
+    with pytest.raises(
+        ConfigError, match=r"no task 'tunde'; did you mean 'tuned'\?; tasks: a, tun"
+    ):
+        refuse_unknown_tasks(["a", "tuned"], Options(settings={"tunde:a.b": 1}))
+
+
+def test_a_killed_chain_goes_on_where_it_was(tmp_path):
+    _, cells = chained(tmp_path, ["softmax_2"])
+    first, second, *_ = cells
+    (tmp_path / "KILL").write_text(f"{second.name} 9")
+
+    def work():
+        runner().run(cells, lambda: None)
+        return 0
+
+    assert in_child(work) == -signal.SIGKILL
+    assert [cell.result() is not None for cell in cells] == [True, False, False, False]
+    lines = []
+    assert runner(1, lines).run(cells, lambda: None).ran == 3
+    assert "finished before, not run again" in lines[0]
+    assert "goes on from step 9 of 16" in lines[1]
+    assert commands_run(first) == ["fit", "test"]
+    assert commands_run(second) == ["fit", "fit", "test"]
+    assert commands_run(cells[2]) == ["fit", "test"]
+
+
+def test_what_begins_with_a_failure_is_skipped_in_a_line(tmp_path):
+    _, cells = chained(tmp_path)
+    (tmp_path / "FAIL").write_text("second-mgk")
+    lines = []
+    outcome = runner(1, lines).run(cells, lambda: None)
+    failed = "second, MGK, 1 head, seed 3"
+    assert list(outcome.failed) == [failed]
+    reason = f"it begins with {failed}, which failed"
+    assert outcome.skipped == {f"{t}, MGK, 1 head, seed 3": reason for t in ("tuned", "other")}
+    assert sum(line.endswith(f"skipped: {reason}") for line in lines) == 2
+    assert outcome.ran == 5  # `first` of both rows, and the other row
+    (tmp_path / "FAIL").unlink()
+    again = runner().run(cells, lambda: None)
+    assert (again.ran, again.skipped) == (3, {})
+
+
+def test_a_start_that_fails_once_is_waited_for(tmp_path):
+    _, cells = chained(tmp_path, ["softmax_2"])
+    (tmp_path / "FAIL_ONCE").touch()
+    outcome = runner(2).run(cells, lambda: None)
+    assert (outcome.ran, outcome.skipped, outcome.failed) == (4, {}, {})
+
+
+def test_shards_do_not_tear_chains(tmp_path):
+    _, cells = chained(tmp_path, seeds=(3, 4))
+    shares = [share_of(cells, index, 3) for index in range(3)]
+    assert sorted(cell.name for share in shares for cell in share) == sorted(
+        cell.name for cell in cells
+    )
+    assert sorted(map(len, shares)) == [4, 4, 8]
+    for share in shares:
+        for place, cell in enumerate(share):
+            assert cell.start is None or cell.start.name in [c.name for c in share[:place]]
+
+
+def test_all_seeds_may_begin_with_one(tmp_path):
+    _, cells = chained(tmp_path, ["softmax_2"], (3, 4, 5), Options(start_seed=4))
+    assert sorted(named(cells)) == sorted(
+        [("first", "softmax_2", 4), ("second", "softmax_2", 4)]
+        + [(task, "softmax_2", seed) for task in ("tuned", "other") for seed in (3, 4, 5)]
+    )
+    assert len({cell.name for cell in cells}) == len(cells)
+    table, own = chained(tmp_path, ["softmax_2"], (4,))
+    pairs = zip(own, [cell for cell in cells if cell.seed == 4], strict=True)
+    assert all(one.name == other.name for one, other in pairs)  # the seed's own are the same runs
+    for cell in cells:
+        keep(cell, 30.0)
+    made = Report(table, cells, "command")
+    made.write(tmp_path / "out")
+    written = (tmp_path / "out/report.md").read_text()
+    assert "of seed 4, so that the spread leaves out how trainings of the first task" in written
+
+
+def test_the_report_has_the_starts_too(tmp_path):
+    table, cells = chained(tmp_path)
+    for cell in cells:
+        keep(cell, 30.0)
+    text = Report(table, cells, "command").write(tmp_path / "out")
+    written = (tmp_path / "out/report.md").read_text()
+    tasks = [line.split(" | ")[0][2:] for line in text.splitlines()[2:]]
+    assert list(dict.fromkeys(tasks)) == ["first", "second", "tuned", "other"]
+    assert "8 of 8 cells are finished." in written
+    assert (
+        "Runs begin with the trained model of their row: second with first; tuned with second; "
+        "other with second, of the same seed" in written
+    )
+    assert all(f"\n{name}:\n" in written for name in CHAIN)  # differences of protocol
+
+
+def test_the_command_runs_chains(tmp_path, capsys):
+    write_tables(tmp_path / "tables", CHAINED, CHAIN)
+    places = ["--runs", str(tmp_path / "runs"), "--launch", " ".join(program(tmp_path))]
+    words = ["tiny", "--tables", str(tmp_path / "tables"), *places, "--data_dir", str(tmp_path)]
+    words += ["--seeds", "3"]
+    (tmp_path / "FAIL").write_text("first-softmax")
+    assert main([*words, "--attempts", "1"]) == 1
+    assert (
+        "4 of 8 cells finished, 4 of them now; 1 failed, 0 run elsewhere, 3 skipped, 0 tasks"
+        in (capsys.readouterr().out)
+    )
+    (tmp_path / "FAIL").unlink()
+    assert main(words) == 0
+    assert "8 of 8 cells finished, 4 of them now; 0 failed, 0 run elsewhere, 0 tasks" in (
+        capsys.readouterr().out
+    )
+    assert main([*words, "--set", "thir:a=1"]) == 2
+    assert "--set thir:a: there is no task 'thir'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ("fist", "second starts_from the unknown task 'fist'; did you mean 'first'"),
+        ("tuned", "starts_from goes in a circle: second -> tuned -> second"),
+        ("second", "starts_from goes in a circle: second -> second"),
+    ],
+)
+def test_starts_that_cannot_be_are_refused(tmp_path, start, message):
+    wrong = {**CHAIN, "second": {**LISTOPS, "starts_from": start}}
+    folder = write_tables(tmp_path / "tables", CHAINED, wrong)
+    with pytest.raises(ConfigError, match=message):
+        read_tasks(folder)
+
+
+def test_a_seed_of_starts_is_for_chains(tmp_path, capsys):
+    tables = write_tables(tmp_path / "tables")
+    words = ["tiny", "--tables", str(tables), "--runs", str(tmp_path), "--start_seed", "1"]
+    assert main([*words, "--dry-run"]) == 2
+    assert "--start_seed: no run of tiny begins with another one" in capsys.readouterr().err
+
+
+# ---- tokenisers ----------------------------------------------------------------------------------
+
+SENTENCES = (
+    "The {0} cat sat on mat {0}. A dog {1} ran to the town of Paris {0}. Then it slept well.\n"
+)
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """A row of a real table, small, its places and settings."""
+    (tmp_path / "text.txt").write_text("".join(SENTENCES.format(i, i % 7) for i in range(60)))
+    questions = [
+        {"id": str(i), "question": "Who ran?", "answers": [{"text": f"dog {i}", "answer_start": 2}]}
+        for i in range(6)
+    ]
+    paragraphs = [
+        {"context": f"A dog {i} ran to Paris.", "qas": [asked]} for i, asked in enumerate(questions)
+    ]
+    content = {"version": "1.1", "data": [{"title": "x", "paragraphs": paragraphs}]}
+    for name in ("train.json", "dev.json"):
+        (tmp_path / name).write_text(json.dumps(content))
+    settings = {
+        "bert_*:data.init_args.path": str(tmp_path / "text.txt"),
+        "bert_*:data.init_args.vocab_limit": 90,
+        "bert_*:data.init_args.val_fraction": 0.2,
+        "bert_*:data.init_args.test_fraction": 0.2,
+        "squad:data.init_args.path": str(tmp_path),
+    }
+    options = Options(shortened=True, settings=settings)
+    place = Place(runs=tmp_path / "runs", cache_dir=str(tmp_path / "cache"))
+    return make_cells(read_table("low_rank_table2b"), ["squad", "size_32"], [0], options, place)
+
+
+def test_data_have_the_tokeniser_of_the_start(bert, tmp_path):
+    start, cell = bert
+    assert (start.task.name, cell.task.name) == ("bert_pretraining_long", "squad")
+    assert cell.links()[TOKENISER] == f"<tokeniser of {start.name}>"  # it is not made yet
+    made = Counted()
+    assert made.prepare([cell]) == {}
+    data = cell.data()
+    data.setup()
+    assert data.tokeniser_digest == start.data().tokeniser_digest
+    folder = Path(cell.links()[TOKENISER])
+    assert folder.parent == tmp_path / "cache"
+    assert cell.links()[INIT_FROM] == tmp_path / "runs" / start.name / "0" / "best"
+    sizes = {part.task.name: counts(part)["parameters"] for part in bert}
+    table = 64 * (start.data().vocab_size + 64 + 2 + 2)
+    assert all(table < size < 30522 * 64 for size in sizes.values())
+
+
+def test_a_tokeniser_that_is_named_is_kept(bert, tmp_path):
+    start, cell = bert
+    start.data().prepare_data()
+    folder = str(start.data().cache.folder)
+    settings = {**cell.options.settings, f"squad:{TOKENISER}": folder}
+    own = Cell(cell.task, cell.row, 0, replace(cell.options, settings=settings), cell.place)
+    assert TOKENISER not in own.links()
+    assert own.digest != cell.digest
+
+
+def test_missing_data_of_a_start_are_told_with_what_begins_with_it(bert, tmp_path):
+    (tmp_path / "text.txt").unlink()
+    failed = Counted().prepare(bert)
+    assert "text.txt: no such file or folder" in failed["bert_pretraining_long"]
+    assert failed["squad"] == "it begins with bert_pretraining_long, whose data cannot be read"
+    assert list(missing_by_task(bert)) == ["bert_pretraining_long"]
