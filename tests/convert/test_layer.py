@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert import LayerInputs, convert_layer
+from lit_probattn.convert import LayerInputs, Mixture, convert_layer
 from lit_probattn.convert.layer import scores_of_components
 from lit_probattn.interop.algebra import (
     best_groups,
@@ -224,4 +224,4 @@ def test_divergence_and_groups():
 )
 def test_layers_that_cannot_be_converted_are_refused(layer, components, message):
     with pytest.raises(ValueError, match=message):
-        convert_layer(layer(), num_components=components)
+        convert_layer(layer(), Mixture(components))
