@@ -42,6 +42,9 @@ from lit_probattn.interop.weights import head_rows
 
 # Rows of a map that enter distances and normalisers, evenly spread over a sample.
 _ROWS = 256
+# Weight of the old value maps in the regression: without it, what a map gathers and hardly varies
+# gets weights so large that the first steps of training destroy the model.
+_RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -320,7 +323,10 @@ def set_values(
         maps = (outs @ values).mT  # (H, C [+ 1], C): gathered inputs -> outputs
         statistics = _regression_statistics(old, new, maps, groups, fit)
         for index, moments in enumerate(zip(*statistics, strict=True)):
-            into, out = low_rank_regression(*moments, new.value_head_dim)
+            before = maps[groups[index]].sum(0)
+            into, out = low_rank_regression(
+                *moments, new.value_head_dim, toward=before, ridge=_RIDGE
+            )
             set_head_rows(new.value_proj, index, into)
             columns.append(out)
     new.out_proj.weight.copy_(torch.cat(columns, 1))

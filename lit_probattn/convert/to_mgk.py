@@ -162,9 +162,13 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
         report["model"] = asdict(compared)
         lines.append(compared.line())
     dropout = max((layer.dropout for layer in old), default=0.0)
-    arguments: dict[str, Any] = {
-        "attention": attention_config(next(iter(found.layers.values())), dropout)
-    }
+    entries = [attention_config(layer, dropout) for layer in found.layers.values()]
+    if any(entry != entries[0] for entry in entries):
+        raise ConversionError(
+            "the layers have different numbers or sizes of heads, which one attention file cannot "
+            "say: only models whose layers are alike can be converted"
+        )
+    arguments: dict[str, Any] = {"attention": entries[0]}
     if options.anneal is not None:
         arguments["norm_annealing_steps"] = options.anneal
     fresh = put_layers(state, found.layers)

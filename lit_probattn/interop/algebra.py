@@ -141,20 +141,35 @@ def form_products(query: Tensor, keys: Tensor) -> Tensor:
     return (gram * torch.einsum("hed,kfd->hkef", keys, keys)).sum((-1, -2))
 
 
-def low_rank_regression(gram: Tensor, cross: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def low_rank_regression(
+    gram: Tensor,
+    cross: Tensor,
+    rank: int,
+    *,
+    toward: Tensor | None = None,
+    ridge: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Return the best map of a rank from predictors to targets, as two factors.
 
     Reduced-rank regression: B = gram⁻¹ cross is the least-squares map; its fitted outputs are
-    projected on their `rank` largest principal directions.
+    projected on their `rank` largest principal directions. With a ridge ρ, B minimises
+    Σ ‖y − Bᵀg‖² + ρ t ‖B − B_0‖², t the mean of gram's diagonal: where the predictors hardly vary,
+    the map stays what it was instead of growing without bound.
 
     Args:
         gram: Σ gᵀg of the predictors, (d, d).
         cross: Σ gᵀy, (d, C).
         rank: E_v.
+        toward: B_0, (d, C). None means 0.
+        ridge: ρ.
 
     Returns:
         (E_v, d) and (C, E_v): their product maps a predictor to its output.
     """
+    if ridge:
+        weight = ridge * gram.diagonal().mean()
+        gram = gram + weight * torch.eye(len(gram)).to(gram)
+        cross = cross if toward is None else cross + weight * toward
     full = torch.linalg.pinv(gram, hermitian=True) @ cross  # (d, C)
     values, vectors = torch.linalg.eigh(full.mT @ gram @ full)
     order = values.argsort(descending=True)[:rank]
