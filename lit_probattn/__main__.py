@@ -46,7 +46,7 @@ COMMANDS = {
     "sweep": Command("profiling.cli", ("sweep",), "measure cost over a grid of dimensions"),
     "report": Command("profiling.cli", ("report",), "tables and figures of a sweep"),
     "analyse": Command("lit_probattn.analysis.__main__", (), "study a checkpoint"),
-    "convert": Command("lit_probattn.convert.__main__", (), "softmax to MGK, FiSH; to and from BERT"),
+    "convert": Command("lit_probattn.convert.__main__", (), "softmax to MGK; to and from BERT"),
     "export": Command("lit_probattn.convert.to_safetensors", (), "write weights as safetensors"),
     "data": Command("lit_probattn.commands.data", (), "prepare or check a data set"),
     "check": Command("lit_probattn.commands.check", (), "check an attention layer of your own"),

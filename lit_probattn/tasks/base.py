@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Timer
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from lit_probattn.attention.mgk.annealing import anneal_norms, check_annealing
 from lit_probattn.randomness import RandomKey, mix_integers
-from lit_probattn.tasks.annealing import anneal_norms, check_annealing
 from lit_probattn.tasks.distributed import (
     agreed_signal,
     gather_objects,

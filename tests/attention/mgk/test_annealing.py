@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.mgk.annealing import annealed_cores
 from lit_probattn.cli.app import main
 from lit_probattn.tasks import SequenceClassifier
-from lit_probattn.tasks.annealing import annealed_cores
 from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint
 from tests.support.runs import (
     arguments,
