@@ -12,6 +12,7 @@ from lit_probattn.analysis.conversion import arms as arms_module
 from lit_probattn.analysis.conversion import study as study_module
 from lit_probattn.analysis.conversion.study import Conversion, arms_of, draw, finding
 from tests.analysis import made
+from tests.tasks import tiny
 
 SHORT = ["--steps", "4", "--eval_every", "2", "--num_batches", "2", "--device", "cpu"]
 
@@ -92,6 +93,23 @@ def test_fish_has_no_norms_to_anneal(checkpoint, tmp_path):
     assert study(checkpoint, tmp_path, "--to", "fish", "--seeds", "0") == 0
     assert set(values(tmp_path).index.get_level_values("side")) == {"trained on", "converted"}
     assert "annealed" not in (tmp_path / "conversion.md").read_text()
+
+
+def test_a_seed_orders_the_training_data_and_leaves_the_splits():
+    def data():
+        made_data = tiny.data(seed=5)
+        made_data.setup("fit")
+        return made_data
+
+    def first(source):
+        return next(iter(source.train_dataloader()))["sample_ids"].tolist()
+
+    changed = data()
+    with arms_module._ordered_by(changed, 6):
+        inside = first(changed)
+        assert changed.seed == 5
+    assert inside != first(data())
+    assert first(changed) == first(data())
 
 
 def options(**changed):
