@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -123,6 +124,14 @@ def label(
         axis.grid(color="0.9", lw=0.6)
     if legend:
         axis.legend(fontsize=legend, frameon=False)
+
+
+def spread_curve(axis: Axes, rows: pd.DataFrame, x: str, y: str, *, colour: str, name: str) -> None:
+    """Draw the mean of column `y` at every value of column `x`, and its standard deviation."""
+    groups = rows.groupby(x)[y]
+    mean, std = groups.mean(), groups.std(ddof=1).fillna(0.0)
+    axis.plot(mean.index, mean, color=colour, marker="o", ms=3, label=name)
+    axis.fill_between(mean.index, mean - std, mean + std, color=colour, alpha=0.2, lw=0)
 
 
 def powers_of_two(axis: Axes) -> None:

@@ -274,7 +274,8 @@ def share_of(cells: Iterable[Cell], index: int, count: int) -> list[Cell]:
 def data_of(config: Mapping[str, Any], place: Place, **more: Any) -> DataModule:
     """Make the DataModule of a configuration; nothing is read."""
     entry = config["data"]
-    places = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
+    folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
+    places = {name: folder for name, folder in folders.items() if folder is not None}
     data: DataModule = class_of(entry["class_path"])(**{**entry["init_args"], **places, **more})
     return data
 

@@ -1,5 +1,5 @@
-"""From trained softmax heads to heads with mixtures of keys."""
+"""From trained softmax heads to heads of other variants."""
 
-from lit_probattn.convert.layer import LayerErrors, LayerInputs, convert_layer
+from lit_probattn.convert.layer import LayerErrors, LayerInputs, Mixture, convert_layer
 
-__all__ = ["LayerErrors", "LayerInputs", "convert_layer"]
+__all__ = ["LayerErrors", "LayerInputs", "Mixture", "convert_layer"]

@@ -1,4 +1,4 @@
-"""`python -m lit_probattn.convert`: softmax to MGK, or from and to the files of transformers."""
+"""`python -m lit_probattn.convert`: softmax to others, or from and to the files of transformers."""
 
 import sys
 from importlib import import_module

@@ -9,6 +9,10 @@ A group of K softmax heads becomes one head with K key components and one value:
     priors    π_r ∝ exp(−mean_i log Z_ir): every component starts with the same mass.
     values    the group's old output is regressed on what the new map gathers, at rank E_v.
 
+With shifted keys (sMGK) the mean of the group's forms is cut instead, to one query and one key map,
+and a shift is what the mean input's key lacks of that in its old head. Gaussian scores start where
+dot products do if keys' norms are put back (`key_norm_weight` 1).
+
 The result is where fine-tuning starts, not an equal model: the errors are part of the result.
 """
 
@@ -32,11 +36,15 @@ from lit_probattn.interop.algebra import (
     low_rank_regression,
     second_moment,
     shared_query_factors,
+    shifted_key_factors,
 )
 from lit_probattn.interop.weights import head_rows
 
 # Rows of a map that enter distances and normalisers, evenly spread over a sample.
 _ROWS = 256
+# Weight of the old value maps in the regression: without it, what a map gathers and hardly varies
+# gets weights so large that the first steps of training destroy the model.
+_RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -84,13 +92,63 @@ class LayerErrors:
         return f"heads {pairs}: logit error {100 * self.logit_error:.1f} %, output error {output}"
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """What the mixtures of a converted layer are like.
+
+    Args:
+        num_components: K.
+        shifted_keys: sMGK instead of MGK.
+        old_heads: heads that become one. None means K, the only choice without shifts.
+        score: None means `dot`, which starts at the old logits; `gaussian` with shifted keys, whose
+            shifts cancel in dot products. Gaussian scores drop the keys' norms at once and start
+            further away, unless `key_norm_weight` is 1.
+        key_norm_weight: of the new layer; see `MGKAttention`.
+        spread: of shifts, what is added to them: standard deviation, in units of the keys' own;
+            components that start equal would stay equal for ever.
+        seed: of that.
+
+    Raises:
+        ValueError: choices exclude each other.
+    """
+
+    num_components: int = 2
+    shifted_keys: bool = False
+    old_heads: int | None = None
+    score: Score | None = None
+    key_norm_weight: float | None = None
+    spread: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shifted_keys and self.score == "dot":
+            raise ValueError(
+                "score=dot with shifted keys is ordinary softmax attention: take score=gaussian"
+            )
+        if not self.shifted_keys and self.old_heads not in (None, self.num_components):
+            raise ValueError(
+                f"old_heads={self.old_heads} of a new head need as many components, received "
+                f"num_components={self.num_components}: leave old_heads out, or shift the keys "
+                "(smgk)"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Old heads of a new head."""
+        return self.num_components if self.old_heads is None else self.old_heads
+
+    @property
+    def form(self) -> Score:
+        """The score."""
+        return self.score or ("gaussian" if self.shifted_keys else "dot")
+
+
 @torch.no_grad()
 def convert_layer(
     old: SoftmaxAttention,
+    mixture: Mixture = Mixture(),
     *,
-    num_components: int = 2,
     inputs: LayerInputs | None = None,
-    score: Score = "dot",
     head_dim: int | None = None,
     value_head_dim: int | None = None,
 ) -> tuple[MGKAttention, LayerErrors]:
@@ -98,11 +156,9 @@ def convert_layer(
 
     Args:
         old: the trained layer, dot-product scores, as many key/value heads as query heads.
-        num_components: K, a divisor of H.
+        mixture: the new heads; the old heads of one must divide H.
         inputs: what the layer saw. None converts from weights alone: identity second moment, heads
             grouped by their bilinear forms, equal priors, truncated sums of value-output maps.
-        score: `dot` starts at the old logits (it is the Gaussian score with the key's norm in the
-            prior). `gaussian` drops that term at once and starts further away.
         head_dim: size of a new head. None keeps E; K·E makes the logits exact.
         value_head_dim: size of a new value head. None keeps the old one.
 
@@ -112,31 +168,47 @@ def convert_layer(
     Raises:
         ValueError: K does not divide H, or the layer is not plain multi-head softmax attention.
     """
-    _check_layer(old, num_components)
+    check_layer(old)
+    _check_groups(old.num_heads, mixture)
     dtype = old.query_proj.weight.dtype
     old = copy.deepcopy(old).to(torch.float64).eval()
-    fit, test, held_out = _split(inputs)
+    fit, test, held_out = split(inputs)
     moment = None if fit is None else second_moment(augment(fit.x[fit.real], old))
-    query, key = (_head_rows(proj, old.num_heads) for proj in (old.query_proj, old.key_proj))
-    groups = best_groups(_distances(old, query, key, fit), num_components)
+    query, key = head_forms(old)
+    groups = best_groups(_distances(old, query, key, fit), mixture.group_size)
     new = MGKAttention(
         old.embed_dim,
         len(groups),
         head_dim=old.head_dim if head_dim is None else head_dim,
-        num_components=num_components,
+        num_components=mixture.num_components,
+        shifted_keys=mixture.shifted_keys,
         value_head_dim=old.value_head_dim if value_head_dim is None else value_head_dim,
         key_embed_dim=old.key_embed_dim,
         bias=old.use_bias,
         dropout=old.dropout,
         backend=old.backend,
-        score=score,
+        score=mixture.form,
         prior_param="softmax",
+        key_norm_weight=mixture.key_norm_weight,
     ).to(old.query_proj.weight)
     kept = total = 0.0
+    generator = torch.Generator().manual_seed(mixture.seed)
+    centre = None if fit is None else augment(fit.x[fit.real], old).mean(0)
     for index, group in enumerate(groups):
         # Old logits are forms / √E, new ones products / √E'.
         scale = (new.head_dim / old.head_dim) ** 0.5
-        factors = shared_query_factors(scale * query[group], key[group], new.head_dim, moment)
+        given = scale * query[group], key[group], new.head_dim, moment
+        if new.core.key_shift is None:
+            factors = shared_query_factors(*given)
+        else:
+            if centre is None:  # inputs of mean 0
+                centre = torch.zeros(query.shape[-1]).to(query)
+                centre[old.embed_dim :] = 1.0
+            factors, shifts = shifted_key_factors(*given, centre)
+            places = torch.arange(mixture.num_components) % len(group)
+            noise = torch.randn(len(places), new.head_dim, generator=generator, dtype=query.dtype)
+            size = _deviation(factors.keys[0], moment, centre)
+            new.core.key_shift[index] = shifts[places] + mixture.spread * size * noise.to(shifts)
         set_head_rows(new.query_proj, index, factors.query)
         set_head_rows(new.key_proj, index, factors.keys.flatten(0, 1))
         kept, total = kept + factors.kept, total + factors.total
@@ -146,22 +218,26 @@ def convert_layer(
     errors = LayerErrors(
         groups=groups,
         logit_error=max(0.0, 1.0 - kept / total) ** 0.5 if total > 0 else 0.0,
-        output_error=None if test is None else _output_error(old, new, test),
+        output_error=None if test is None else output_error(old, new, test),
         held_out=held_out,
     )
     return new.to(dtype), errors
 
 
-def _check_layer(old: SoftmaxAttention, num_components: int) -> None:
+def _deviation(key: Tensor, moment: Tensor | None, centre: Tensor) -> Tensor:
+    """Return the deviation of an entry of a key from its mean, over inputs; ()."""
+    eye = torch.eye(len(centre)).to(key)
+    spread = (eye if moment is None else moment) - torch.outer(centre, centre)
+    return ((key @ spread) * key).sum(-1).clamp_min(0.0).mean().sqrt()
+
+
+def check_layer(old: SoftmaxAttention) -> None:
+    """Raise a ValueError for a layer that is not plain self-attention by softmax."""
     if old.core.score != "dot" or old.num_kv_heads != old.num_heads or old.rotary is not None:
         raise ValueError(
             "only softmax layers with score=dot, num_kv_heads=num_heads and no rotary positions "
             f"can be converted, received score={old.core.score}, "
             f"num_kv_heads={old.num_kv_heads} of {old.num_heads}, rotary={old.rotary}"
-        )
-    if num_components < 1 or old.num_heads % num_components:
-        raise ValueError(
-            f"num_components must divide num_heads={old.num_heads}, received {num_components}"
         )
     if old.key_embed_dim != old.embed_dim:
         raise ValueError(
@@ -170,7 +246,18 @@ def _check_layer(old: SoftmaxAttention, num_components: int) -> None:
         )
 
 
-def _split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs | None, bool]:
+def _check_groups(num_heads: int, mixture: Mixture) -> None:
+    size, name = mixture.group_size, "num_components" if mixture.old_heads is None else "old_heads"
+    if size < 1 or num_heads % size:
+        raise ValueError(f"{name} must divide num_heads={num_heads}, received {size}")
+    if mixture.num_components < size:
+        raise ValueError(
+            f"old_heads={size} of a new head need as many components, received "
+            f"num_components={mixture.num_components}"
+        )
+
+
+def split(inputs: LayerInputs | None) -> tuple[LayerInputs | None, LayerInputs | None, bool]:
     """Return the inputs to fit, the inputs to test, and whether they are different."""
     if inputs is None:
         return None, None, False
@@ -200,6 +287,12 @@ def augment(x: Tensor, layer: SoftmaxAttention) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], -1) if layer.use_bias else x
 
 
+def head_forms(old: SoftmaxAttention) -> tuple[Tensor, Tensor]:
+    """Return the query and key maps of every head, biases as last column; (H, E, C [+ 1])."""
+    query, key = (_head_rows(proj, old.num_heads) for proj in (old.query_proj, old.key_proj))
+    return query, key
+
+
 def _head_rows(proj: torch.nn.Linear, num_heads: int) -> Tensor:
     return head_rows(proj.weight, proj.bias, num_heads)
 
@@ -214,7 +307,7 @@ def set_head_rows(proj: torch.nn.Linear, index: int, rows: Tensor) -> None:
 
 
 def set_values(
-    old: SoftmaxAttention, new: MGKAttention, groups: list[list[int]], fit: LayerInputs | None
+    old: SoftmaxAttention, new: Attention, groups: list[list[int]], fit: LayerInputs | None
 ) -> None:
     """Write value and output maps of every new head; the output's bias stays."""
     values = _head_rows(old.value_proj, old.num_heads)  # (H, E_v, C [+ 1])
@@ -230,7 +323,10 @@ def set_values(
         maps = (outs @ values).mT  # (H, C [+ 1], C): gathered inputs -> outputs
         statistics = _regression_statistics(old, new, maps, groups, fit)
         for index, moments in enumerate(zip(*statistics, strict=True)):
-            into, out = low_rank_regression(*moments, new.value_head_dim)
+            before = maps[groups[index]].sum(0)
+            into, out = low_rank_regression(
+                *moments, new.value_head_dim, toward=before, ridge=_RIDGE
+            )
             set_head_rows(new.value_proj, index, into)
             columns.append(out)
     new.out_proj.weight.copy_(torch.cat(columns, 1))
@@ -240,7 +336,7 @@ def set_values(
 
 def _regression_statistics(
     old: SoftmaxAttention,
-    new: MGKAttention,
+    new: Attention,
     maps: Tensor,
     groups: list[list[int]],
     fit: LayerInputs,
@@ -294,12 +390,13 @@ def _set_priors(new: MGKAttention, fit: LayerInputs) -> None:
 
 def scores_of_components(new: MGKAttention, x: Tensor, rows: Tensor) -> Tensor:
     """Return the scores of every component without priors, for some queries of one sample."""
-    call = new.call(x)
-    arguments = MGKArguments(None, new.core.variance(), new.core.score)
+    call, core = new.call(x), new.core
+    weight = core.key_norm_weight
+    arguments = MGKArguments(None, core.variance(), core.score, norm_weight=weight)
     return component_scores(call.query[:, :, rows], new.core.components(call.key), arguments)[0]
 
 
-def _output_error(old: SoftmaxAttention, new: MGKAttention, test: LayerInputs) -> float:
+def output_error(old: SoftmaxAttention, new: Attention, test: LayerInputs) -> float:
     """Return ‖new − old‖ / ‖old‖ of the outputs of real tokens, the bias taken out."""
     before, after = (
         layer(test.x, key_mask=test.key_mask, is_causal=test.is_causal)[test.real]

@@ -1,13 +1,20 @@
-"""Turn the softmax attention of a checkpoint into MGK: fewer heads, several keys per position.
+"""Turn the softmax attention of a checkpoint into another: fewer heads, keys or score maps.
 
-    python -m lit_probattn.convert runs/lra_text-softmax/0/checkpoints/best-00020000.ckpt mgk.ckpt
+    lit-probattn convert runs/lra_text-softmax/0/checkpoints/best-00020000.ckpt mgk.ckpt
+    lit-probattn convert runs/mnli-softmax/0 smgk.ckpt --to smgk --anneal 2000
 
-Writes `mgk.ckpt`, for `--ckpt_path mgk.ckpt`, and `mgk.yaml`, the attention file that goes with it
-(`--config mgk.yaml` after the run's own). Every layer's error and, with data, the model's, are
-printed and stored in the checkpoint under "conversion". A conversion is where fine-tuning starts.
+mgk makes heads with several keys per position, smgk with one key and learned shifts, fish local
+heads that are mixed from fewer maps. Writes `mgk.ckpt`, to start from (`--init_from mgk.ckpt`, or
+`--ckpt_path mgk.ckpt`), and `mgk.yaml`, the attention file that goes with it (`--config mgk.yaml`
+after the run's own). Every layer's error and, with data, the model's, are printed and stored in the
+checkpoint under "conversion". A conversion is where fine-tuning starts.
+
+Gaussian scores (of smgk, or --score gaussian) lack what dot products have of the keys' norms.
+--anneal STEPS puts it back, and has training take it away over its first STEPS steps.
+--distil_steps N teaches every layer, for N steps on its own inputs, to give the old one's output.
 
 With the run's config.yaml (found beside the checkpoint, or --config) batches of its data go through
-the model, and what each layer sees decides pairs of heads, factors, priors and value maps. Without
+the model, and what each layer sees decides groups of heads, factors, priors and value maps. Without
 it (--weights_only) only the weights count, and --head_dim is needed.
 
 Two other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads a
@@ -17,143 +24,94 @@ BERT or a RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one.
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-import torch
-from torch import Tensor, nn
-
-from lit_probattn.attention import MGKAttention
+from lit_probattn.attention import Attention
+from lit_probattn.attention.fish.layer import FiSHAttention
+from lit_probattn.attention.mgk.layer import MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import find
+from lit_probattn.convert.distil import Distillation
 from lit_probattn.convert.files import (
     ConversionError,
     check_output,
     find_layers,
     put_layers,
-    restore_layer,
     write,
 )
-from lit_probattn.convert.layer import LayerErrors, LayerInputs, convert_layer
+from lit_probattn.convert.layer import LayerInputs, Mixture
+from lit_probattn.convert.model import (
+    Target,
+    compare_models,
+    convert_layers,
+    layer_inputs,
+)
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 from lit_probattn.training.trained import Trained, open_trained
 
-Batches = Sequence[dict[str, Tensor]]
+# Flags that say something of mixtures of keys, of shifts among them, and of FiSH.
+_MIXTURE = ("num_components", "score", "anneal")
+_SHIFTS = ("old_heads", "spread")
+_FISH = ("num_global_heads",)
+KINDS = {"mgk": _MIXTURE, "smgk": (*_MIXTURE, *_SHIFTS), "fish": _FISH}
 
 
-@dataclass(frozen=True)
-class ModelErrors:
-    """What conversion did to the whole model, on validation batches."""
-
-    logit_error: float  # ‖new − old‖ / ‖old‖ of the model's outputs
-    agreement: float  # share of rows whose largest output is the same
-    num_rows: int
-
-    def line(self) -> str:
-        """Return one line for a person."""
-        return (
-            f"model: output error {100 * self.logit_error:.1f} %, same prediction in "
-            f"{100 * self.agreement:.1f} % of {self.num_rows} rows"
-        )
-
-
-@torch.no_grad()
-def layer_inputs(task: nn.Module, names: list[str], batches: Batches) -> dict[str, LayerInputs]:
-    """Return what the named layers of a task see.
+def read_target(options: argparse.Namespace) -> Target:
+    """Return what the flags ask for.
 
     Raises:
-        ConversionError: a layer adds a bias of its own to the scores of each head.
+        ConversionError: they exclude each other.
     """
-    seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
-
-    def keep(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bias = kwargs.get("bias")
-        if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
-            raise ConversionError(
-                f"{name}: every head has a bias of its own (relative positions), which fewer heads "
-                "cannot take: train MGK on pictures from the beginning"
-            )
-        given = kwargs.get("key_mask"), kwargs.get("is_causal", False)
-        seen[name].append(LayerInputs(args[0], *given))
-
-    with ExitStack() as hooks:
-        for name in names:
-            layer = task.get_submodule(name)
-            hook = layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
-            hooks.enter_context(hook)
-        for batch in batches:
-            task(batch)
-    return {name: _join(parts) for name, parts in seen.items()}
+    for name in (*_MIXTURE, *_SHIFTS, *_FISH):
+        if getattr(options, name) is not None and name not in KINDS[options.to]:
+            kinds = " and ".join(kind for kind, names in KINDS.items() if name in names)
+            raise ConversionError(f"--{name} is for --to {kinds}, received --to {options.to}")
+    sizes = {"value_head_dim": options.value_head_dim}
+    if options.to == "fish":
+        return Target(num_global_heads=options.num_global_heads, **sizes)
+    names = ("num_components", "old_heads", "score", "spread")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given |= {"shifted_keys": options.to == "smgk", "seed": options.seed}
+    given |= {} if options.anneal is None else {"key_norm_weight": 1.0}
+    try:
+        mixture = Mixture(**given)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+    if options.anneal is not None and mixture.form == "dot":
+        raise ConversionError("--anneal is for Gaussian scores: add --score gaussian")
+    return Target(mixture, **sizes)
 
 
-def _join(parts: list[LayerInputs]) -> LayerInputs:
-    """Put the inputs of several batches together, padded to the longest."""
-    length = max(part.x.shape[1] for part in parts)
-    pad = nn.functional.pad
-    xs = [pad(part.x, (0, 0, 0, length - part.x.shape[1])) for part in parts]
-    masks = [pad(part.real, (0, length - part.x.shape[1])) for part in parts]
-    return LayerInputs(torch.cat(xs), torch.cat(masks), parts[0].is_causal)
+def _settings(target: Target) -> dict[str, Any]:
+    """Return what the report says of the target."""
+    if target.mixture is None:
+        return {"num_global_heads": target.num_global_heads}
+    return asdict(target.mixture) | {"score": target.mixture.form}
 
 
-@torch.no_grad()
-def model_errors(task: nn.Module, layers: dict[str, MGKAttention], batches: Batches) -> ModelErrors:
-    """Compare the outputs of a task with its old and with the new layers."""
-    converted = copy.deepcopy(task)
-    for name, layer in layers.items():
-        converted.set_submodule(name, copy.deepcopy(layer).eval())
-    difference = size = 0.0
-    same = rows = 0
-    for batch in batches:
-        real = batch["sample_ids"] >= 0
-        before, after = (model(batch)[real].double() for model in (task, converted))
-        difference += float((after - before).square().sum())
-        size += float(before.square().sum())
-        same += int((before.argmax(-1) == after.argmax(-1)).sum())
-        rows += before[..., 0].numel()
-    return ModelErrors((difference / size) ** 0.5, same / max(1, rows), rows)
-
-
-def convert_layers(
-    state: dict[str, Tensor], head_dim: int, inputs: dict[str, LayerInputs], **options: Any
-) -> tuple[dict[str, MGKAttention], dict[str, LayerErrors]]:
-    """Convert every attention layer of a state dict; return layers and errors by name.
-
-    Args:
-        inputs: what layers saw, by name; layers without an entry are converted from weights alone.
-    """
-    layers, errors = {}, {}
-    for name in find_layers(state):
-        old = restore_layer(state, name, head_dim)
-        try:
-            layers[name], errors[name] = convert_layer(old, inputs=inputs.get(name), **options)
-        except ValueError as error:
-            raise ConversionError(f"{name}: {error}") from error
-    return layers, errors
-
-
-def attention_config(layer: MGKAttention, dropout: float) -> dict[str, Any]:
-    """Return the attention file that builds layers like this one."""
-    arguments: dict[str, Any] = {
-        "num_heads": layer.num_heads,
-        "num_components": layer.num_components,
-        "score": layer.core.score,
-        "prior_param": "softmax",
-        "dropout": dropout,
-    }
+def attention_config(layer: Attention, dropout: float) -> dict[str, Any]:
+    """Return the attention entry that builds layers like a converted one."""
+    arguments: dict[str, Any] = {"num_heads": layer.num_heads}
+    if isinstance(layer, MGKAttention):
+        arguments["num_components"] = layer.num_components
+        if layer.shifted_keys:
+            arguments["shifted_keys"] = True
+        arguments |= {"score": layer.core.score, "prior_param": "softmax"}
+        if layer.core.start_norm_weight is not None:
+            arguments["key_norm_weight"] = layer.core.start_norm_weight
+    elif isinstance(layer, FiSHAttention):
+        arguments["num_global_heads"] = layer.num_global_heads
+    arguments["dropout"] = dropout
     if layer.value_head_dim != layer.head_dim:
         arguments["value_head_dim"] = layer.value_head_dim
     if not layer.use_bias:
         arguments["bias"] = False
-    attention = {"class_path": "lit_probattn.attention.MGKAttention", "init_args": arguments}
-    return {"model": {"init_args": {"attention": attention}}}
+    name = type(layer).__name__
+    return {"class_path": f"lit_probattn.attention.{name}", "init_args": arguments}
 
 
 def convert_checkpoint(options: argparse.Namespace) -> list[str]:
@@ -163,6 +121,12 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
         ConversionError: the checkpoint or the options do not fit.
         CheckpointError: a file cannot be read or written.
     """
+    target = read_target(options)
+    teach = None
+    if options.distil_steps is not None:
+        if options.weights_only:
+            raise ConversionError("--distil_steps needs data: leave --weights_only out")
+        teach = Distillation(options.distil_steps, options.distil_lr, seed=options.seed)
     check_output(options.output)
     options.checkpoint = find_file(options.checkpoint)
     checkpoint = load_checkpoint(options.checkpoint)
@@ -174,28 +138,41 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     head_dim = head_dim or checkpoint.get("hyper_parameters", {}).get("head_dim")
     if head_dim is None:
         raise ConversionError("the head size is not known: give --head_dim or the run's --config")
-    batches, inputs = [], {}
+    batches: list[Any] = []
+    inputs: dict[str, LayerInputs] = {}
     if run is not None:
         batches = list(islice(run.data.val_dataloader(), options.num_batches))
         inputs = layer_inputs(run.task, find_layers(state), batches)
-    settings = {"num_components": options.num_components, "score": options.score}
-    layers, errors = convert_layers(
-        state, head_dim, inputs, value_head_dim=options.value_head_dim, **settings
-    )
-    lines = [f"{name}: {error.line()}" for name, error in errors.items()]
+    found = convert_layers(state, head_dim, inputs, target, teach)
+    lines = found.lines()
     report: dict[str, Any] = {
         "source": str(options.checkpoint.name),
         "source_step": int(checkpoint.get("global_step", 0)),
-        **settings,
-        "layers": {name: asdict(error) for name, error in errors.items()},
+        "to": options.to,
+        **_settings(target),
+        "layers": {name: asdict(error) for name, error in found.errors.items()},
     }
+    if teach is not None:
+        report["distillation"] = {
+            "settings": asdict(teach),
+            "layers": {name: asdict(taught) for name, taught in found.taught.items()},
+        }
     if run is not None:
-        found = model_errors(run.task, layers, batches)
-        report["model"] = asdict(found)
-        lines.append(found.line())
+        compared = compare_models(run.task, found.layers, batches)
+        report["model"] = asdict(compared)
+        lines.append(compared.line())
     dropout = max((layer.dropout for layer in old), default=0.0)
-    config = attention_config(next(iter(layers.values())), dropout)
-    fresh = put_layers(state, layers)
+    entries = [attention_config(layer, dropout) for layer in found.layers.values()]
+    if any(entry != entries[0] for entry in entries):
+        raise ConversionError(
+            "the layers have different numbers or sizes of heads, which one attention file cannot "
+            "say: only models whose layers are alike can be converted"
+        )
+    arguments: dict[str, Any] = {"attention": entries[0]}
+    if options.anneal is not None:
+        arguments["norm_annealing_steps"] = options.anneal
+    fresh = put_layers(state, found.layers)
+    config = {"model": {"init_args": arguments}}
     done = write(options.output, checkpoint, config, state_dict=fresh, conversion=report)
     return [*lines, done]
 
@@ -212,11 +189,6 @@ def _open_run(options: argparse.Namespace) -> Trained:
         trained = open_trained(wanted)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConversionError(f"cannot build the run of {path}: {error}") from error
-    if type(trained.task).forward is pl.LightningModule.forward:
-        raise ConversionError(
-            f"{type(trained.task).__name__} does not map a batch to one prediction per row, so "
-            "data cannot be used: give --weights_only with --head_dim"
-        )
     return trained
 
 
@@ -231,13 +203,20 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("checkpoint", type=Path, help="a checkpoint with softmax attention, or its run folder")
     add("output", type=Path, help="the checkpoint to write, NAME.ckpt")
-    add("--num_components", type=int, default=2, help="old heads per new head")
+    add("--to", choices=tuple(KINDS), default="mgk", help="the new attention; default: mgk")
+    add("--num_components", type=int, help="components of a head, mgk and smgk; default: 2")
     add(
         "--score",
         choices=("dot", "gaussian"),
-        default="dot",
-        help="dot starts at the old logits; gaussian drops the keys' norms and starts further away",
+        help="of mgk: dot, its default, starts at the old logits; gaussian drops the keys' norms",
     )
+    add("--anneal", type=int, metavar="STEPS", help="take the keys' norms away over these steps")
+    add("--old_heads", type=int, help="old heads per new head of smgk; default: num_components")
+    add("--spread", type=float, help="of smgk's shifts, in deviations of the keys; default: 0.1")
+    add("--num_global_heads", type=int, help="of fish; default: half the heads")
+    add("--distil_steps", type=int, metavar="N", help="teach every layer for so many steps")
+    add("--distil_lr", type=float, default=1e-3, help="its learning rate; default: 0.001")
+    add("--seed", type=int, default=0, help="of the spread and of the samples of --distil_steps")
     add("--config", type=Path, help="the run's config.yaml")
     add("--num_batches", type=int, default=8, help="validation batches to look at")
     add("--weights_only", action="store_true", help="use no data")
@@ -245,8 +224,10 @@ def main(arguments: list[str] | None = None) -> int:
     add("--value_head_dim", type=int, help="size of new value heads")
     add_flag(parser)
     options = parser.parse_args(arguments)
-    if options.num_batches < 1:
-        parser.error(f"--num_batches must be at least 1, received {options.num_batches}")
+    for name in ("num_batches", "anneal", "distil_steps"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} must be at least 1, received {value}")
     try:
         lines = convert_checkpoint(options)
     except (CheckpointError, ConversionError) as error:

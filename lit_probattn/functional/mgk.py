@@ -27,7 +27,7 @@ class _GivenMGK(MGKCore):
         self.num_components = self.score_maps = given.variance.shape[1]
         self.shifted_keys, self.score = shift is not None, given.score
         self.e_step = "hard" if given.hard else "learned"
-        self.rotary = None
+        self.rotary, self.key_norm_weight = None, None
         self.set_rules()
 
     def arguments(self, call: HeadCall) -> MGKArguments:

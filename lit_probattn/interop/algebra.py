@@ -98,6 +98,38 @@ def shared_query_factors(
     return Factors(new_query, new_keys, float(weight[:rank].sum()), float(weight.sum()))
 
 
+def shifted_key_factors(
+    query: Tensor, keys: Tensor, rank: int, moment: Tensor | None, centre: Tensor
+) -> tuple[Factors, Tensor]:
+    """Cut the mean of K forms A_r = query_rᵀ key_r to a rank: one query map, one key map, K shifts.
+
+    A shift is what the key of the mean input lacks of that in its own form, as queries see it:
+    W_qᵀ b_r is the least-squares fit of (A_r − W_qᵀ W_k) x̄.
+
+    Args:
+        query: maps of the K heads that become one, (K, E_old, d).
+        keys: (K, E_old, d).
+        rank: E.
+        moment: C, (d, d), as in `shared_query_factors`. None means the identity.
+        centre: x̄, (d,).
+
+    Returns:
+        Factors with one key map, whose weights are those of the K forms, and shifts (K, E).
+    """
+    count, root = len(query), None
+    whole, single = query.flatten(0, 1)[None], keys.flatten(0, 1)[None] / count
+    mean = shared_query_factors(whole, single, rank, moment)
+    if moment is not None:
+        root, _ = symmetric_roots(moment)
+    seen, wide, long = (x if root is None else x @ root for x in (mean.query, query, keys))
+    total = float(form_products(wide[None], long).diagonal().sum())
+    own = (wide.mT @ (keys @ centre)[..., None])[..., 0]  # C^½ A_r x̄, (K, d)
+    ours = seen.mT @ (mean.keys[0] @ centre)
+    shifts = torch.linalg.lstsq(seen.mT, (own - ours).mT, driver="gelsd").solution.mT
+    # Σ_r ‖A_r − Ã‖² = Σ_r ‖A_r‖² − K ‖Ã‖², as Ã is the mean, cut.
+    return Factors(mean.query, mean.keys, count * mean.kept, total), shifts
+
+
 def form_products(query: Tensor, keys: Tensor) -> Tensor:
     """Return ⟨A_h, A_g⟩ of all pairs of bilinear forms, without forming them: (H, H).
 
@@ -109,20 +141,35 @@ def form_products(query: Tensor, keys: Tensor) -> Tensor:
     return (gram * torch.einsum("hed,kfd->hkef", keys, keys)).sum((-1, -2))
 
 
-def low_rank_regression(gram: Tensor, cross: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def low_rank_regression(
+    gram: Tensor,
+    cross: Tensor,
+    rank: int,
+    *,
+    toward: Tensor | None = None,
+    ridge: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Return the best map of a rank from predictors to targets, as two factors.
 
     Reduced-rank regression: B = gram⁻¹ cross is the least-squares map; its fitted outputs are
-    projected on their `rank` largest principal directions.
+    projected on their `rank` largest principal directions. With a ridge ρ, B minimises
+    Σ ‖y − Bᵀg‖² + ρ t ‖B − B_0‖², t the mean of gram's diagonal: where the predictors hardly vary,
+    the map stays what it was instead of growing without bound.
 
     Args:
         gram: Σ gᵀg of the predictors, (d, d).
         cross: Σ gᵀy, (d, C).
         rank: E_v.
+        toward: B_0, (d, C). None means 0.
+        ridge: ρ.
 
     Returns:
         (E_v, d) and (C, E_v): their product maps a predictor to its output.
     """
+    if ridge:
+        weight = ridge * gram.diagonal().mean()
+        gram = gram + weight * torch.eye(len(gram)).to(gram)
+        cross = cross if toward is None else cross + weight * toward
     full = torch.linalg.pinv(gram, hermitian=True) @ cross  # (d, C)
     values, vectors = torch.linalg.eigh(full.mT @ gram @ full)
     order = values.argsort(descending=True)[:rank]

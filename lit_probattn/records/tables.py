@@ -97,6 +97,20 @@ def markdown_table(frame: pd.DataFrame, digits: int = 4) -> str:
     return "\n".join(markdown_lines(frame, digits))
 
 
+def with_deviation(
+    rows: pd.DataFrame, keys: list[str], column: str, value: str, digits: int
+) -> pd.DataFrame:
+    """Return mean ± standard deviation of `value`, a row per `keys`, a column per `column`.
+
+    A mean of one value has no deviation.
+    """
+    groups = rows.groupby([*keys, column], sort=False)[value]
+    show = f"{{:.{digits}f}}".format
+    std = groups.std(ddof=1).map(lambda x: "" if pd.isna(x) else f" ± {show(x)}")
+    wide = (groups.mean().map(show) + std).unstack(column)
+    return wide.reindex(sorted(wide), axis=1).reset_index()
+
+
 def unequal_sides(
     sides: Mapping[str, Mapping[str, object]], baselines: Mapping[str, str | None], touches: str
 ) -> list[str]:

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Timer
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from lit_probattn.attention.mgk.annealing import anneal_norms, check_annealing
 from lit_probattn.randomness import RandomKey, mix_integers
 from lit_probattn.tasks.distributed import (
     agreed_signal,
@@ -166,6 +167,8 @@ class Task(pl.LightningModule):
         schedule_steps: length of the schedule. None means `trainer.max_steps`.
         cycle_momentum: whether `one_cycle` moves beta1 from 0.95 to 0.85 and back.
         compile: whether the model runs through `torch.compile`.
+        norm_annealing_steps: optimiser steps in which attention with `key_norm_weight` goes from
+            dot products to Gaussians; its weight follows from the step. None leaves it alone.
     """
 
     model: nn.Module
@@ -185,9 +188,15 @@ class Task(pl.LightningModule):
         schedule_steps: int | None = None,
         cycle_momentum: bool = True,
         compile: bool = False,
+        norm_annealing_steps: int | None = None,
     ) -> None:
         super().__init__()
         check_optimizer(lr, betas, eps, weight_decay)
+        if norm_annealing_steps is not None and norm_annealing_steps < 1:
+            raise ValueError(
+                f"norm_annealing_steps must be at least 1, received {norm_annealing_steps}"
+            )
+        self.norm_annealing_steps = norm_annealing_steps
         self.seed = seed
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.schedule: ScheduleName = schedule
@@ -258,12 +267,15 @@ class Task(pl.LightningModule):
         """Check the length of the run; compile the model if asked.
 
         Raises:
-            ValueError: `trainer.max_steps` is missing, or beyond the end of the schedule.
+            ValueError: `trainer.max_steps` is missing, or beyond the end of the schedule; or there
+                is nothing to anneal.
         """
         if self.compile_model:
             self.model.compile()
         if stage != "fit":
             return
+        if self.norm_annealing_steps is not None:
+            check_annealing(self.model, self.norm_annealing_steps)
         check_trainer(self.trainer)
         max_steps = self.trainer.max_steps
         length, warmup = self._lengths()
@@ -322,6 +334,16 @@ class Task(pl.LightningModule):
         """Seed torch's generators (dropout outside attention) for one micro-batch of this rank."""
         torch.manual_seed(mix_integers(self.seed, micro_step, self.global_rank) >> 1)
 
+    def on_train_start(self) -> None:
+        """Weigh the norms of keys as the step says that training begins or goes on with."""
+        self._anneal(self.trainer.global_step)
+
+    def _anneal(self, step: int) -> None:
+        if self.norm_annealing_steps is not None:
+            weight = anneal_norms(self, step, self.norm_annealing_steps)
+            if step > self.trainer.global_step:
+                self.log("norm_weight", weight)
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed the generators; `batch_idx` counts micro-batches of the whole run."""
         self.reseed(batch_idx)
@@ -373,9 +395,10 @@ class Task(pl.LightningModule):
         self.log("train/loss", summed[0] / num_ranks(), prog_bar=True)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the optimiser, then the priors that follow an M-step."""
+        """Step the optimiser, then the priors that follow an M-step, and weights of norms."""
         super().optimizer_step(*args, **kwargs)
         self._update_priors(apply=self._overflows_in_a_row == 0)
+        self._anneal(self.trainer.global_step + 1)
 
     def _scaler_may_skip(self) -> bool:
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None

@@ -126,7 +126,10 @@ def init_from(task: Any, path: str, tokeniser: str | None = None) -> Taken:
         raise InitError(f"--init_from: {error}") from error
     _refuse_other_tokeniser(source, loaded, tokeniser)
     found = _match(source, loaded.get("global_step"), state, task.state_dict(), task.is_head)
-    task.load_state_dict({name: state[name] for name in found.taken}, strict=False)
+    try:  # a layer may refuse what it has no place for
+        task.load_state_dict({n: state[n] for n in (*found.taken, *found.left)}, strict=False)
+    except ValueError as error:
+        raise InitError(f"--init_from {source}: {error}") from error
     ema = getattr(task, "ema", None)
     if isinstance(ema, nn.Module) and not any(name.startswith("ema.") for name in found.taken):
         average: Any = ema

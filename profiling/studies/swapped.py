@@ -34,9 +34,9 @@ from datamodules.expressions import (
     draw,
 )
 from datamodules.lra.listops_generator import TOKENS
-from lit_probattn.analysis.drawing import BLUE
+from lit_probattn.analysis.drawing import BLUE, spread_curve
 from lit_probattn.interop.swap import swap
-from lit_probattn.records.tables import counted, panels
+from lit_probattn.records.tables import counted, panels, with_deviation
 from profiling.studies.study import TIMED, Report, command, flag, measure_sides, shown
 
 HEADS, WIDTH, LAYERS, BATCH, WARMUP = 4, 64, 2, 64, 50
@@ -166,9 +166,7 @@ def costs(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:
     """Return mean ± std over seeds, a row for each variant and start, a column for each step."""
-    groups = rows.groupby(["variant", "start", "steps"], sort=False)["accuracy"]
-    text = groups.mean().map("{:.1f}".format) + " ± " + groups.std(ddof=1).map("{:.1f}".format)
-    wide = text.unstack("steps").reset_index()
+    wide = with_deviation(rows, ["variant", "start"], "steps", "accuracy", 1)
     return wide.rename(columns={n: f"{n} steps" for n in wide if isinstance(n, int)})
 
 
@@ -208,11 +206,8 @@ class Curves(Report):
             sides = [(UNSWAPPED, TRAINED_ON), *((name, start) for start in START.values())]
             for (variant, start), colour in zip(sides, COLOURS, strict=True):
                 part = rows[(rows["variant"] == variant) & (rows["start"] == start)]
-                groups = part.groupby("steps")["accuracy"]
-                mean, std = groups.mean(), groups.std(ddof=1).fillna(0.0)
                 label = f"{variant}, {start}"
-                axis.plot(mean.index, mean, color=colour, marker="o", ms=3, label=label)
-                axis.fill_between(mean.index, mean - std, mean + std, color=colour, alpha=0.2, lw=0)
+                spread_curve(axis, part, "steps", "accuracy", colour=colour, name=label)
             before = rows.drop_duplicates("seed")["before"].mean()
             axis.axhline(before, color="0.5", lw=0.8, ls=":")
             axis.set(xlabel="steps of training after the start", ylabel="accuracy, %")

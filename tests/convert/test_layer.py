@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import SoftmaxAttention
-from lit_probattn.convert import LayerInputs, convert_layer
+from lit_probattn.convert import LayerInputs, Mixture, convert_layer
 from lit_probattn.convert.layer import scores_of_components
 from lit_probattn.interop.algebra import (
     best_groups,
@@ -186,6 +186,19 @@ def test_regression_is_least_squares_at_full_rank_and_best_below():
         assert error(into + noise[0], out + noise[1]) > lowest
 
 
+def test_with_a_ridge_the_map_stays_where_predictors_hardly_vary():
+    """The minimum of Σ‖y − Bᵀg‖² + ρ t ‖B − B_0‖², and B_0 along what has no variance."""
+    g = torch.randn(50, 4, dtype=torch.float64) * torch.tensor([1.0, 1.0, 1e-6, 0.0])
+    y, start = (torch.randn(n, 3, dtype=torch.float64) for n in (50, 4))
+    into, out = low_rank_regression(g.mT @ g, g.mT @ y, 3, toward=start, ridge=0.1)
+    found, weight = (out @ into).mT, 0.1 * (g.mT @ g).diagonal().mean()
+    gradient = g.mT @ (g @ found - y) + weight * (found - start)
+    assert gradient.abs().max() < 1e-9
+    torch.testing.assert_close(found[2:], start[2:], rtol=0, atol=1e-4)
+    loose = low_rank_regression(g.mT @ g, g.mT @ y, 3)
+    assert (loose[1] @ loose[0]).abs().max() > 1e3  # what it would be otherwise
+
+
 def test_divergence_and_groups():
     maps = torch.rand(4, 5, 7, dtype=torch.float64)
     maps[0, 0, 2] = 0.0
@@ -224,4 +237,4 @@ def test_divergence_and_groups():
 )
 def test_layers_that_cannot_be_converted_are_refused(layer, components, message):
     with pytest.raises(ValueError, match=message):
-        convert_layer(layer(), num_components=components)
+        convert_layer(layer(), Mixture(components))

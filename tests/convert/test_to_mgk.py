@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 
+import pytest
 import torch
 import yaml
 
-from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.convert.to_mgk import main
 from lit_probattn.tasks import SequenceClassifier
 from lit_probattn.training.checkpoints import load_checkpoint
@@ -165,16 +167,94 @@ def test_pairs_of_texts_are_converted_from_their_run_folder(tmp_path, capsys):
     assert "same prediction in" in told.out
 
 
-def test_a_language_model_is_converted_from_its_weights(tmp_path, capsys):
-    """With data it is not, and one line says what to do instead."""
+def test_a_language_model_is_converted_and_its_loss_compared(tmp_path, capsys):
+    """With data by its loss, as it has no prediction per row; and from its weights."""
     checkpoint = made.checkpoint(tmp_path, "text", "SoftmaxAttention")
     command = [str(checkpoint), str(tmp_path / "mgk.ckpt")]
-    assert main([*command, "--num_batches", "1"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: LanguageModeling does not map a batch to one prediction per row")
-    assert line.endswith("give --weights_only with --head_dim")
+    assert main([*command, "--num_batches", "1"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^model: loss [\d.]+ before, [\d.]+ after, of \d+ rows$", told, re.MULTILINE)
+    assert "on held-out inputs" in told
+    command[1] = str(tmp_path / "again.ckpt")
     assert main([*command, "--weights_only", "--head_dim", "8"]) == 0
     assert "not measured (no inputs)" in capsys.readouterr().out
+
+
+def test_smgk_starts_at_the_softmax_model_and_is_annealed(tmp_path, capsys):
+    """A shifted head per old head, norms put back: the same model, in the file that is written."""
+    _, checkpoint = make_run(tmp_path / "run", dropout=0.1)
+    out = tmp_path / "smgk.ckpt"
+    flags = ["--to", "smgk", "--old_heads", "1", "--anneal", "40", "--num_batches", "2"]
+    assert main([str(checkpoint), str(out), *flags]) == 0
+    assert "model: output error 0.0 %, same prediction in 100.0 %" in capsys.readouterr().out
+    new, stored = load_converted(out)
+    config = yaml.safe_load(out.with_suffix(".yaml").read_text())["model"]["init_args"]
+    assert config["norm_annealing_steps"] == 40
+    options = config["attention"]["init_args"]
+    assert (options["shifted_keys"], options["key_norm_weight"]) == (True, 1.0)
+    assert options["dropout"] == 0.1
+    report = stored["conversion"]
+    assert (report["to"], report["old_heads"], report["score"]) == ("smgk", 1, "gaussian")
+    assert float(new.model.encoder.blocks[1].attention.core.key_norm_weight) == 1.0
+
+
+def test_layers_are_taught_on_request(tmp_path, capsys):
+    _, checkpoint = make_run(tmp_path / "run")
+    out = tmp_path / "smgk.ckpt"
+    flags = ["--to", "smgk", "--distil_steps", "20", "--distil_lr", "0.002"]
+    assert main([str(checkpoint), str(out), *flags]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    stored = load_checkpoint(out)["conversion"]
+    taught = stored["distillation"]["layers"]
+    for index, line in enumerate(printed[:2]):
+        name = f"model.encoder.blocks.{index}.attention"
+        before, after = (100 * taught[name][side] for side in ("before", "after"))
+        assert line.endswith(f"; distilled: output error {before:.1f} % -> {after:.1f} %")
+        assert taught[name]["before"] == pytest.approx(stored["layers"][name]["output_error"], 1e-4)
+        assert after < before
+    assert stored["distillation"]["settings"]["steps"] == 20
+    assert "norm_annealing_steps" not in out.with_suffix(".yaml").read_text()
+
+
+def test_fish_is_written_with_its_own_file(tmp_path, capsys):
+    _, checkpoint = make_run(tmp_path / "run")
+    out = tmp_path / "fish.ckpt"
+    flags = ["--to", "fish", "--num_global_heads", "3", "--num_batches", "2"]
+    assert main([str(checkpoint), str(out), *flags]) == 0
+    assert "same prediction in" in capsys.readouterr().out
+    entry = yaml.safe_load(out.with_suffix(".yaml").read_text())["model"]["init_args"]["attention"]
+    assert entry["class_path"] == "lit_probattn.attention.FiSHAttention"
+    task = SequenceClassifier(
+        lambda c, head_dim: FiSHAttention(c, head_dim=head_dim, **entry["init_args"]),
+        vocab_size=23,
+        num_classes=4,
+        max_seq_len=19,
+        **SIZES,
+    )
+    task.load_state_dict(load_checkpoint(out)["state_dict"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--to fish --num_components 2", "--num_components is for --to mgk and smgk"),
+        ("--to mgk --spread 0.2", "--spread is for --to smgk, received --to mgk"),
+        ("--to smgk --num_global_heads 2", "--num_global_heads is for --to fish"),
+        ("--to smgk --score dot", "ordinary softmax attention"),
+        ("--anneal 10", "--anneal is for Gaussian scores: add --score gaussian"),
+        ("--distil_steps 3 --weights_only", "--distil_steps needs data"),
+        ("--to fish --num_global_heads 5", "must be between 1 and num_heads=4"),
+        ("--to smgk --old_heads 4", "need as many components"),
+    ],
+)
+def test_targets_that_do_not_fit_are_named(tmp_path, capsys, flags, message):
+    _, checkpoint = make_run(tmp_path / "run")
+    out = tmp_path / "out.ckpt"
+    assert main([str(checkpoint), str(out), *flags.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not out.exists()
 
 
 def test_heads_with_a_bias_each_are_refused(tmp_path, capsys):

@@ -127,6 +127,10 @@ class ReleasedMGKCore(MGKCore):
                 "em_code_parity needs num_components=2, e_step=soft, prior_share=head_position, "
                 f"score=gaussian and num_kv_heads={layout.query}, received {plain}"
             )
+        if em_code_parity != "none" and self.key_norm_weight is not None:
+            raise ValueError(
+                "em_code_parity has no place for key_norm_weight: leave one of them out"
+            )
         if magnitude_prior:
             prior = self.prior
             if prior is None or prior.by_m_step or prior.param != "clamp":

@@ -4,10 +4,10 @@ The layer that owns projections, shifts, priors and variances is in `layer.py`. 
 product per pair where shifts allow it. With τ = 1/σ²:
 
     s_ijr = τ_r query[i] · key[j, r] − (τ_r / 2) ‖query[i]‖² + β_jr
-    β_jr = log π_jr − (τ_r / 2) ‖key[j, r]‖² [− (E / 2) log σ²_r]
+    β_jr = log π_jr − (1 − λ) (τ_r / 2) ‖key[j, r]‖² [− (E / 2) log σ²_r]
 
-and for shifted keys query · (key + b_r) = query · key + query · b_r, whatever the number of
-components.
+with λ = 0, or the weight at which keys' norms are put back (`norm_weight`), and for shifted keys
+query · (key + b_r) = query · key + query · b_r, whatever the number of components.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class MGKArguments:
         key_shift: b_r, (H_prior, K, E), where the backend takes keys before shifting.
         row_eps: added to the sum over keys (released language-modelling code: 1e-6), by the
             reference only.
+        norm_weight: λ, (), of Gaussian scores; see `component_scores`. None means 0.
     """
 
     log_prior: Tensor | None
@@ -65,6 +66,7 @@ class MGKArguments:
     hard: bool = False
     key_shift: Tensor | None = None
     row_eps: float = 0.0
+    norm_weight: Tensor | None = None
 
 
 def component_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Tensor:
@@ -73,7 +75,9 @@ def component_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Ten
     Source: MGK, ICML 2022, Eq. (3), (6), (7):
         gaussian:  s_ijr = log π_jr − ‖query[i] − key[j, r]‖² / (2 σ²_r) [− (E/2) log σ²_r]
         dot:       s_ijr = log π_jr + query[i] · key[j, r] / σ²_r        [− (E/2) log σ²_r]
-    Departs from the source: the determinant in brackets is an option (the paper drops it).
+    Departs from the source: the determinant in brackets is an option (the paper drops it); with a
+    weight λ the Gaussian score gains λ ‖key[j, r]‖² / (2 σ²_r), so that 1 gives the dot product, up
+    to −‖query[i]‖² / (2 σ²_r), and 0 the paper's score.
 
     Args:
         query: (B, H, N, E).
@@ -85,6 +89,8 @@ def component_scores(query: Tensor, key: Tensor, arguments: MGKArguments) -> Ten
     sigma2 = repeat_rows(arguments.variance, heads)[None, :, :, None, None]
     if arguments.score == "gaussian":
         result = -squared_distance(query, key) / (2.0 * sigma2)
+        if arguments.norm_weight is not None:
+            result = result + _kept_norms(key, arguments.norm_weight)[..., None, :] / sigma2
     else:
         result = query @ key.mT / sigma2
     if log_prior is not None:
@@ -116,9 +122,9 @@ def expand_to_dot(query: Tensor, key: Tensor, arguments: MGKArguments) -> tuple[
     """Return vectors whose plain dot product is s_ijr up to a constant of the row.
 
     With τ = 1/σ² the query becomes [q, 1, ‖q‖²] and the key [τ k, β, −(τ − τ_ref)/2], where
-    β = log π − τ‖k‖²/2 [− (E/2) log σ²]. The last coordinate is dropped when σ² is the same for
-    all components. In low precision each scalar coordinate is split into parts, and norms are those
-    of the rounded vectors.
+    β = log π − (1 − λ) τ‖k‖²/2 [− (E/2) log σ²]. The last coordinate is dropped when σ² is the same
+    for all components. In low precision each scalar coordinate is split into parts, and norms are
+    those of the rounded vectors.
 
     Returns:
         query (B, H, N, E') and key (B, H_key or H, K, L, E').
@@ -129,11 +135,13 @@ def expand_to_dot(query: Tensor, key: Tensor, arguments: MGKArguments) -> tuple[
     key = repeat_heads(key, heads).to(dtype)
     query = query.to(dtype)
     precision = repeat_rows(1.0 / variance.to(dtype), heads)[None, :, :, None, None]
+    offset = torch.zeros((), dtype=dtype, device=key.device)
     if arguments.score == "gaussian":
+        if arguments.norm_weight is not None:
+            offset = _kept_norms(key, arguments.norm_weight)[..., None] * precision
         centre = key.detach().mean((2, 3), keepdim=True)
         key, query = key - centre, query - repeat_heads(centre[:, :, 0], query.shape[1])
     query, scaled = query.to(low), (key * precision).to(low)
-    offset = torch.zeros((), dtype=dtype, device=key.device)
     if log_prior is not None:
         offset = offset + repeat_rows(log_prior.to(dtype), heads)[None, ..., None]
     if arguments.include_log_det:
@@ -151,6 +159,11 @@ def expand_to_dot(query: Tensor, key: Tensor, arguments: MGKArguments) -> tuple[
             query_parts.append(a)
             key_parts.append(b.expand(*scaled.shape[:-1], 1))
     return torch.cat([query, *query_parts], -1), torch.cat([scaled, *key_parts], -1)
+
+
+def _kept_norms(key: Tensor, weight: Tensor) -> Tensor:
+    """Return λ‖k‖²/2 of keys that are not centred, (B, H, K, L)."""
+    return weight.to(key.dtype) / 2.0 * key.square().sum(-1)
 
 
 def _product_parts(a: Tensor, b: Tensor, low: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -204,16 +217,22 @@ def mgk_rows(given: Heads, arguments: MGKArguments, run: RowPass | None = None) 
     serves all components. With c the mean key, k' = k − c and q' = q − c,
 
         s_ijr = τ_r q'·k'_jr + a_ir + β_jr,   a_ir = τ_r q'·b_r − (τ_r − τ_1) ‖q'‖²/2
+
+    where the norms that λ puts back are those of keys that are not centred.
     """
     query, key, value, masks, dropout = given.precise()
     dtype, heads, shift = query.dtype, query.shape[1], arguments.key_shift
     gaussian = arguments.score == "gaussian"
     precision = repeat_rows(1.0 / arguments.variance.to(dtype), heads)  # (H, K)
     key = repeat_heads(key if shift is None else key[:, :, None], heads)  # (B, H, K or 1, L, E)
+    shift = None if shift is None else repeat_rows(shift.to(dtype), heads)  # (H, K, E)
+    kept = None
+    if gaussian and arguments.norm_weight is not None:
+        whole = key if shift is None else key + shift[:, :, None]
+        kept = _kept_norms(whole, arguments.norm_weight)
     if gaussian:
         centre = key.detach().mean((2, 3), keepdim=True)
         key, query = key - centre, query - centre[:, :, 0]
-    shift = None if shift is None else repeat_rows(shift.to(dtype), heads)  # (H, K, E)
     offset = query.new_zeros(1)
     if arguments.log_prior is not None:
         offset = repeat_rows(arguments.log_prior.to(dtype), heads)
@@ -225,6 +244,8 @@ def mgk_rows(given: Heads, arguments: MGKArguments, run: RowPass | None = None) 
         if shift is not None:
             cross = 2.0 * (shift @ key[:, :, 0].mT)
             norm = norm + cross + shift.square().sum(-1)[:, :, None]
+        if kept is not None:
+            norm = norm - 2.0 * kept
         offset = offset - norm * precision[:, :, None] / 2.0
         if not arguments.equal_variance:
             difference = (precision - precision[:, :1].detach()) * -0.5
@@ -266,7 +287,9 @@ def key_offsets(key: Tensor, arguments: MGKArguments) -> Tensor:
     precision = 1.0 / arguments.variance.to(dtype)[:, :, None]
     beta = torch.zeros(key.shape[:-1], dtype=dtype, device=key.device)
     if arguments.score == "gaussian":
-        beta = beta - key.to(dtype).square().sum(-1) * precision / 2.0
+        norms = key.to(dtype).square().sum(-1) * precision / 2.0
+        weight = arguments.norm_weight
+        beta = beta - (norms if weight is None else (1.0 - weight.to(dtype)) * norms)
     if arguments.log_prior is not None:
         beta = beta + arguments.log_prior.to(dtype)
     if arguments.include_log_det:

@@ -109,6 +109,7 @@ class MGKCore(Core):
         em_weighting: Literal["uniform", "posterior"] = "uniform",
         rotary: Rotary | None = None,
         rotary_shift: RotaryShift = "before",
+        key_norm_weight: float | None = None,
     ) -> None:
         super().__init__(layout, backend)
         check_choice("e_step", e_step, ("learned", "soft", "hard"))
@@ -149,6 +150,9 @@ class MGKCore(Core):
                     )
             shift = torch.randn(owners, num_components, size) * shift_init_std
             self.key_shift = nn.Parameter(shift)
+        self.start_norm_weight = key_norm_weight
+        self.key_norm_weight: Tensor | None
+        self.register_buffer("key_norm_weight", self._weight_of_norms(key_norm_weight))
         self.set_rules()
         collapses = shifted_keys and score == "dot" and self.variance.is_equal
         if collapses and prior_share != "head_position":
@@ -163,7 +167,32 @@ class MGKCore(Core):
         if self.shares_product and self.layout.head_dim >= 16:
             self.auto_rules = SHIFTED_RULES
         if self.e_step == "hard":
-            self.refused = {"sdpa": "cannot take the maximum over components (e_step=hard)"}
+            self.refused["sdpa"] = "cannot take the maximum over components (e_step=hard)"
+        if self.key_norm_weight is not None:
+            self.refused["triton"] = "cannot weigh the norms of keys (key_norm_weight)"
+
+    def _weight_of_norms(self, weight: float | None) -> Tensor | None:
+        """Return λ as it is kept, or None where norms count as the score says."""
+        if weight is None:
+            return None
+        if self.score != "gaussian":
+            raise ValueError(
+                f"key_norm_weight={weight:g} is for score=gaussian, received score={self.score}: "
+                "leave it out, the dot product has no norms"
+            )
+        if not 0.0 <= weight <= 1.0:
+            raise ValueError(f"key_norm_weight must be in [0, 1], received {weight}")
+        return torch.tensor(float(weight))
+
+    def set_norm_weight(self, weight: float) -> None:
+        """Set λ; for training, which anneals it.
+
+        Raises:
+            ValueError: the layer was made without `key_norm_weight`.
+        """
+        if self.key_norm_weight is None:
+            raise ValueError("a layer without key_norm_weight has no norms to weigh")
+        self.key_norm_weight.fill_(weight)
 
     # ------------------------------------------------------------------ one call
     def choose(self, call: HeadCall, backend: str) -> Choice:
@@ -184,6 +213,7 @@ class MGKCore(Core):
             score=self.score,
             include_log_det=self.include_log_det,
             hard=self.e_step == "hard",
+            norm_weight=self.key_norm_weight,
         )
 
     def components(self, key: Tensor, first_position: int = 0) -> Tensor:
@@ -206,7 +236,9 @@ class MGKCore(Core):
         """Return, if hard, the pairs whose best component leads by more than 16-bit rounding."""
         if self.e_step != "hard":
             return None
-        arguments = MGKArguments(None, self.variance().double(), self.score)
+        arguments = MGKArguments(
+            None, self.variance().double(), self.score, norm_weight=self.key_norm_weight
+        )
         scores = component_scores(query.double(), self.components(key).double(), arguments)
         best = scores.topk(2, 2).values
         return best[:, :, 0] - best[:, :, 1] > 0.05
@@ -233,7 +265,20 @@ class MGKCore(Core):
 
     # ------------------------------------------------------------------ what studies ask
     def gaussians(self, call: HeadCall) -> Gaussians:
-        """Return every component's keys, priors and variances."""
+        """Return every component's keys, priors and variances.
+
+        Raises:
+            ValueError: the scores are not densities, as keys' norms are put back.
+        """
+        weight = self.key_norm_weight
+        if weight is not None and bool(weight):
+            raise ValueError(
+                f"keys' norms are put back with weight {float(weight):.3g}, so scores are not "
+                "densities of Gaussians: take a checkpoint from after the annealing"
+            )
+        return self._mixtures(call)
+
+    def _mixtures(self, call: HeadCall) -> Gaussians:
         kind = call.query.device, compute_dtype(call.query)
         prior = None if self.prior is None else self.prior(call.masks.num_keys).to(*kind)
         return Gaussians(self.components(call.key).to(*kind), prior, self.variance().to(*kind))
@@ -244,9 +289,10 @@ class MGKCore(Core):
         Source: MGK, ICML 2022, Eq. (8): γ_ijr = exp(s_ijr) / Σ_r' exp(s_ijr'); hard inference: 1
         for the first largest s_ijr.
         """
-        parts, masks = self.gaussians(call), call.masks
+        parts, masks = self._mixtures(call), call.masks
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
-        scores = component_scores(call.query.to(parts.key), parts.key, MGKArguments(*forms))
+        arguments = MGKArguments(*forms, norm_weight=self.key_norm_weight)
+        scores = component_scores(call.query.to(parts.key), parts.key, arguments)
         rows, cols = masks.all_rows, range(masks.num_keys)
         allowed = masks.allowed(rows, cols, call.query.device)
         if self.e_step == "hard":
@@ -308,7 +354,8 @@ class MGKCore(Core):
             log_prior = log_prior[..., first_position:]
         variance = self.variance()
         components = repeat_heads(self.components(key, first_position), variance.shape[0])
-        arguments = MGKArguments(log_prior, variance, self.score, self.include_log_det)
+        forms = (log_prior, variance, self.score, self.include_log_det)
+        arguments = MGKArguments(*forms, norm_weight=self.key_norm_weight)
         return key_offsets(components, arguments)
 
     def cached_scores(
@@ -368,6 +415,9 @@ class MGKAttention(Attention):
             positions, K products per pair), `after` it (one product where a kernel uses that, but
             absolute positions enter), or in `unrotated` dimensions only (both; recommended where
             `rotary_dim` < E).
+        key_norm_weight: λ in [0, 1], of Gaussian scores: log π gains λ ‖key[j, r]‖² / (2 σ²_r), so
+            that 1 starts at the dot product; training with `norm_annealing_steps` takes it to 0,
+            the Gaussian. Checkpoints hold its value. None is the Gaussian from the beginning.
         common: the other arguments of `Attention`; with `num_kv_heads=1` (multi-query MGK) one set
             of K keys serves all heads. Attention dropout takes one decision per (i, j) for all
             components.
@@ -443,6 +493,7 @@ class MGKAttention(Attention):
         include_log_det: bool = False,
         em_weighting: Literal["uniform", "posterior"] = "uniform",
         rotary_shift: RotaryShift = "before",
+        key_norm_weight: float | None = None,
         **common: Any,
     ) -> None:
         options = own_options(MGKCore, locals())
@@ -455,6 +506,23 @@ class MGKAttention(Attention):
     def make_core(self, **mixture: Any) -> MGKCore:
         """Return the core for these options of the mixture."""
         return MGKCore(self.layout, self._backend, rotary=self.rotary, **mixture)
+
+    def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Take weights whose norms were annealed to 0, which is this layer without the annealing.
+
+        Raises:
+            ValueError: they were not annealed to the end.
+        """
+        super().rename_state(state_dict, prefix)
+        name = f"{prefix}core.key_norm_weight"
+        if self.core.key_norm_weight is None and name in state_dict:
+            weight = float(state_dict[name])
+            if weight:
+                raise ValueError(
+                    f"{name} is {weight:.3g}, so these weights are not of a plain Gaussian layer: "
+                    "build it with key_norm_weight, or train to the end of the annealing"
+                )
+            del state_dict[name]
 
     def head_layout(self) -> HeadLayout:
         """All components at once unless they are shifts."""

@@ -1,1 +1,1 @@
-"""Files of pre-trained encoders that cannot be used."""
+"""Files of pre-trained encoders, and trained attention, that cannot be used."""

@@ -1,0 +1,243 @@
+"""Converting the layers of a whole model: what they see, and what the model loses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from lit_probattn.attention import Attention, SoftmaxAttention
+from lit_probattn.convert.distil import Distillation, Taught, distil_layer
+from lit_probattn.convert.files import ConversionError, find_layers, restore_layer
+from lit_probattn.convert.fish import convert_to_fish
+from lit_probattn.convert.layer import LayerErrors, LayerInputs, Mixture, convert_layer
+
+Batches = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What layers are converted into.
+
+    Args:
+        mixture: MGK or sMGK. None means FiSH.
+        num_global_heads: of FiSH. None means half the heads.
+        head_dim: size of new query and key heads. None keeps it.
+        value_head_dim: size of new value heads. None keeps it.
+    """
+
+    mixture: Mixture | None = None
+    num_global_heads: int | None = None
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+
+    def convert(
+        self, old: SoftmaxAttention, inputs: LayerInputs | None
+    ) -> tuple[Attention, LayerErrors]:
+        """Convert one layer."""
+        sizes = {"head_dim": self.head_dim, "value_head_dim": self.value_head_dim}
+        if self.mixture is not None:
+            return convert_layer(old, self.mixture, inputs=inputs, **sizes)
+        heads = self.num_global_heads
+        return convert_to_fish(old, num_global_heads=heads, inputs=inputs, **sizes)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """New layers by name, and how well each was converted and taught."""
+
+    layers: dict[str, Attention]
+    errors: dict[str, LayerErrors]
+    taught: dict[str, Taught]
+
+    def lines(self) -> list[str]:
+        """Return a line for each layer."""
+        rows = []
+        for name, error in self.errors.items():
+            more = f"; {self.taught[name].line()}" if name in self.taught else ""
+            rows.append(f"{name}: {error.line()}{more}")
+        return rows
+
+
+def convert_layers(
+    state: dict[str, Tensor],
+    head_dim: int,
+    inputs: Mapping[str, LayerInputs],
+    target: Target,
+    teach: Distillation | None = None,
+) -> Converted:
+    """Convert every attention layer of a state dict.
+
+    Args:
+        head_dim: size of the old heads.
+        inputs: what layers saw, by name; layers without an entry are converted from weights alone.
+        teach: how layers are taught after their conversion, which needs inputs. None teaches none.
+
+    Raises:
+        ConversionError: a layer cannot be converted.
+    """
+    found = Converted({}, {}, {})
+    for name in find_layers(state):
+        old = restore_layer(state, name, head_dim)
+        seen = inputs.get(name)
+        try:
+            new, found.errors[name] = target.convert(old, seen)
+        except ValueError as error:
+            raise ConversionError(f"{name}: {error}") from error
+        if teach is not None and seen is not None:
+            new, found.taught[name] = distil_layer(old, new, seen, teach, name)
+        found.layers[name] = new
+    return found
+
+
+# ---- what layers see ---------------------------------------------------------------------------
+
+
+def _outputs(task: Any, batch: Any) -> Any:
+    """Return what a task makes of a batch: its predictions, or its loss where it has none."""
+    if type(task).forward is pl.LightningModule.forward:
+        return task.batch_loss(batch)
+    return task(batch)
+
+
+@torch.no_grad()
+def layer_inputs(task: nn.Module, names: Sequence[str], batches: Batches) -> dict[str, LayerInputs]:
+    """Return what the named layers of a task see.
+
+    Raises:
+        ConversionError: a layer adds a bias of its own to the scores of each head, hides pairs, or
+            attends to another sequence.
+    """
+    seen: dict[str, list[LayerInputs]] = {name: [] for name in names}
+
+    def keep(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _refuse_others(name, args, kwargs)
+        given = kwargs.get("key_mask"), kwargs.get("is_causal", False)
+        seen[name].append(LayerInputs(args[0], *given))
+
+    with ExitStack() as hooks:
+        for name in names:
+            layer = task.get_submodule(name)
+            hook = layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+            hooks.enter_context(hook)
+        for batch in batches:
+            _outputs(task, batch)
+    return {name: _join(parts) for name, parts in seen.items() if parts}
+
+
+def _refuse_others(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    bias = kwargs.get("bias")
+    if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
+        raise ConversionError(
+            f"{name}: every head has a bias of its own (relative positions), which fewer heads "
+            "cannot take: train MGK on pictures from the beginning"
+        )
+    other = [*args[1:], kwargs.get("key"), kwargs.get("memory")]
+    if any(part is not None for part in other):
+        raise ConversionError(
+            f"{name} attends to another sequence: only models of self-attention can be converted"
+        )
+    if bias is not None or kwargs.get("attn_mask") is not None:
+        raise ConversionError(
+            f"{name} has a mask or a bias of pairs, which the fit to data does not know: give "
+            "--weights_only with --head_dim"
+        )
+
+
+def _join(parts: list[LayerInputs]) -> LayerInputs:
+    """Put the inputs of several batches together, padded to the longest."""
+    length = max(part.x.shape[1] for part in parts)
+    pad = nn.functional.pad
+    xs = [pad(part.x, (0, 0, 0, length - part.x.shape[1])) for part in parts]
+    masks = [pad(part.real, (0, length - part.x.shape[1])) for part in parts]
+    return LayerInputs(torch.cat(xs), torch.cat(masks), parts[0].is_causal)
+
+
+# ---- what the model loses ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelErrors:
+    """What conversion did to the predictions of a whole model, on validation batches."""
+
+    logit_error: float  # ‖new − old‖ / ‖old‖ of the model's outputs
+    agreement: float  # share of rows whose largest output is the same
+    num_rows: int
+
+    def line(self) -> str:
+        """Return one line for a person."""
+        return (
+            f"model: output error {100 * self.logit_error:.1f} %, same prediction in "
+            f"{100 * self.agreement:.1f} % of {self.num_rows} rows"
+        )
+
+
+@dataclass(frozen=True)
+class ModelLosses:
+    """What conversion did to the loss of a model that has no prediction per row."""
+
+    loss_before: float
+    loss_after: float
+    num_rows: int
+
+    def line(self) -> str:
+        """Return one line for a person."""
+        return (
+            f"model: loss {self.loss_before:.4f} before, {self.loss_after:.4f} after, of "
+            f"{self.num_rows} rows"
+        )
+
+
+def put_into(task: Any, layers: Mapping[str, Attention]) -> Any:
+    """Put copies of layers, by name, in the places of those that a task had; return the task.
+
+    They keep the dropout of those.
+    """
+    for name, layer in layers.items():
+        new = copy.deepcopy(layer)
+        new.dropout = task.get_submodule(name).dropout
+        task.set_submodule(name, new)
+    return task
+
+
+@torch.no_grad()
+def compare_models(
+    task: Any, layers: Mapping[str, Attention], batches: Batches
+) -> ModelErrors | ModelLosses:
+    """Compare a task with its old and with the new layers, on the real rows of batches."""
+    converted = put_into(copy.deepcopy(task), layers).eval()
+    rows = [_real_rows(batch) for batch in batches]
+    rows = [batch for batch in rows if len(batch["sample_ids"])]
+    count = sum(len(batch["sample_ids"]) for batch in rows)
+    pairs = [(_outputs(task, batch), _outputs(converted, batch)) for batch in rows]
+    if not all(isinstance(part, Tensor) and part.dim() > 1 for pair in pairs for part in pair):
+        return ModelLosses(_mean_loss(task, rows), _mean_loss(converted, rows), count)
+    difference = size = 0.0
+    same = predicted = 0
+    for before, after in ((a.double(), b.double()) for a, b in pairs):
+        difference += float((after - before).square().sum())
+        size += float(before.square().sum())
+        same += int((before.argmax(-1) == after.argmax(-1)).sum())
+        predicted += before[..., 0].numel()
+    return ModelErrors((difference / size) ** 0.5, same / max(1, predicted), predicted)
+
+
+def _mean_loss(task: Any, rows: Batches) -> float:
+    counts = [len(batch["sample_ids"]) for batch in rows]
+    losses = [float(task.batch_loss(batch)) for batch in rows]
+    return sum(a * b for a, b in zip(losses, counts, strict=True)) / max(1, sum(counts))
+
+
+def _real_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
+    real = batch["sample_ids"] >= 0
+    return {
+        name: value[real] if isinstance(value, Tensor) and len(value) == len(real) else value
+        for name, value in batch.items()
+    }

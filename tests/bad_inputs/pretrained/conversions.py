@@ -1,0 +1,66 @@
+"""Attention that cannot be converted or annealed as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.bad_inputs.cases import Case, command_error, fit
+from tests.bad_inputs.values import variant
+from tests.convert.test_to_mgk import make_run
+
+_STEPS = "--model.init_args.norm_annealing_steps"
+
+
+def _convert(flags: str) -> Callable[[Path], str]:
+    """A conversion of a sound run."""
+
+    def tell(folder: Path) -> str:
+        make_run(folder / "run")
+        command = ["convert", str(folder / "run"), str(folder / "out.ckpt"), *flags.split()]
+        return command_error(command)
+
+    return tell
+
+
+def _study(flags: str) -> Callable[[Path], str]:
+    """A study of conversions of a sound run."""
+
+    def tell(folder: Path) -> str:
+        make_run(folder / "run")
+        place = ["--checkpoint", str(folder / "run"), "--out", str(folder / "out")]
+        return command_error(["analyse", "conversion", *place, "--device", "cpu", *flags.split()])
+
+    return tell
+
+
+def cases() -> Iterator[Case]:
+    """Flags of conversions, then of annealing, then of the study."""
+    area = "Converting attention"
+    for flags in (
+        "--to fish --num_components 2",
+        "--to mgk --spread 0.2",
+        "--to smgk --num_global_heads 2",
+        "--to smgk --score dot",
+        "--anneal 100",
+        "--to smgk --old_heads 3",
+        "--to smgk --old_heads 4",
+        "--to fish --num_global_heads 5",
+        "--distil_steps 10 --weights_only",
+    ):
+        yield Case(area, f"`convert {flags}` of 4 heads", _convert(flags))
+    mgk = "MGKAttention"
+    yield Case(area, "`norm_annealing_steps 5` of softmax", fit(_STEPS, "5"))
+    yield Case(area, "`norm_annealing_steps 0`", fit(_STEPS, "0"))
+    yield Case(area, "`key_norm_weight 2`", variant(mgk, key_norm_weight=2.0))
+    dot = variant(mgk, key_norm_weight=1.0, score="dot")
+    yield Case(area, "`key_norm_weight` of dot products", dot)
+    triton = variant(mgk, key_norm_weight=1.0, backend="triton")
+    yield Case(area, "`key_norm_weight` with `backend triton`", triton)
+    for flags in (
+        "--steps 100 --eval_every 30",
+        "--anneal_steps 400",
+        "--to fish --spread 0.1",
+        "--metric val/f1 --steps 1 --eval_every 1",
+    ):
+        yield Case(area, f"`analyse conversion {flags}`", _study(flags))

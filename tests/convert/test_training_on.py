@@ -1,0 +1,104 @@
+"""Convert a run, train on from it, and use what comes out: the commands of docs/fine_tuning.md."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import yaml
+
+from lit_probattn.convert.to_mgk import main as convert
+from lit_probattn.training.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint
+from lit_probattn.training.trained import open_trained
+from tests.datamodules.text import made as made_text
+from tests.datamodules.text.fine_tuning import made
+from tests.support.paths import ROOT
+from tests.support.runs import error_of, metrics, newest_state, run, write_attention
+
+QUIET = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+
+
+def first_run(folder, task):
+    """Train a tiny softmax model for a few steps; return its folder."""
+    text = folder / "text"
+    text.mkdir()
+    made.write_mnli(text) if task == "mnli" else made_text.write(text)
+    files = ["--config", str(ROOT / f"configs/tasks/tiny/{task}.yaml")]
+    files += ["--config", write_attention(folder)]
+    where = "path" if task == "mnli" else "data_dir"
+    place = [f"--data.init_args.{where}", str(text), "--run.root", str(folder / "runs")]
+    place += ["--data.init_args.cache_dir", str(folder / "cache"), "--run.name", "softmax"]
+    short = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+    run(["fit", *files, *place, *short, "--model.init_args.warmup_steps", "0", *QUIET])
+    return folder / "runs/softmax/0"
+
+
+def annealed(before, folder):
+    """Convert a run; return the checkpoint and the files to train on with."""
+    out = folder / "smgk.ckpt"
+    flags = ["--to", "smgk", "--anneal", "2", "--num_batches", "1"]
+    assert convert([str(before), str(out), *flags]) == 0
+    return out, ["--config", str(before / "config.yaml"), "--config", str(out.with_suffix(".yaml"))]
+
+
+@pytest.mark.parametrize("task", ["mnli", "masked_lm"])
+def test_a_converted_run_is_annealed_by_either_way_of_starting(task, tmp_path, capsys):
+    before = first_run(tmp_path, task)
+    out = tmp_path / "smgk.ckpt"
+    assert (
+        convert([str(before), str(out), "--to", "smgk", "--anneal", "2", "--num_batches", "1"]) == 0
+    )
+    files = ["--config", str(before / "config.yaml"), "--config", str(out.with_suffix(".yaml"))]
+    short = ["--trainer.max_steps", "3", "--trainer.log_every_n_steps", "1"]
+    for name, start in (("init", "--init_from"), ("ckpt", "--ckpt_path")):
+        place = ["--run.name", name, start, str(out)]
+        run(["fit", *files, *short, *place, *QUIET])
+        version = tmp_path / "runs" / name / "0"
+        weights = [float(row["norm_weight"]) for row in metrics(version) if row["norm_weight"]]
+        assert weights == [0.5, 0.0, 0.0]
+        state = newest_state(version)["state_dict"]
+        found = [x for key, x in state.items() if key.endswith("key_norm_weight")]
+        assert len(found) == 2
+        assert not any(map(bool, found))
+    told = capsys.readouterr().out
+    assert "initial weights from" in told
+    assert "new, in the model only" not in told
+
+
+def test_after_the_annealing_it_is_a_plain_layer(tmp_path, capsys):
+    """The same model without key_norm_weight, for studies and to start from; half-way it is not."""
+    before = first_run(tmp_path, "mnli")
+    out, files = annealed(before, tmp_path)
+    short = ["--trainer.max_steps", "2", "--run.checkpoint_every", "1", "--run.keep_checkpoints"]
+    run(["fit", *files, *short, "9", "--run.name", "annealed", "--init_from", str(out), *QUIET])
+    version = tmp_path / "runs/annealed/0"
+    config = yaml.safe_load((version / "config.yaml").read_text())
+    arguments = config["model"]["init_args"]
+    arguments["norm_annealing_steps"] = None
+    del arguments["attention"]["init_args"]["key_norm_weight"]
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(yaml.safe_dump(config))
+    end, half = list_checkpoints(version / "checkpoints", "step")[:2]
+    losses = []
+    for file in (version / "config.yaml", plain):
+        wanted = argparse.Namespace(checkpoint=end, config=[file], data=[], device="cpu")
+        trained = open_trained(wanted)
+        batch = next(iter(trained.data.val_dataloader()))
+        losses.append(float(trained.task.batch_loss(batch)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    start = ["fit", "--config", str(plain), "--run.name", "plain", *QUIET, "--init_from"]
+    assert "these weights are not of a plain Gaussian layer" in error_of(
+        [*start, str(half)], capsys
+    )
+    run([*start, str(end), "--trainer.max_steps", "1"])
+
+
+def test_a_conversion_of_the_converted_says_why_not(tmp_path, capsys):
+    before = first_run(tmp_path, "mnli")
+    out = tmp_path / "smgk.ckpt"
+    assert convert([str(before), str(out), "--to", "smgk", "--weights_only"]) == 0
+    checkpoint = load_checkpoint(out)
+    save_checkpoint(checkpoint, tmp_path / "again" / "x.ckpt")
+    again = [str(tmp_path / "again/x.ckpt"), str(tmp_path / "b.ckpt"), "--weights_only"]
+    assert convert(again) == 2
+    assert "is not plain softmax attention" in capsys.readouterr().err
