@@ -50,7 +50,7 @@ class LM1B(TextStream):
 
     Args:
         corpus: `lm1b` is the release (`datamodules.text.sentences.release.find_release`); `other`
-            any text in `data_dir`, a file or a folder, in the manner of `datamodules.OwnText`: files
+            any text in `data_dir`, a file or a folder, as `datamodules.OwnText` reads it: files
             called train, val and test, or files that are divided by a hash.
         subwords: Number of byte-level sub-words to train on the training text. Needs the package
             `tokenizers`. None goes with tokenizer_file.
@@ -116,10 +116,7 @@ class LM1B(TextStream):
         foreign = shares if corpus == "lm1b" else shards
         for name, value in foreign.items():
             if value is not None:
-                other = "other" if corpus == "lm1b" else "lm1b"
-                raise DataError(
-                    f"{name} is of corpus {other}, but corpus is {corpus}; leave it out"
-                )
+                raise DataError(f"{name} does not apply to corpus {corpus}; leave it out")
         require_at_least(1, **shards)
         self.corpus, self.paragraphs = corpus, paragraphs
         self._shares = {name: _SHARE if x is None else x for name, x in shares.items()}
@@ -157,7 +154,8 @@ class LM1B(TextStream):
     @cached_property
     def _own(self) -> OwnText:
         """What finds and divides a text of one's own."""
-        return OwnText(str(self.data_dir), cache_dir=str(self.cache_dir), **self._shares)
+        shares: dict[str, Any] = self._shares
+        return OwnText(str(self.data_dir), cache_dir=str(self.cache_dir), **shares)
 
     def sources(self) -> list[Path]:
         """The files of the text."""
@@ -195,8 +193,8 @@ class LM1B(TextStream):
             words = np.concatenate(list(_words_of(sources[name])))
             if len(words) != count:
                 raise DataError(
-                    f"{sources[name].name}: {len(words)} lines make {count} sentences, since a line "
-                    "holds <eos>, which ends a sentence; remove it from the text"
+                    f"{sources[name].name}: {len(words)} lines make {count} sentences, since a "
+                    "line holds <eos>, which ends a sentence; remove it from the text"
                 )
             writer.add(f"{name}_words", words)
 

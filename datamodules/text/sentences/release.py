@@ -89,10 +89,8 @@ def find_release(data_dir: Path, test_shards: int, val_shards: int) -> dict[str,
         DataError: A shard is empty or cut off.
     """
     folders = (data_dir / _RELEASE, data_dir, data_dir / "lm1b" / _RELEASE, data_dir / "lm1b")
-    place = next(
-        (p for p in folders if any((p / x).is_dir() for x in (_TRAINING, _HELD_OUT))), None
-    )
-    if place is None:
+    there = [p for p in folders if (p / _TRAINING).is_dir() or (p / _HELD_OUT).is_dir()]
+    if not there:
         raise not_found(
             "LM1B",
             "the one-billion-word benchmark is",
@@ -103,8 +101,8 @@ def find_release(data_dir: Path, test_shards: int, val_shards: int) -> dict[str,
             "; --corpus other takes any text with a sentence per line",
         )
     used = _HELD_OUT_NAMES[: test_shards + val_shards]
-    held_out = _shards(place / _HELD_OUT, used)
-    train = _shards(place / _TRAINING, _TRAINING_NAMES)
+    held_out = _shards(there[0] / _HELD_OUT, used)
+    train = _shards(there[0] / _TRAINING, _TRAINING_NAMES)
     parts = {"train": train, "val": held_out[test_shards:], "test": held_out[:test_shards]}
     return {name: _text(paths) for name, paths in parts.items()}
 

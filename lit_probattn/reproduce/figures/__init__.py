@@ -1,1 +1,1 @@
-"""Published figures: cells that are trained, a picture in the paper's axes, its sentences judged."""
+"""Published figures: cells to train, a picture in the paper's axes, its sentences judged."""

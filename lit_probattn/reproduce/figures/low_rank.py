@@ -163,10 +163,10 @@ class AgainstHeads(_LowRank):
 
     def _coincide(self) -> Finding:
         heads = self._meeting()
-        parts = [
+        fixed, baseline = (
             part[part["num_heads"] == heads] for part in (self.of("fixed"), self.of("matched_mlp"))
-        ]
-        return equal(*parts, f"both models with {heads} heads")
+        )
+        return equal(fixed, baseline, f"both models with {heads} heads")
 
     def _turn(self) -> Finding:
         """The baseline's most heads against twice the heads at which both coincide."""

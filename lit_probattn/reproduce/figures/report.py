@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_probattn.compare.cells import Place
+from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import Table
 from lit_probattn.configs import ConfigError
@@ -22,8 +22,8 @@ from lit_probattn.reproduce.figures.verdicts import Judge
 _LEGEND = (
     "The figure prints no values, so what its paper says of it is compared. A verdict rests on "
     "differences seed by seed with 95 % intervals over seeds: *agrees* is the paper's sign beyond "
-    "the spread, *same direction* the same sign within it (or of one seed), *differs* the other sign "
-    "beyond the spread, *cannot be told* the other sign within it, or models that are missing."
+    "the spread, *same direction* the same sign within it (or of one seed), *differs* the other "
+    "sign beyond the spread, *cannot be told* the other sign within it, or models that are missing."
 )
 _REDUCED = (
     "**Reduced models, other data: a verdict says whether the tendency shows at this size, not "
@@ -73,13 +73,11 @@ class FigureReport(Report):
         raise NotImplementedError(f"{type(self).__name__} must implement judges")
 
     @classmethod
-    def for_part(cls, part: Mapping[str, Any], reduced: bool) -> Any:
+    def for_part(
+        cls, part: Mapping[str, Any], reduced: bool
+    ) -> Callable[[Table, Sequence[Cell], str], Report]:
         """Return what makes the report of a table, cells and a command."""
-
-        def make(table: Table, cells: Any, command: str) -> Self:
-            return cls(table, cells, command, part=part, reduced=reduced)
-
-        return make
+        return partial(cls, part=part, reduced=reduced)
 
     @property
     def shortened(self) -> bool:

@@ -18,30 +18,7 @@ from datamodules.text.sentences import release
 RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 TRAINING = f"{RELEASE}/training-monolingual.tokenized.shuffled"
 HELD_OUT = f"{RELEASE}/heldout-monolingual.tokenized.shuffled"
-WORDS = [
-    "the",
-    "of",
-    "to",
-    "and",
-    "in",
-    "said",
-    "that",
-    "for",
-    "on",
-    "was",
-    "is",
-    "it",
-    "with",
-    "as",
-    "he",
-    "at",
-    "by",
-    "from",
-    "The",
-    ",",
-    ".",
-    "'s",
-]
+WORDS = ["the", "of", "to", "and", "in", "said", "that", "for", "was", "is", "he", "The", ",", "'s"]
 
 
 def sentences(count: int, seed: int, most: int = 14) -> list[str]:
@@ -127,7 +104,7 @@ def test_published_numbers_are_compared(data):
 
 
 def test_missing_and_short_shards_are_named(tmp_path):
-    with pytest.raises(MissingDataError, match="not under .* expected the folders training-mono"):
+    with pytest.raises(MissingDataError, match=r"not under .* expected the folders training-mono"):
         made(tmp_path)
     folder = write(tmp_path / "data")
     gone = folder / TRAINING / "news.en-00042-of-00100"
@@ -192,8 +169,8 @@ def test_a_line_with_the_end_in_it_is_refused(tmp_path):
     [
         ({"subwords": None}, "subwords or tokenizer_file must be set"),
         ({"corpus": "news"}, "corpus must be one of lm1b, other"),
-        ({"val_fraction": 0.1}, "val_fraction is of corpus other, but corpus is lm1b"),
-        ({"corpus": "other", "test_shards": 2}, "test_shards is of corpus lm1b, but corpus is oth"),
+        ({"val_fraction": 0.1}, "val_fraction does not apply to corpus lm1b"),
+        ({"corpus": "other", "test_shards": 2}, "test_shards does not apply to corpus other"),
         ({"test_shards": 50}, "leave each other at least one of 50 held-out shards, received 50"),
         ({"test_shards": 1, "val_shards": 50}, "received 1 and 50"),
         ({"max_tokens": 8}, "max_tokens=8 is below the longest training sentence of 16 tokens"),
