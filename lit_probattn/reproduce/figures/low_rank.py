@@ -74,16 +74,16 @@ class AgainstParameters(_LowRank):
 
     def pictures(self) -> dict[str, Figure]:
         """Return both panels."""
-        figure, [axes] = panels(1, 2, 4.6, 3.8, sharey=True)
+        figure, [[left, right]] = panels(1, 2, 4.6, 3.8, sharey=True)
         fixed, limits = self.of("fixed"), limits_of(self.rows)
-        for axis, column in zip(axes, ("num_parameters", "embed_dim"), strict=True):
-            own = {_fixed_words(fixed): fixed} if len(fixed) else {}
-            draw_curves(axis, {**own, **self._baselines()}, column, limits)
-        in_millions(axes[0])
-        axes[0].set_xlabel("parameters")
-        axes[1].set_xscale("linear")
-        axes[1].set_xlabel("embedding size")
-        _name_heads(axes[1], fixed)
+        own = {_fixed_words(fixed): fixed} if len(fixed) else {}
+        draw_curves(left, {**own, **self._baselines()}, "num_parameters", limits)
+        in_millions(left)
+        left.set_xlabel("parameters")
+        draw_curves(right, self._baselines(), "embed_dim", limits, first=len(own))
+        _draw_heads(right, fixed)
+        right.set_xscale("linear")
+        right.set_xlabel("embedding size")
         return {"figure": figure}
 
     def _baselines(self) -> Series:
@@ -229,8 +229,12 @@ def _fixed_words(fixed: pd.DataFrame) -> str:
     return f"d = {fixed['embed_dim'].iloc[0]}, head size {fixed['head_dim'].iloc[0]}"
 
 
-def _name_heads(axis: Axes, fixed: pd.DataFrame) -> None:
-    """Write the number of heads beside the points of the fixed models, which share a width."""
+def _draw_heads(axis: Axes, fixed: pd.DataFrame) -> None:
+    """Draw the fixed models, which share a width, each with its number of heads beside it."""
     for heads, part in fixed.groupby("num_heads"):
         place = part["embed_dim"].iloc[0], part["perplexity"].mean()
-        axis.annotate(f"{heads}", place, xytext=(6, -2), textcoords="offset points", fontsize=7)
+        spread = part["perplexity"].std()
+        bar = None if pd.isna(spread) else [spread]
+        axis.errorbar(*([x] for x in place), bar, marker="o", ms=4, capsize=2, color="C0")
+        beside = {"xytext": (6, -3), "textcoords": "offset points"}
+        axis.annotate(f"{heads}", place, fontsize=7, **beside)

@@ -79,11 +79,6 @@ class FigureReport(Report):
         """Return what makes the report of a table, cells and a command."""
         return partial(cls, part=part, reduced=reduced)
 
-    @property
-    def shortened(self) -> bool:
-        """Whether anything is shorter or smaller than the figure's own protocol."""
-        return self.reduced or super().shortened
-
     @cached_property
     def findings(self) -> pd.DataFrame:
         """One row per sentence: what the paper says, what was measured, the verdict."""

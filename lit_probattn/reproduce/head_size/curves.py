@@ -34,7 +34,9 @@ def series_by(table: pd.DataFrame, column: str, words: str) -> Series:
     return {words.format(value): part for value, part in table.groupby(column)}
 
 
-def draw_curves(axis: Axes, series: Series, column: str, limits: tuple[float, float]) -> None:
+def draw_curves(
+    axis: Axes, series: Series, column: str, limits: tuple[float, float], first: int = 0
+) -> None:
     """Draw a curve of means for each series, with deviations only where there are several seeds.
 
     Args:
@@ -42,9 +44,10 @@ def draw_curves(axis: Axes, series: Series, column: str, limits: tuple[float, fl
         series: cells by label.
         column: what the horizontal axis shows.
         limits: of the vertical axis.
+        first: number of the first colour.
     """
     known_spread = False
-    for number, (name, cells) in enumerate(series.items()):
+    for number, (name, cells) in enumerate(series.items(), first):
         points = cells.groupby(column)["perplexity"]
         means, spread = points.mean(), points.std()
         known_spread |= bool(spread.notna().any())
