@@ -116,6 +116,8 @@ TABLE = [
     Row(r"fit \$RUN", TEXT),
     Row(r"(test|validate|predict) \$RUN", TEXT),
     Row(r"prepare listops", "--num_train 200 --num_val 40 --num_test 40"),
+    Row(r"reproduce low_rank_figure.*--tflops", refusal=NOT_THERE),
+    Row(r"reproduce low_rank_figure.*--shortened", "--only 'fixed-h4-*' --seeds 0 --steps 4"),
     Row(r"reproduce .*--dry-run", "--shortened"),
     Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
     Row(r"^lit-probattn compare ", "--seeds 0 --steps 4"),

@@ -1,0 +1,1 @@
+"""Bad inputs of single sentences, and of figures made of them."""

@@ -1,0 +1,93 @@
+"""Single sentences: the one-billion-word release, text of one's own, and figures made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lit_probattn.reproduce.__main__ import main as reproduce
+from lit_probattn.reproduce.head_size.__main__ import main as head_size
+from tests.bad_inputs.cases import Case, command_error, data_error
+from tests.datamodules.text import test_sentences as text
+
+GRID = """\
+task: configs/tasks/tiny/lm1b.yaml
+attention: configs/attention/softmax.yaml
+embed_dim: 64
+mlp_dim: 128
+head_dim: 16
+"""
+
+
+def _release(change: Callable[[Path], object] = lambda folder: None, **options: object):
+    """Read a release that was changed; the change gets its folder."""
+
+    def read(folder: Path) -> None:
+        text.write(folder)
+        change(folder)
+        text.made(folder, **options)
+
+    return data_error(read)
+
+
+def _shard(content: bytes | None) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / text.TRAINING / "news.en-00042-of-00100"
+        path.unlink() if content is None else path.write_bytes(content)
+
+    return change
+
+
+def _end_in_line(folder: Path) -> None:
+    for name in ("train", "valid", "test"):
+        lines = [*text.sentences(20, ord(name[1])), "two <eos> in one"]
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    text.made(folder, corpus="other")
+
+
+def _grid(more: str) -> Callable[[Path], str]:
+    def tell(folder: Path) -> str:
+        (folder / "grid.yaml").write_text(GRID + more)
+        words = ["experiment", "--grid", str(folder / "grid.yaml"), "--dry-run"]
+        return command_error([*words, "--runs", str(folder)], head_size)
+
+    return tell
+
+
+def cases() -> Iterator[Case]:
+    """The release, settings, own text; figures and grids."""
+    area = "LM1B (shards of sentences)"
+    yield Case(area, "no release", data_error(lambda folder: text.made(folder)))
+    yield Case(area, "a shard is missing", _release(_shard(None)))
+    yield Case(area, "an empty shard", _release(_shard(b"")))
+    yield Case(area, "a shard that is cut off", _release(_shard(b"A sentence .\nAnother")))
+    yield Case(area, "a byte that is no text", _release(_shard(b"A \xff sentence .\n")))
+    yield Case(area, "no sub-words", _release(subwords=None))
+    yield Case(area, "too few sub-words", _release(subwords=20))
+    yield Case(area, "all held-out shards as the test", _release(test_shards=50))
+    yield Case(area, "a share of the release", _release(val_fraction=0.1))
+    yield Case(area, "a sentence longer than a batch", _release(max_tokens=9))
+    yield Case(area, "a sentence longer than an evaluation batch", _release_eval())
+    yield Case(area, "fewer rows than sub-words", _release(vocab_size=99))
+    yield Case(area, "a line that holds `<eos>`", data_error(_end_in_line))
+    area = "Figures"
+    for flags in (["--as_published"], ["--max_seq_len", "64"], ["--only", "fixd-h4"]):
+        words = ["low_rank_figure1", *flags, "--dry-run"]
+        told = " ".join(flags)
+        yield Case(area, f"`{told}`", lambda _, words=words: command_error(words, reproduce))
+    yield Case(
+        area, "a grid's width that heads do not divide", _grid("widths: [60]\nwidth_heads: [8]\n")
+    )
+    yield Case(
+        area,
+        "a grid's width that no heads of that size fill",
+        _grid("widths: [72]\nwidth_head_dim: 16\n"),
+    )
+
+
+def _release_eval():
+    def read(folder: Path) -> None:
+        text.write(folder)
+        text.made(folder, eval_max_tokens=5).test_dataloader()
+
+    return data_error(read)

@@ -1,0 +1,277 @@
+"""Published figures: verdicts on hand-made cells, pictures, the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.statistics import Sample
+from lit_probattn.compare.tables import FOLDER, kinds
+from lit_probattn.configs import ConfigError
+from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.figures.low_rank import (
+    AgainstHeads,
+    AgainstHeadSize,
+    AgainstParameters,
+)
+from lit_probattn.reproduce.figures.registry import FIGURES
+from lit_probattn.reproduce.figures.verdicts import at_equal, equal, sided, trend
+from tests.support.paths import ROOT
+
+SEEDS = (0, 1, 2)
+SURE, UNSURE = (0.0, 0.1, -0.1), (0.0, 6.0, -6.0)  # spreads over the seeds
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def sample(mean: float, spread=SURE) -> Sample:
+    return Sample(tuple(mean + s for s in spread), SEEDS)
+
+
+# ---- verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "spread", "verdict"),
+    [
+        (95.0, SURE, "agrees"),
+        (95.0, UNSURE, "same direction"),
+        (105.0, SURE, "differs"),
+        (105.0, UNSURE, "cannot be told"),
+        (100.05, SURE, "cannot be told"),
+    ],
+)
+def test_a_difference(first, spread, verdict):
+    found = sided(sample(first, spread), sample(100.0, (0.05, 0.0, 0.0)), -1, "this − that")
+    assert found.verdict == verdict
+    assert found.measured.startswith(f"this − that: {first - 100.0 - 0.05 / 3:+.2f} [")
+
+
+def test_one_seed_and_missing_models_are_never_certain():
+    one, other = (Sample((value,), (0,)) for value in (90.0, 100.0))
+    assert sided(one, other, -1, "").verdict == "same direction"
+    assert sided(one, other, 1, "").verdict == "cannot be told"
+    assert "(no interval)" in sided(one, other, 1, "").measured
+    assert sided(None, other, 1, "").verdict == "cannot be told"
+
+
+def chain(*means: float, spreads=None) -> dict[int, Sample]:
+    spreads = spreads or [SURE, (0.05, 0.0, 0.1), (0.0, -0.1, 0.1), (0.1, 0.1, 0.0)]
+    return {2**i: sample(m, s) for i, (m, s) in enumerate(zip(means, spreads, strict=False))}
+
+
+@pytest.mark.parametrize(
+    ("series", "verdict"),
+    [
+        ([chain(110, 100, 95)], "agrees"),
+        ([chain(110, 100, 95), chain(100, 90, 80)], "agrees"),
+        ([chain(110, 100, 105)], "differs"),
+        ([chain(110, 100, 95), chain(100, 90, 95)], "differs"),
+        ([chain(110, 100, 99, spreads=[SURE, SURE[::-1], UNSURE])], "same direction"),
+        ([chain(110, 99.9, 100, 90)], "same direction"),  # not each step, but from end to end
+        ([chain(100, 101, spreads=[SURE, UNSURE])], "cannot be told"),
+        ([chain(100)], "cannot be told"),
+        ([], "cannot be told"),
+    ],
+)
+def test_a_trend(series, verdict):
+    found = trend({str(number): points for number, points in enumerate(series)}, -1, "heads")
+    assert found.verdict == verdict
+
+
+def cells(rule: str, sizes: list[tuple[int, int, int, int, float]], mean=SURE) -> pd.DataFrame:
+    """Rows of (heads, head size, width, parameters, perplexity), each of all seeds."""
+    return pd.DataFrame(
+        {
+            **{"rule": rule, "row": f"{rule}-{h}-{e}-{d}", "seed": seed, "num_heads": h},
+            **{"head_dim": e, "embed_dim": d, "mlp_dim": 256, "num_parameters": count},
+            "perplexity": value + mean[seed] * (1 + 0.1 * h),
+        }
+        for h, e, d, count, value in sizes
+        for seed in SEEDS
+    )
+
+
+def test_two_models_that_are_one():
+    one = cells("fixed", [(4, 16, 64, 100, 50.0)])
+    assert equal(one, cells("standard", [(4, 16, 64, 100, 50.0)]), "").verdict == "agrees"
+    assert equal(one, cells("standard", [(4, 16, 64, 101, 50.0)]), "").verdict != "agrees"
+    assert equal(one, cells("standard", [(8, 8, 64, 100, 59.0)]), "").verdict == "differs"
+    assert equal(one, cells("standard", [(8, 8, 64, 100, 50.0)]), "").verdict == "cannot be told"
+    assert equal(one, one[:0], "").verdict == "cannot be told"
+
+
+BASELINES = [
+    (4, 16, 64, 1000, 100.0),
+    (8, 8, 64, 1000, 104.0),
+    (4, 32, 128, 4000, 90.0),
+    (8, 16, 128, 4000, 89.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "verdict", "difference"),
+    [
+        (93.0, SURE, "agrees", -1.5),  # the line of 100 and 89 is at 94.5 where twice as many are
+        (93.0, UNSURE, "same direction", -1.5),
+        (97.0, SURE, "differs", 2.5),
+        (97.0, UNSURE, "cannot be told", 2.5),
+    ],
+)
+def test_models_beside_the_best_baselines_of_as_many_parameters(value, spread, verdict, difference):
+    models = [(2, 16, 64, 500, 1.0), (4, 16, 64, 1000, 1.0), (8, 16, 64, 2000, value)]
+    groups = [part for _, part in cells("width", BASELINES).groupby("embed_dim")]
+    found = at_equal(cells("fixed", models, spread), groups, "num_parameters", -1, "gap")
+    assert found.verdict == verdict
+    assert f"mean over 1 models with 0.00 to 0.00 M: {difference:+.2f}" in found.measured
+    outside = cells("fixed", [(64, 16, 64, 9000, 1.0)])
+    assert at_equal(outside, groups, "num_parameters", -1, "").verdict == "cannot be told"
+
+
+# ---- the figures of fixed head sizes -----------------------------------------------------------
+
+
+def report(kind, *parts: pd.DataFrame):
+    made = kind(None, [], "")
+    made.rows = pd.concat(parts, ignore_index=True)
+    return made
+
+
+def verdicts(made) -> dict[str, str]:
+    return {key: judge().verdict for key, judge in made.judges().items()}
+
+
+FALLING = [(h, 16, 64, 900 + 100 * h, 110.0 - 4 * i) for i, h in enumerate((2, 4, 8, 16))]
+
+
+def test_perplexity_against_parameters():
+    as_said = report(AgainstParameters, cells("fixed", FALLING[:3]), cells("width", BASELINES))
+    found = as_said.judges()
+    assert verdicts(as_said) == {
+        "equal_parameters": "differs",  # 102 where the baseline is at 98.7
+        "smaller_width": "differs",  # 102 against 89
+        "too_many_heads": "agrees",  # 104 against 100
+    }
+    assert "width 64 with 8 heads − width 128 with 8: +13." in found["smaller_width"]().measured
+    better = [(h, e, d, n, value - 20.0) for h, e, d, n, value in FALLING]
+    other = report(AgainstParameters, cells("fixed", better), cells("width", BASELINES))
+    assert verdicts(other)["equal_parameters"] == verdicts(other)["smaller_width"] == "agrees"
+    nothing = report(AgainstParameters, cells("fixed", FALLING))
+    assert set(verdicts(nothing).values()) == {"cannot be told"}
+
+
+def test_perplexity_against_heads():
+    fixed = cells("fixed", FALLING)
+    turning = [(2, 32, 64, 1, 105.0), (4, 16, 64, 1300, 106.0), (8, 8, 64, 1, 104.0)]
+    baseline = cells("matched_mlp", [*turning, (16, 4, 64, 1, 107.0)])
+    assert verdicts(report(AgainstHeads, fixed, baseline)) == {
+        "coincide": "agrees",  # 4 heads of 16 at width 64
+        "turn": "agrees",  # 16 heads against 8
+        "fixed_falls": "agrees",
+        "below": "agrees",
+    }
+    rising = cells("fixed", [(h, e, d, n, 200 - value) for h, e, d, n, value in FALLING])
+    falling = cells("matched_mlp", [*turning, (16, 4, 64, 1, 90.0)])
+    assert verdicts(report(AgainstHeads, rising, falling)) == {
+        "coincide": "differs",
+        "turn": "differs",
+        "fixed_falls": "differs",
+        "below": "differs",
+    }
+    assert set(verdicts(report(AgainstHeads, fixed)).values()) == {"cannot be told", "agrees"}
+
+
+def test_perplexity_against_the_head_size():
+    grid = [(h, e, 64, h * e, 120 - 3.0 * i - 2.0 * j) for i, h in enumerate((4, 8, 16))
+            for j, e in enumerate((8, 16, 32))]  # fmt: skip
+    made = report(AgainstHeadSize, cells("head_size", grid))
+    assert verdicts(made) == {"larger_heads": "agrees", "more_heads": "agrees"}
+    grid[0] = (4, 8, 64, 32, 90.0)
+    made = report(AgainstHeadSize, cells("head_size", grid))
+    assert verdicts(made) == {"larger_heads": "differs", "more_heads": "differs"}
+
+
+def test_pictures_are_in_the_axes_of_the_paper():
+    fixed, widths = cells("fixed", FALLING), cells("width", BASELINES)
+    left, right = report(AgainstParameters, fixed, widths).pictures()["figure"].axes
+    assert (left.get_xlabel(), right.get_xlabel()) == ("parameters", "embedding size")
+    assert [text.get_text() for text in left.get_legend().get_texts()] == [
+        "d = 64, head size 16",
+        "d / h, 4 heads",
+        "d / h, 8 heads",
+    ]
+    assert [text.get_text() for text in right.texts] == ["2", "4", "8", "16"]
+    points = [c.lines[0].get_ydata()[0] for c in right.containers[2:]]
+    assert points == pytest.approx([110.0, 106.0, 102.0, 98.0])  # one point a model, no mean
+    (axis,) = report(AgainstHeads, fixed, widths).pictures()["figure"].axes
+    assert axis.get_xlabel() == "heads"
+    sizes = cells("head_size", [(4, 8, 64, 1, 9.0), (8, 8, 64, 1, 8.0), (8, 16, 64, 1, 7.0)])
+    (axis,) = report(AgainstHeadSize, sizes).pictures()["figure"].axes
+    assert axis.get_xlabel() == "head size"
+    assert len(axis.containers) == 2
+
+
+# ---- files and command -------------------------------------------------------------------------
+
+
+def cells_of(name: str, reduced: bool) -> set[str]:
+    table = FIGURES[name].table_of(name, kinds()[name], FOLDER, Place(), reduced)
+    return {cell.name for cell in make_cells(table, [], [0], Options(), Place())}
+
+
+def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
+    files = {name: part for name, part in kinds().items() if part["kind"] == "figure"}
+    assert set(files) == set(FIGURES)
+    for name, part in files.items():
+        known = FIGURES[name](None, [], "").judges()
+        assert set(part["says"]) <= set(known)
+        assert cells_of(name, reduced=False)
+
+
+def test_figures_share_cells():
+    reduced, full = ({n: cells_of(n, r) for n in FIGURES} for r in (True, False))
+    assert [len(found) for found in reduced.values()] == [13, 9, 6, 7]
+    assert len(set.union(*reduced.values())) == 21
+    assert len(set.union(*full.values())) == 47
+    assert not set.union(*reduced.values()) & set.union(*full.values())
+
+
+@pytest.mark.parametrize("flag", [["--as_published"], ["--as_released"], ["--max_seq_len", "9"]])
+def test_flags_that_do_not_apply_are_refused(flag, capsys):
+    assert main(["low_rank_figure1", *flag, "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {flag[0]} does not apply to low_rank_figure1"
+
+
+def test_a_sentence_that_nothing_judges_is_named(tmp_path):
+    made = report(AgainstHeads, cells("fixed", FALLING))
+    made.part = {"says": {"unheard": "Of nothing."}}
+    made.table = FIGURES["low_rank_figure3a"].table_of(
+        "low_rank_figure3a", kinds()["low_rank_figure3a"], FOLDER, Place(), True
+    )
+    with pytest.raises(ConfigError, match="low_rank_figure3a: nothing judges the sentence 'unhea"):
+        _ = made.findings
+
+
+@pytest.mark.slow
+def test_a_figure_is_trained_and_judged(tmp_path, capsys):
+    """Two tiny cells, from the command to verdicts.csv."""
+    text = "".join(f"a sentence of {n} words , {n % 7} and {n % 11} .\n" for n in range(400))
+    (tmp_path / "text.txt").write_text(text)
+    words = ["low_rank_figure3a", "--shortened", "--seeds", "0", "--steps", "4", "--only"]
+    words += ["fixed-h2-*", "fixed-h4-*", "--accelerator", "cpu", "--runs", str(tmp_path / "runs")]
+    words += ["--data_dir", str(tmp_path / "text.txt"), "--cache_dir", str(tmp_path / "cache")]
+    assert main([*words, "--set", "data.init_args.paragraphs=false"]) == 0
+    out = tmp_path / "runs/reproduce/reports/low_rank_figure3a"
+    found = pd.read_csv(out / "verdicts.csv")
+    assert list(found["verdict"])[:2] == ["cannot be told"] * 2
+    assert (out / "figures/figure.png").is_file()
+    assert "## What the paper says" in Path(out / "report.md").read_text()
