@@ -7,10 +7,12 @@ from lit_probattn.reproduce.figures.low_rank import (
     AgainstHeadSize,
     AgainstParameters,
 )
+from lit_probattn.reproduce.figures.low_rank_bert import FineTuned
 from lit_probattn.reproduce.figures.report import FigureReport
 
 FIGURES: dict[str, type[FigureReport]] = {
     "low_rank_figure1": AgainstParameters,
+    "low_rank_figure2": FineTuned,
     "low_rank_figure3a": AgainstHeads,
     "low_rank_figure3b": AgainstHeadSize,
     "low_rank_figure4": AgainstParameters,

@@ -138,13 +138,19 @@ def _steps(steps: Sequence[Difference], sign: Sign) -> str:
 
 
 def at_equal(
-    models: pd.DataFrame, curve: Iterable[pd.DataFrame], column: str, sign: Sign, words: str
+    models: pd.DataFrame,
+    curve: Iterable[pd.DataFrame],
+    column: str,
+    sign: Sign,
+    words: str,
+    score: str = "perplexity",
 ) -> Finding:
     """Judge a sentence that models lie on one side of a curve at equal values of a column.
 
-    The curve is the lower one of the baselines: of each group of models the best one, by its mean.
-    Between groups it is linear in the logarithm of the column. Models whose value the curve does
-    not reach, and its own first point, are left out.
+    The curve is that of the best baselines: of each group of models the one with the lowest mean
+    (with sign -1, for scores of which less is better) or with the highest (1). Between groups it is
+    linear in the logarithm of the column. Models whose value the curve does not reach, and its own
+    first point, are left out.
 
     Args:
         models: cells of the models.
@@ -152,19 +158,20 @@ def at_equal(
         column: what must be equal, such as the parameters.
         sign: of models − curve.
         words: name the difference.
+        score: the column that is compared.
     """
     knots: dict[float, Sample] = {}
     for group in curve:
-        points = [sample_of(part) for _, part in group.groupby("row")]
+        points = [sample_of(part, score) for _, part in group.groupby("row")]
         samples = [sample for sample in points if sample is not None]
         if samples:
-            knots[float(group[column].iloc[0])] = min(samples, key=lambda sample: sample.mean)
+            knots[float(group[column].iloc[0])] = max(samples, key=lambda s: s.mean * sign)
     places = sorted(knots)
     inside = [
         (float(value), sample)
         for value, part in models.groupby(column)
         if places and places[0] < float(value) <= places[-1]
-        if (sample := sample_of(part)) is not None
+        if (sample := sample_of(part, score)) is not None
     ]
     if len(places) < 2 or not inside:
         return Finding("no model lies within the baselines: " + MISSING, "cannot be told")

@@ -35,7 +35,12 @@ def series_by(table: pd.DataFrame, column: str, words: str) -> Series:
 
 
 def draw_curves(
-    axis: Axes, series: Series, column: str, limits: tuple[float, float], first: int = 0
+    axis: Axes,
+    series: Series,
+    column: str,
+    limits: tuple[float, float],
+    first: int = 0,
+    score: str = "perplexity",
 ) -> None:
     """Draw a curve of means for each series, with deviations only where there are several seeds.
 
@@ -45,10 +50,11 @@ def draw_curves(
         column: what the horizontal axis shows.
         limits: of the vertical axis.
         first: number of the first colour.
+        score: the column that the vertical axis shows.
     """
     known_spread = False
     for number, (name, cells) in enumerate(series.items(), first):
-        points = cells.groupby(column)["perplexity"]
+        points = cells.groupby(column)[score]
         means, spread = points.mean(), points.std()
         known_spread |= bool(spread.notna().any())
         axis.errorbar(
@@ -62,13 +68,14 @@ def draw_curves(
         )
     powers_of_two(axis)
     spread_words = "mean ± standard deviation" if known_spread else "one seed: no spread known"
-    label(axis, y=f"test perplexity ({spread_words})", legend=8)
+    words = "test perplexity" if score == "perplexity" else score
+    label(axis, y=f"{words} ({spread_words})", legend=8)
     axis.set_ylim(limits)
 
 
-def limits_of(table: pd.DataFrame) -> tuple[float, float]:
-    """Return limits of perplexity that seeds alone would not fill, the same for all panels."""
-    groups = table.groupby([column for column in POINT if column in table])["perplexity"]
+def limits_of(table: pd.DataFrame, score: str = "perplexity") -> tuple[float, float]:
+    """Return limits of a score that seeds alone would not fill, the same for all panels."""
+    groups = table.groupby([column for column in POINT if column in table])[score]
     spread = groups.std()
     ends = [groups.mean() + sign * spread.fillna(0.0) for sign in (-1, 1)]
     return score_limits([*ends[0], *ends[1]], spread.max())
