@@ -108,7 +108,8 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[s
     figure, place = FIGURES[options.table], place_of(options)
     table = figure.table_of(options.table, part, options.tables, place, options.shortened)
     report = figure.for_part(part, options.shortened)
-    return run(table, options, arguments, module=MODULE, report=report)
+    protocol = protocol_of(options, shortened=options.shortened and figure.shortens)
+    return run(table, options, arguments, module=MODULE, protocol=protocol, report=report)
 
 
 def _refuse(options: argparse.Namespace, *taken: str) -> None:

@@ -11,7 +11,7 @@ from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.statistics import Sample
-from lit_probattn.compare.tables import FOLDER, kinds
+from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
 from lit_probattn.reproduce.figures.low_rank import (
@@ -19,6 +19,7 @@ from lit_probattn.reproduce.figures.low_rank import (
     AgainstHeadSize,
     AgainstParameters,
 )
+from lit_probattn.reproduce.figures.low_rank_bert import FineTuned
 from lit_probattn.reproduce.figures.registry import FIGURES
 from lit_probattn.reproduce.figures.verdicts import at_equal, equal, sided, trend
 from tests.support.paths import ROOT
@@ -219,12 +220,62 @@ def test_pictures_are_in_the_axes_of_the_paper():
     assert len(axis.containers) == 2
 
 
+def fine_tuned(*models: tuple[str, int, int, int, float], spread=SURE) -> pd.DataFrame:
+    """Rows of (rule, heads, width, parameters, score) of both tasks, each of all seeds."""
+    return pd.DataFrame(
+        {
+            **{"rule": rule, "row": f"{rule}-h{h}-d{d}", "seed": seed, "num_heads": h},
+            **{"head_dim": 16, "embed_dim": d, "mlp_dim": 4 * d, "num_parameters": count},
+            "task": task,
+            **{f"value {metric}": value + spread[seed] * (1 + 0.1 * h) for metric in metrics},
+        }
+        for rule, h, d, count, value in models
+        for seed in SEEDS
+        for task, metrics in (("squad", ("f1", "exact_match")), ("mnli", ("accuracy",)))
+    )
+
+
+def test_scores_against_parameters():
+    widths = [("width", 16, 64, 1000, 50.0), ("width", 16, 128, 4000, 60.0)]
+    better = [("fixed", 8, 64, 2000, 58.0), ("fixed", 32, 64, 3500, 66.0)]
+    made = report(FineTuned, fine_tuned(*widths, *better))
+    assert set(verdicts(made).values()) == {"agrees"}
+    assert made.judges()["f1_smaller_width"]().measured.startswith(
+        "width 64 with 32 heads − width 128: +6."
+    )
+    worse = report(FineTuned, fine_tuned(*widths, *((*m[:4], m[4] - 20.0) for m in better)))
+    assert set(verdicts(worse).values()) == {"differs"}
+    axes = made.pictures()["figure"].axes
+    assert [axis.get_xlabel() for axis in axes] == ["parameters"] * 3
+    assert [axis.get_ylabel().split(" (")[0] for axis in axes] == [
+        "F1",
+        "exact match",
+        "accuracy, %",
+    ]
+    assert len(axes[0].containers) == 2
+    # The best of several baselines of a width counts, which is the highest here.
+    low = [("width", 8, 64, 1000, 20.0), ("width", 8, 128, 4000, 20.0)]
+    one = report(FineTuned, fine_tuned(*widths, *low, ("fixed", 8, 64, 2000, 40.0)))
+    assert verdicts(one)["f1_equal_parameters"] == "differs"
+
+
+def test_figure_2_shares_its_models_with_the_tables():
+    names = cells_of("low_rank_figure2", reduced=False)
+    for table, rows in (("low_rank_table2a", 4), ("low_rank_table1", 1)):
+        made = make_cells(read_table(table), ["squad"], [0], Options(), Place())
+        assert len(names & {cell.name for cell in made}) == rows
+
+
 # ---- files and command -------------------------------------------------------------------------
 
 
 def cells_of(name: str, reduced: bool) -> set[str]:
     table = FIGURES[name].table_of(name, kinds()[name], FOLDER, Place(), reduced)
-    return {cell.name for cell in make_cells(table, [], [0], Options(), Place())}
+    options = Options(shortened=reduced and FIGURES[name].shortens)
+    return {cell.name for cell in make_cells(table, [], [0], options, Place())}
+
+
+LM1B = ("low_rank_figure1", "low_rank_figure3a", "low_rank_figure3b", "low_rank_figure4")
 
 
 def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
@@ -237,7 +288,7 @@ def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
 
 
 def test_figures_share_cells():
-    reduced, full = ({n: cells_of(n, r) for n in FIGURES} for r in (True, False))
+    reduced, full = ({n: cells_of(n, r) for n in LM1B} for r in (True, False))
     assert [len(found) for found in reduced.values()] == [13, 9, 6, 7]
     assert len(set.union(*reduced.values())) == 21
     assert len(set.union(*full.values())) == 47

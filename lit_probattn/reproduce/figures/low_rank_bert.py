@@ -33,6 +33,8 @@ class FineTuned(FigureReport):
     version all widths are divided, the numbers of heads stay.
     """
 
+    shortens = True
+
     @classmethod
     def table_of(
         cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -45,6 +45,9 @@ class FigureReport(Report):
         part: the content of the file.
         reduced: whether the cells are those of the reduced version.
     """
+
+    # Whether the reduced version is the shortened protocol of tasks and rows, or another grid.
+    shortens: ClassVar[bool] = False
 
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
