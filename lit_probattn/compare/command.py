@@ -324,8 +324,8 @@ class Counted:
             key = _data_key(cell)
             if key in self._tests or cell.task.name in failed:
                 continue
-            data = build_data(cell)
             try:
+                data = build_data(cell)
                 data.setup()
             except DataError as error:
                 failed[cell.task.name] = str(error)

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datamodules.core.errors import DataError
 from lit_probattn.base.config_files import file_named, run_stem, shipped
 from lit_probattn.compare.cells import parse_settings
 from lit_probattn.compare.command import add_flags, protocol_of, run
@@ -256,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_unequal(table, protocol)
         module = "lit_probattn compare"
         return run(table, options, arguments, module=module, protocol=protocol, report=OwnReport)
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -193,6 +193,25 @@ def test_maps_that_are_all_alike_need_one_component(tmp_path):
     np.testing.assert_allclose(layers["top_1_share"], 1.0, rtol=1e-6)
 
 
+def test_spectrum_of_layers_one_after_another_is_that_of_all_at_once(tmp_path, monkeypatch):
+    path = checkpoint(tmp_path, "text", "SoftmaxAttention")
+    seen = []
+    gather = spectrum.Spectrum._maps
+    monkeypatch.setattr(
+        spectrum.Spectrum,
+        "_maps",
+        lambda self, group: seen.append(len(group)) or gather(self, group),
+    )
+    flags = ("--length", "16", "--num_samples", "3")
+    study("spectrum", path, tmp_path / "at_once", *flags)
+    # A layer has 12 maps of 16 x 16 float32; 2 layers fit into 6 times that, with Gram matrices.
+    study("spectrum", path, tmp_path / "in_turn", *flags, "--max_gigabytes", "7e-5")
+    assert seen == [2, 1, 1]
+    for name in ("spectrum.csv", "spectrum_layers.csv"):
+        found = [(tmp_path / folder / name).read_text() for folder in ("at_once", "in_turn")]
+        assert found[0] == found[1]
+
+
 def test_spectrum_refuses_what_memory_or_data_do_not_allow(tmp_path, capsys):
     path = checkpoint(tmp_path, "text", "SoftmaxAttention")
     flags = ["spectrum", "--checkpoint", str(path), "--out", str(tmp_path / "out")]

@@ -87,6 +87,20 @@ def test_bad_input_is_one_line(words, expected, capsys):
     assert expected in told
 
 
+def test_settings_that_the_data_refuse_are_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "pairs.csv").write_text("text,label\nIt rains.,wet\nIt shines.,dry\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--task", "tiny/own_pairs", "--attention", "softmax", "--runs", str(tmp_path / "runs")]
+    given = [
+        "data.init_args.path=pairs.csv",
+        "data.init_args.tokenizer=somewhere",
+        "data.init_args.vocab_limit=300",
+    ]
+    assert main(["compare", *words, "--seeds", "0", "--set", *given]) == 1
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("skipped: ")]
+    assert "leave one of them out (vocab_limit is 8000 then)" in line
+
+
 def test_settings_beside_the_attention_are_told_apart():
     same = {"model": {"init_args": {"lr": 0.1, "attention": {"class_path": "A"}}}}
     other = {"model": {"init_args": {"lr": 0.2, "attention": {"class_path": "B"}}}}

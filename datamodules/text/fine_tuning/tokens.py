@@ -53,7 +53,7 @@ class TokeniserChoice:
             if self.path is not None and given != default:
                 raise DataError(
                     f"{name} is for a tokeniser that is made, but tokenizer={self.path} is given; "
-                    f"leave one of them out"
+                    f"leave one of them out ({name} is {default!r} then)"
                 )
 
     def settings(self) -> dict[str, Any]:

@@ -6,10 +6,13 @@ vec(A) of n² entries, and no centring:
 Number of components: the smallest r whose largest r eigenvalues make 95 % of their sum; then the
 mean over layers. The picture is of the mean of C_l over layers. Eigenvalues come from the Gram
 matrix of the maps, so there are at most S H of them, and the counts depend on S H.
---full is the paper's protocol: 1000 sequences of 128 positions.
+--full is the paper's protocol: 1000 sequences of 128 positions. Where the maps of all layers do not
+fit into --max_gigabytes, the model sees the sequences several times, for some layers each time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 import numpy as np
 import pandas as pd
@@ -23,6 +26,7 @@ from lit_probattn.analysis.options import MODEL, Flag, samples
 from lit_probattn.analysis.results import AnalysisError
 from lit_probattn.analysis.studies.distance import MAPS, attention_maps
 from lit_probattn.analysis.study import ModelStudy
+from lit_probattn.attention import Attention
 from lit_probattn.records.tables import markdown_table, panels
 
 TOP = 50
@@ -41,7 +45,7 @@ class Spectrum(ModelStudy):
         *samples(64, 0),
         Flag("length", "positions n of every sequence", 128, least=2),
         Flag("full", "1000 sequences", False),
-        Flag("max_gigabytes", "memory that the maps may take", 4.0),
+        Flag("max_gigabytes", "memory that maps and their spectrum may take", 4.0),
         MAPS,
     )
 
@@ -50,19 +54,20 @@ class Spectrum(ModelStudy):
         if options.full:
             options.num_samples = 1000
         options.max_len = options.length
-        self._check_memory()
-        vectors: dict[int, list[Tensor]] = {}
-        for one in self.sequences(min_len=options.length):
-            maps = attention_maps(one.call, options.maps).flatten(1).cpu()
-            vectors.setdefault(self.numbers[one.layer], []).append(maps)
-        layers = {number: torch.cat(parts) for number, parts in vectors.items()}
-        spectra = {number: spectrum(maps) for number, maps in layers.items()}
-        mean, used = mean_spectrum(layers)
+        most = max(1, _MAX_VECTORS // len(self.layers))
+        spectra: dict[int, Tensor] = {}
+        num_maps: dict[int, int] = {}
+        first: dict[int, Tensor] = {}
+        for group in self._groups():
+            for number, maps in self._maps(group).items():
+                spectra[number], num_maps[number] = spectrum(maps), len(maps)
+                first[number] = maps[:most].clone()
+        mean, used = mean_spectrum(first)
         counts = pd.DataFrame(
             [
                 {
                     "layer": number,
-                    "maps": len(layers[number]),
+                    "maps": num_maps[number],
                     "components": num_components(values),
                     "top_1_share": float(values[0] / values.sum()),
                     "top_10_share": float(values[:10].sum() / values.sum()),
@@ -82,15 +87,44 @@ class Spectrum(ModelStudy):
             f"{markdown_table(counts)}"
         )
 
-    def _check_memory(self) -> None:
-        options, heads = self.options, sum(layer.num_heads for layer in self.layers.values())
-        gigabytes = options.num_samples * heads * options.length**2 * 4 / 1e9
-        if gigabytes > options.max_gigabytes:
-            raise AnalysisError(
-                f"the maps would take {gigabytes:.1f} GB: lower --num_samples "
-                f"({options.num_samples}) or --length ({options.length}), or raise "
-                f"--max_gigabytes ({options.max_gigabytes:g})"
-            )
+    def _maps(self, group: Container[Attention]) -> dict[int, Tensor]:
+        """Return the maps of some layers as vectors, (S H, n²) for each layer's number."""
+        vectors: dict[int, list[Tensor]] = {}
+        for one in self.sequences(of=lambda layer: layer in group, min_len=self.options.length):
+            maps = attention_maps(one.call, self.options.maps).flatten(1).cpu()
+            vectors.setdefault(self.numbers[one.layer], []).append(maps)
+        return {number: torch.cat(vectors.pop(number)) for number in list(vectors)}
+
+    def _groups(self) -> list[list[Attention]]:
+        """Return the layers in groups whose maps fit into memory together.
+
+        Besides them there must be room for one layer's maps in float64, its Gram matrix and what
+        its eigenvalues take, and for the vectors kept of the layers that are done.
+
+        Raises:
+            AnalysisError: a single layer does not fit.
+        """
+        options = self.options
+        kept = _MAX_VECTORS * options.length**2 * 4 / 1e9
+        groups: list[list[Attention]] = [[]]
+        taken = 0.0
+        for layer in self.layers.values():
+            num_maps = options.num_samples * layer.num_heads
+            maps = num_maps * options.length**2 * 4 / 1e9
+            spectrum_takes = 2 * maps + 3 * num_maps**2 * 8 / 1e9
+            least = min(kept, maps * len(self.layers)) + maps + spectrum_takes
+            if least > options.max_gigabytes:
+                raise AnalysisError(
+                    f"the maps of one layer and their spectrum would take {least:.2g} GB: lower "
+                    f"--num_samples ({options.num_samples}) or --length ({options.length}), or "
+                    f"raise --max_gigabytes ({options.max_gigabytes:g})"
+                )
+            if groups[-1] and taken + least > options.max_gigabytes:
+                groups.append([])
+                taken = 0.0
+            groups[-1].append(layer)
+            taken += maps
+        return groups
 
 
 def spectrum(vectors: Tensor) -> Tensor:
@@ -98,18 +132,22 @@ def spectrum(vectors: Tensor) -> Tensor:
 
     They are those of the m x m Gram matrix, so there are min(m, d) that can differ from zero.
     """
-    gram = vectors.double() @ vectors.double().mT / len(vectors)
+    vectors = vectors.double()
+    gram = vectors @ vectors.mT / len(vectors)
     values: Tensor = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0.0)
     return values[: min(vectors.shape)]
 
 
 def mean_spectrum(layers: dict[int, Tensor]) -> tuple[Tensor, int]:
     """Return the eigenvalues of the mean over layers of their matrices, and the vectors used."""
-    most = max(1, _MAX_VECTORS // len(layers))
-    scaled = [v[:most].double() / len(v[:most]) ** 0.5 for v in layers.values()]
-    if len({v.shape[1] for v in scaled}) > 1:
+    widths = {v.shape[1] for v in layers.values()}
+    if len(widths) > 1:
         raise AnalysisError("layers see different numbers of positions: lower --length")
-    stacked = torch.cat(scaled)
+    stacked = torch.empty(sum(map(len, layers.values())), widths.pop(), dtype=torch.float64)
+    for rows, maps in zip(
+        stacked.split([len(v) for v in layers.values()]), layers.values(), strict=True
+    ):
+        rows.copy_(maps).div_(len(maps) ** 0.5)
     factor = len(stacked) / len(layers)  # undoes the mean over vectors of `spectrum`
     return spectrum(stacked) * factor, len(stacked)
 
