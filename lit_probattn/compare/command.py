@@ -179,11 +179,14 @@ def run(
     index, count = shard_of(options)
     # Rows that ask for the same model share its run.
     mine = list({cell.name: cell for cell in cells}.values())[index::count]
-    if options.dry_run:
-        return dry_run(mine, options.tflops, options.commands, skipped)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
     out = options.out or options.runs / "reproduce" / "reports" / table.name
     made = report(table, cells, command)
+    if options.dry_run:
+        status = dry_run(mine, options.tflops, options.commands, skipped)
+        for line in made.plan(mine, options.commands):
+            print(line)
+        return status
     try:
         if options.executor != "here" and not options.report:
             _submit(options, arguments, module)
@@ -382,6 +385,7 @@ def _run_cells(
     runner = Runner(counted, options.jobs, devices, options.attempts)
     there = [cell for cell in mine if cell.task.name not in failed]
     outcome = runner.run(there, write if report.after_every_cell else lambda: None)
+    outcome.failed |= report.complete(there, options.jobs, devices)
     text = write()
     if text:
         print(f"\n{text}\n\nreport: {out}/report.md")
@@ -393,7 +397,8 @@ def _run_cells(
         f"{len(without)} tasks without data",
         flush=True,
     )
-    return 0 if len(outcome.finished) == len(mine) and not skipped else 1
+    whole = len(outcome.finished) == len(mine) and not outcome.failed
+    return 0 if whole and not skipped else 1
 
 
 def _own_device() -> list[str]:

@@ -76,6 +76,36 @@ class Report:
         """Return further paragraphs, after the table."""
         return []
 
+    def metrics(self, task: TaskEntry) -> Sequence[Metric]:
+        """Return the numbers that are compared."""
+        return list(task.metrics.values())
+
+    def legend(self) -> str:
+        """Say what the columns of the table are."""
+        return _LEGEND.format(_PUBLISHED_LEGEND if self.table.published_runs else "")
+
+    def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
+        """Return what a dry run says of that which follows the training.
+
+        Args:
+            cells: cells of this process.
+            commands: whether to list commands.
+        """
+        return []
+
+    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Make what the report needs of trained cells beside their results.
+
+        Args:
+            cells: cells of this process.
+            jobs: processes at a time.
+            devices: CUDA devices that they share in turn.
+
+        Returns:
+            Reasons, by the labels of cells for which it failed.
+        """
+        return {}
+
     @cached_property
     def results(self) -> list[tuple[Cell, dict[str, Any]]]:
         """Finished cells with their results."""
@@ -106,7 +136,7 @@ class Report:
         found = [
             entry
             for task in self.table.tasks.values()
-            for metric in task.metrics.values()
+            for metric in self.metrics(task)
             for entry in self._rows_of(task, metric)
         ]
         return pd.DataFrame(found + self._averages(found))
@@ -231,14 +261,15 @@ class Report:
         ratios = self.summary.to_csv(index=False, float_format="%.6g")
         replace_text(folder / "ratios.csv", ratios)
         title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
-        results = draw(self.summary, self.rows, title, self.table.baseline_of)
+        measured = self.summary[self.summary["mean"].notna()]
+        results = draw(measured, self.rows, title, self.table.baseline_of)
         figures = {"results": results, **self.figures()}
         note = " | ".join([title, self.command, *self._provenance()])
         for name, figure in figures.items():
             save_png(figure, folder / "figures" / f"{name}.png", note)
-        unfinished = [c.label for c in self.cells if c.result() is None]
+        finished = {cell.name for cell, _ in self.results}
+        unfinished = [cell.label for cell in self.cells if cell.name not in finished]
         table = "\n".join(self.lines)
-        legend = _LEGEND.format(_PUBLISHED_LEGEND if self.table.published_runs else "")
         text = [
             f"# {escaped(title)}",
             "",
@@ -250,7 +281,7 @@ class Report:
             *self._warning(),
             table,
             "",
-            legend,
+            self.legend(),
             *[line for part in (*self._noise_lines(), *self.text()) for line in ("", part)],
             "",
             *[f"![{name.replace('_', ' ')}](figures/{name}.png)" for name in figures],
@@ -280,7 +311,7 @@ class Report:
                 f"**{SHORTENED}: these runs are shorter than {than}. They show that the machinery "
                 f"works and how the rows compare with each other under this protocol{beyond}.**"
             )
-        if self.summary["selected_on_test"].any():
+        if self.summary["selected_on_test"].eq(True).any():
             lines.append("**Checkpoints were selected on the test split.**")
         lines += [*self._unlearned(), *self._unequal_sides()]
         return [part for line in lines for part in (line, "")]

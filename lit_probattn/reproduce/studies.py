@@ -101,15 +101,19 @@ class CellStudy:
             checkpoint = run / "checkpoints" / Path(report["checkpoint"]).name
         words = [self.name, "--checkpoint", str(checkpoint), "--out", str(self.folder(cell))]
         words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
-        for flag, value in self.flags.items():
-            if value is True:
-                words.append(f"--{flag}")
-            else:
-                values = value if isinstance(value, list) else [value]
-                words += [f"--{flag}", *map(str, values)]
+        words += self.words
         folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
         data = [f"{key}={path}" for key, path in folders.items() if path]
         return [*words, *(["--data", *data] if data else [])]
+
+    @property
+    def words(self) -> list[str]:
+        """The flags as on the command line."""
+        words: list[str] = []
+        for flag, value in self.flags.items():
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{flag}", *(() if value is True else map(str, values))]
+        return words
 
     def command(self, cell: Cell) -> str:
         """Return the command as one would type it."""
@@ -235,17 +239,21 @@ class Value:
         file: the table.
         column: what is read, of the lines that `where` leaves.
         where: values that columns must have.
+        at_least, at_most: numbers that columns must reach, or not exceed.
         reduce: what makes one number of the lines; `only` expects a single one.
     """
 
     file: str
     column: str
     where: Mapping[str, Any] = field(default_factory=dict)
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    at_most: Mapping[str, float] = field(default_factory=dict)
     reduce: Literal["only", "mean", "max", "min"] = "only"
 
     @cached_property
     def _words(self) -> str:
-        chosen = ", ".join(f"{key} {value}" for key, value in self.where.items())
+        parts = (("", self.where), ("at least ", self.at_least), ("at most ", self.at_most))
+        chosen = ", ".join(f"{k} {word}{v}" for word, part in parts for k, v in part.items())
         return f"{self.file}, column {self.column}" + (f" where {chosen}" if chosen else "")
 
     def of(self, study: CellStudy, cell: Cell) -> float:
@@ -255,12 +263,16 @@ class Value:
             ConfigError: the table has no such column or lines, or several lines for `only`.
         """
         table = study.table(cell, self.file)
-        for column in (self.column, *self.where):
+        for column in (self.column, *self.where, *self.at_least, *self.at_most):
             if column not in table:
                 hint = nearest(column, table.columns)
                 raise ConfigError(f"{self.file} has no column {column!r}{hint}")
         for column, value in self.where.items():
             table = table[table[column] == value]
+        for column, least in self.at_least.items():
+            table = table[table[column] >= least]
+        for column, most in self.at_most.items():
+            table = table[table[column] <= most]
         if table.empty or (self.reduce == "only" and len(table) > 1):
             raise ConfigError(f"{self._words}: expected one line, found {len(table)}")
         values = table[self.column]
