@@ -44,12 +44,14 @@ from lit_probattn.reproduce.studies import CellStudy, Value
 
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). Ours − published has a 95 % interval, for which "
-    "the published number counts as the mean of {runs} that vary as ours do; the paper does not "
-    "say how many there were. Verdicts: *agrees* is within that interval; *same direction* is "
+    "the published number counts as the mean of {runs} with our spread; the paper does not say "
+    "how many there were. Verdicts: *agrees* is within that interval; *same direction* is "
     "beyond it, or has none, but lies on the printed side of {reference}; *differs* is beyond it "
     "on another side; everything else *cannot be told*. Ours − baseline is paired by seed where "
     "both rows have the same seeds, else Welch's."
 )
+_REQUIRED = ("title", "kind", "study", "task", "seeds", "published_runs", "values", "rows")
+_OPTIONAL = ("flags", "shortened", "baseline", "neutral", "notes", "computed")
 _SHORTER = " Under a shortened protocol the numbers are not compared, only their order."
 
 
@@ -106,16 +108,13 @@ class Analysis:
         Raises:
             ConfigError: something is missing or unknown.
         """
-        required = ("title", "study", "task", "seeds", "published_runs", "values", "rows")
-        missing = [key for key in required if key not in part]
-        if missing:
-            raise ConfigError(f"{name} does not set {missing[0]}")
+        _check(name, part, _REQUIRED, _OPTIONAL)
         tasks = read_tasks(folder)
         if part["task"] not in tasks:
             hint = nearest(part["task"], tasks)
             raise ConfigError(f"{name}: unknown task {part['task']!r}{hint}")
         task = tasks[part["task"]]
-        numbers = {key: _number(key, entry) for key, entry in part["values"].items()}
+        numbers = {key: _number(name, key, entry) for key, entry in part["values"].items()}
         printed = _Printed(name, task.name, folder)
         rows = {
             key: _row(f"{name}: row {key}", key, entry, task.name, numbers, printed, folder)
@@ -152,6 +151,12 @@ class Analysis:
         return partial(AnalysisReport, analysis=self)
 
 
+def _shown(value: float, digits: int) -> str:
+    """Return a number with a digit more than is printed; small ones with two that count."""
+    small = 0 < abs(value) < 10.0**-digits
+    return f"{value:.2g}" if small else f"{value:.{digits + 1}f}"
+
+
 def _digits(text: str) -> int:
     return len(text.partition(".")[2])
 
@@ -175,6 +180,18 @@ class _Printed:
         return max(map(_digits, texts), default=2)
 
 
+def _check(
+    where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    """Refuse an entry that lacks a key, or has one that means nothing."""
+    for key in required:
+        if key not in entry:
+            raise ConfigError(f"{where} does not set {key}")
+    for key in entry:
+        if key not in (*required, *optional):
+            raise ConfigError(f"{where} sets {key!r}{nearest(key, (*required, *optional))}")
+
+
 def _computed(name: str, entry: Mapping[str, Any], folder: Path) -> tuple[Computed, str]:
     found = Computed.read(name, entry)
     keys = ("task", "method", "heads", "metric", "split")
@@ -184,7 +201,13 @@ def _computed(name: str, entry: Mapping[str, Any], folder: Path) -> tuple[Comput
     raise ConfigError(f"{name}: published.csv does not print {', '.join(found.printed)}")
 
 
-def _number(name: str, entry: Mapping[str, Any]) -> Number:
+def _number(table: str, name: str, entry: Mapping[str, Any]) -> Number:
+    where = f"{table}: value {name}"
+    chosen = ("where", "at_least", "at_most", "reduce", "bound", "scale")
+    _check(where, entry, ("printed", "unit", "file", "column"), chosen)
+    reduce, known = entry.get("reduce", "only"), ("only", "mean", "max", "min")
+    if reduce not in known:
+        raise ConfigError(f"{where}: unknown reduce: {reduce!r}{nearest(reduce, known)}")
     metric = Metric(
         name=name,
         command="study",
@@ -194,8 +217,8 @@ def _number(name: str, entry: Mapping[str, Any]) -> Number:
         better="lower",
         scale=float(entry.get("scale", 1.0)),
     )
-    chosen = {k: v for k, v in entry.items() if k in Value.__dataclass_fields__}
-    return Number(metric, Value(**chosen), entry.get("bound"))
+    fields = {k: v for k, v in entry.items() if k in Value.__dataclass_fields__}
+    return Number(metric, Value(**fields), entry.get("bound"))
 
 
 def _row(
@@ -207,6 +230,8 @@ def _row(
     printed: _Printed,
     folder: Path,
 ) -> Row:
+    model = ("cells",) if "cells" in entry else ("attention",)
+    _check(where, entry, ("printed", *model), () if "cells" in entry else ("set", "overrides"))
     method, heads = entry["printed"]
     values = {key: printed.of(method, heads, number) for key, number in numbers.items()}
     found = {key: value for key, value in values.items() if value is not None}
@@ -214,8 +239,8 @@ def _row(
         raise ConfigError(f"{where}: published.csv prints nothing of {method}, {heads}")
     published = {task: found}
     if "cells" not in entry:
-        model = {k: v for k, v in entry.items() if k != "printed"}
-        return Row(name, method, heads, **model, published=published)
+        own = {k: v for k, v in entry.items() if k != "printed"}
+        return Row(name, method, heads, **own, published=published)
     table_name, _, row_name = entry["cells"].partition(" ")
     table = read_table(table_name, folder)
     for kind, wanted, known in (("row", row_name, table.rows), ("task", task, table.tasks)):
@@ -356,8 +381,8 @@ class AnalysisReport(Report):
             digits, bound = entry["digits"], entry["bound"]
             ours = "–"
             if pd.notna(entry["mean"]):
-                spread = f" ± {entry['std']:.{digits + 1}f}" if pd.notna(entry["std"]) else ""
-                ours = f"{entry['mean']:.{digits + 1}f}{spread}"
+                spread = f" ± {_shown(entry['std'], digits)}" if pd.notna(entry["std"]) else ""
+                ours = f"{_shown(entry['mean'], digits)}{spread}"
             printed = f"{entry['published']:.{digits}f}"
             line = {
                 "method": entry["method"],

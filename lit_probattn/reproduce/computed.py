@@ -44,9 +44,13 @@ class Computed:
         Raises:
             ConfigError: nothing is known to compute it.
         """
+        for key in ("printed", "unit", "by", "of"):
+            if key not in entry:
+                raise ConfigError(f"{where}: a computed number does not set {key}")
         if entry["by"] not in WAYS:
             raise ConfigError(f"{where}: unknown by: {entry['by']!r}{nearest(entry['by'], WAYS)}")
-        return cls(**{**entry, "printed": tuple(entry["printed"])})
+        chosen = {key: entry[key] for key in ("unit", "by", "of")}
+        return cls(tuple(entry["printed"]), **chosen, bound=entry.get("bound"))
 
     def value(self, folder: Path) -> float:
         """Return the number, in its unit.
@@ -85,7 +89,8 @@ def window_tokens(of: str, folder: Path) -> float:
         ConfigError: it has none, or several sizes.
     """
     modules = _model(of, folder).modules()
-    sizes = {math.prod(m.window_size) for m in modules if hasattr(m, "window_size")}
+    found = [getattr(module, "window_size", None) for module in modules]
+    sizes = {math.prod(size) for size in found if size is not None}
     if len(sizes) != 1:
         raise ConfigError(f"{of}: expected windows of one size, received {sorted(sizes)}")
     return float(sizes.pop())
