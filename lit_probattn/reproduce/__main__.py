@@ -33,6 +33,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
-from lit_probattn.reproduce.analyses import Analysis
+from lit_probattn.reproduce.analyses.report import AnalysisReport
+from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.commands import list_lines, missing_parts, other_lines
 from lit_probattn.reproduce.figures.registry import FIGURES
 
@@ -121,7 +123,7 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[s
 def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
     analysis = Analysis.read(options.table, part, options.tables)
     protocol = _protocol(options)
-    report = analysis.report()
+    report = partial(AnalysisReport, analysis=analysis)
     return run(analysis.table, options, arguments, module=MODULE, protocol=protocol, report=report)
 
 

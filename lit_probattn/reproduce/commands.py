@@ -12,7 +12,7 @@ from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
 from lit_probattn.configs import ConfigError
-from lit_probattn.reproduce.analyses import Analysis
+from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.figures.registry import FIGURES
 
 

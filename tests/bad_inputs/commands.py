@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,18 +41,16 @@ def _analysis(**change: object) -> Callable[[Path], str]:
     """FiSH's table 8 with other entries; None takes one away."""
 
     def tell(folder: Path) -> str:
-        (path,) = (ROOT / "configs/reproduce").glob("fish_table8.yaml")
-        content = {**yaml.safe_load(path.read_text()), **change}
+        shipped = ROOT / "configs/reproduce"
+        for name in ("fish_table11", "mgk_table1", "mgk_table3", "tasks", "published"):
+            (source,) = shipped.glob(f"{name}.*")
+            shutil.copy(source, folder)
+        content = {**yaml.safe_load((shipped / "fish_table8.yaml").read_text()), **change}
         kept = {key: value for key, value in content.items() if value is not None}
-        for shipped in ("fish_table11", "mgk_table1", "mgk_table3", "tasks"):
-            text = (ROOT / f"configs/reproduce/{shipped}.yaml").read_text()
-            (folder / f"{shipped}.yaml").write_text(text)
-        (folder / "published.csv").write_text(
-            (ROOT / "configs/reproduce/published.csv").read_text()
-        )
         (folder / "other_tables.yaml").write_text("{}")
         (folder / "fish_table8.yaml").write_text(yaml.safe_dump(kept))
-        return command_error(["fish_table8", "--tables", str(folder), "--report"], reproduce)
+        folders = ["--tables", str(folder), "--runs", str(folder / "runs")]
+        return command_error(["fish_table8", *folders, "--report"], reproduce)
 
     return tell
 

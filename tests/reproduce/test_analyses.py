@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -16,7 +17,8 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, kinds, read_published
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main
-from lit_probattn.reproduce.analyses import Analysis
+from lit_probattn.reproduce.analyses.report import AnalysisReport
+from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.figures.verdicts import against_computed
 from lit_probattn.reproduce.studies import CellStudy, Value
 from tests.analysis import made
@@ -86,9 +88,9 @@ def test_every_printed_number_has_a_model_and_a_study_that_gives_it(name, tmp_pa
 
 def trained(cell, run, seed=0, **values):
     """Keep a result of a cell whose run is there already."""
-    test_report.COUNTS[cell.row.name] = (1000 + len(cell.row.name), 2000)
     report = {"checkpoint": "step-00000007.ckpt", "test/loss": seed}
-    test_report.keep(cell, 1.0, run_folder=str(run), report=report)
+    with patch.dict(test_report.COUNTS, {cell.row.name: (1000, 2000)}):
+        test_report.keep(cell, 1.0, run_folder=str(run), report=report)
     result = {**cell.result(), "values": {"valid": 30.0, "test": 31.0, **values}}
     cell.keep(result)
     return cell
@@ -112,7 +114,7 @@ def report_of(tmp_path, means, options=None, name="fish_table8", seeds=(0, 1)):
     analysis = read(name)
     place = Place(runs=tmp_path / "runs")
     cells = make_cells(analysis.table, [], seeds, options or Options(), place)
-    report = analysis.report()(analysis.table, cells, "python -m lit_probattn.reproduce")
+    report = AnalysisReport(analysis.table, cells, "python -m lit_probattn.reproduce", analysis)
     for cell in cells:
         if cell.row.name in means:
             trained(cell, tmp_path, cell.seed)

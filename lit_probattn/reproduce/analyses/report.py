@@ -1,16 +1,11 @@
-"""Tables whose numbers come from studies of trained models: cells, studies, printed beside ours.
-
-A file of configs/reproduce of `kind: analysis` names its study, the models of its rows (rows of
-other tables, or attention files of its own), and where each printed number stands in the study's
-tables. Printed numbers themselves are those of published.csv.
-"""
+"""Report of an analysis table: what the paper prints, ours beside it, the studies' pictures."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +14,18 @@ import pandas as pd
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.statistics import Sample, against_published
-from lit_probattn.compare.tables import (
-    FOLDER,
-    Metric,
-    Row,
-    Table,
-    TaskEntry,
-    read_published,
-    read_table,
-    read_tasks,
-)
-from lit_probattn.configs import ConfigError, nearest
+from lit_probattn.compare.tables import Metric, Row, TaskEntry
 from lit_probattn.records.tables import markdown_lines
-from lit_probattn.reproduce.computed import Computed
+from lit_probattn.reproduce.analyses.computed import Computed
+from lit_probattn.reproduce.analyses.table import Analysis, digits_of
 from lit_probattn.reproduce.figures.verdicts import (
-    Bound,
     against_bound,
     against_computed,
     against_value,
     difference,
     sample_of,
 )
-from lit_probattn.reproduce.studies import CellStudy, Value
+from lit_probattn.reproduce.studies import CellStudy
 
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). Ours − published has a 95 % interval, for which "
@@ -50,205 +35,13 @@ _LEGEND = (
     "on another side; everything else *cannot be told*. Ours − baseline is paired by seed where "
     "both rows have the same seeds, else Welch's."
 )
-_REQUIRED = ("title", "kind", "study", "task", "seeds", "published_runs", "values", "rows")
-_OPTIONAL = ("flags", "shortened", "baseline", "neutral", "notes", "computed")
 _SHORTER = " Under a shortened protocol the numbers are not compared, only their order."
-
-
-@dataclass(frozen=True)
-class Number:
-    """A printed number of every row.
-
-    Args:
-        metric: name, unit, and its metric and split in published.csv.
-        value: where it stands in the tables of the study.
-        bound: whether the paper prints a bound of it; None for the number itself.
-    """
-
-    metric: Metric
-    value: Value
-    bound: Bound | None = None
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """An analysis table.
-
-    Args:
-        table: its cells; a row's `published` are its printed numbers.
-        study: the study of every cell.
-        shortened: the study under the shortened protocol.
-        numbers: what is compared, by name.
-        neutral: what numbers of a table without a baseline lie above or below.
-        notes: what the paper does not say of the study, and what we take.
-        digits: digits after the point, by number, as printed.
-        computed: printed numbers that no study gives, with the text that is printed.
-        folder: folder of the tables.
-    """
-
-    table: Table
-    study: CellStudy
-    shortened: CellStudy
-    numbers: Mapping[str, Number]
-    neutral: float | None = None
-    notes: Sequence[str] = ()
-    digits: Mapping[str, int] = field(default_factory=dict)
-    computed: Sequence[tuple[Computed, str]] = ()
-    folder: Path = FOLDER
-
-    @classmethod
-    def read(cls, name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Analysis:
-        """Return the analysis of a file's content.
-
-        Args:
-            name: the table.
-            part: the content.
-            folder: folder of the tables whose rows it names, of tasks and printed numbers.
-
-        Raises:
-            ConfigError: something is missing or unknown.
-        """
-        _check(name, part, _REQUIRED, _OPTIONAL)
-        tasks = read_tasks(folder)
-        if part["task"] not in tasks:
-            hint = nearest(part["task"], tasks)
-            raise ConfigError(f"{name}: unknown task {part['task']!r}{hint}")
-        task = tasks[part["task"]]
-        numbers = {key: _number(name, key, entry) for key, entry in part["values"].items()}
-        printed = _Printed(name, task.name, folder)
-        rows = {
-            key: _row(f"{name}: row {key}", key, entry, task.name, numbers, printed, folder)
-            for key, entry in part["rows"].items()
-        }
-        baseline = part.get("baseline", "")
-        if baseline and baseline not in rows:
-            raise ConfigError(f"{name}: unknown baseline {baseline!r}{nearest(baseline, rows)}")
-        flags = part.get("flags", {})
-        less = part.get("shortened", {})
-        table = Table(
-            name=name,
-            title=part["title"],
-            seeds=part["seeds"],
-            published_runs=part["published_runs"],
-            baseline=baseline,
-            tasks={task.name: task},
-            rows=rows,
-        )
-        return cls(
-            table,
-            CellStudy(part["study"], flags),
-            CellStudy(part["study"], {k: v for k, v in {**flags, **less}.items() if v is not None}),
-            numbers,
-            part.get("neutral"),
-            tuple(part.get("notes", ())),
-            {key: printed.digits(number) for key, number in numbers.items()},
-            [_computed(name, entry, folder) for entry in part.get("computed", ())],
-            folder,
-        )
-
-    def report(self) -> Callable[[Table, Sequence[Cell], str], Report]:
-        """Return what makes the report of a table, cells and a command."""
-        return partial(AnalysisReport, analysis=self)
 
 
 def _shown(value: float, digits: int) -> str:
     """Return a number with a digit more than is printed; small ones with two that count."""
     small = 0 < abs(value) < 10.0**-digits
     return f"{value:.2g}" if small else f"{value:.{digits + 1}f}"
-
-
-def _digits(text: str) -> int:
-    return len(text.partition(".")[2])
-
-
-class _Printed:
-    """The printed numbers of a table, by method, heads, metric and split."""
-
-    def __init__(self, name: str, task: str, folder: Path) -> None:
-        keys = ("method", "heads", "metric", "split")
-        rows = [r for r in read_published(folder) if (r["table"], r["task"]) == (name, task)]
-        self.texts = {tuple(row[key] for key in keys): row["value"] for row in rows}
-
-    def of(self, method: str, heads: str, number: Number) -> float | None:
-        """Return what a row prints, or None."""
-        text = self.texts.get((method, heads, *number.metric.printed))
-        return None if text is None else float(text)
-
-    def digits(self, number: Number) -> int:
-        """Return the most digits after the point that the number is printed with."""
-        texts = [t for key, t in self.texts.items() if key[2:] == tuple(number.metric.printed)]
-        return max(map(_digits, texts), default=2)
-
-
-def _check(
-    where: str, entry: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]
-) -> None:
-    """Refuse an entry that lacks a key, or has one that means nothing."""
-    for key in required:
-        if key not in entry:
-            raise ConfigError(f"{where} does not set {key}")
-    for key in entry:
-        if key not in (*required, *optional):
-            raise ConfigError(f"{where} sets {key!r}{nearest(key, (*required, *optional))}")
-
-
-def _computed(name: str, entry: Mapping[str, Any], folder: Path) -> tuple[Computed, str]:
-    found = Computed.read(name, entry)
-    keys = ("task", "method", "heads", "metric", "split")
-    for row in read_published(folder):
-        if row["table"] == name and tuple(row[key] for key in keys) == found.printed:
-            return found, row["value"]
-    raise ConfigError(f"{name}: published.csv does not print {', '.join(found.printed)}")
-
-
-def _number(table: str, name: str, entry: Mapping[str, Any]) -> Number:
-    where = f"{table}: value {name}"
-    chosen = ("where", "at_least", "at_most", "reduce", "bound", "scale")
-    _check(where, entry, ("printed", "unit", "file", "column"), chosen)
-    reduce, known = entry.get("reduce", "only"), ("only", "mean", "max", "min")
-    if reduce not in known:
-        raise ConfigError(f"{where}: unknown reduce: {reduce!r}{nearest(reduce, known)}")
-    metric = Metric(
-        name=name,
-        command="study",
-        key=entry["column"],
-        printed=tuple(entry["printed"]),
-        unit=entry["unit"],
-        better="lower",
-        scale=float(entry.get("scale", 1.0)),
-    )
-    fields = {k: v for k, v in entry.items() if k in Value.__dataclass_fields__}
-    return Number(metric, Value(**fields), entry.get("bound"))
-
-
-def _row(
-    where: str,
-    name: str,
-    entry: Mapping[str, Any],
-    task: str,
-    numbers: Mapping[str, Number],
-    printed: _Printed,
-    folder: Path,
-) -> Row:
-    model = ("cells",) if "cells" in entry else ("attention",)
-    _check(where, entry, ("printed", *model), () if "cells" in entry else ("set", "overrides"))
-    method, heads = entry["printed"]
-    values = {key: printed.of(method, heads, number) for key, number in numbers.items()}
-    found = {key: value for key, value in values.items() if value is not None}
-    if not found:
-        raise ConfigError(f"{where}: published.csv prints nothing of {method}, {heads}")
-    published = {task: found}
-    if "cells" not in entry:
-        own = {k: v for k, v in entry.items() if k != "printed"}
-        return Row(name, method, heads, **own, published=published)
-    table_name, _, row_name = entry["cells"].partition(" ")
-    table = read_table(table_name, folder)
-    for kind, wanted, known in (("row", row_name, table.rows), ("task", task, table.tasks)):
-        if wanted not in known:
-            hint = nearest(wanted, known)
-            raise ConfigError(f"{where}: {table_name} has no {kind} {wanted!r}{hint}")
-    row = table.rows[row_name]
-    return replace(row, name=name, method=method, published=published)
 
 
 @dataclass
@@ -322,7 +115,7 @@ class AnalysisReport(Report):
 
     def _computed_entry(self, number: Computed, text: str) -> dict[str, Any]:
         task, method, heads, metric, _ = number.printed
-        ours, published, digits = number.value(self.analysis.folder), float(text), _digits(text)
+        ours, published, digits = number.value(self.analysis.folder), float(text), digits_of(text)
         away = f"{ours - published:+.{digits + 1}f}: computed, nothing varies"
         return {
             **{"task": task, "row": number.of, "metric": metric, "unit": number.unit},
