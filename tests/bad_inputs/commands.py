@@ -181,7 +181,7 @@ def _analysis_cases() -> Iterator[Case]:
         "a row that is not printed": {"rows": {"softmax_8": {**softmax, "printed": ["MGK", "8"]}}},
         "a row without a model": {"rows": {"softmax_8": {"printed": ["Softmax", "8"]}}},
         "a row with cells and an attention": {"rows": {"a": {**softmax, "set": {}}}},
-        "a value with a misspelt key": {"values": {"mean": {**mean, "wher": {}}}},
+        "a value with a misspelt key": {"values": {"mean": {**mean, "columns": 1}}},
         "an unknown reduction": {"values": {"mean": {**mean, "reduce": "median"}}},
         "a computed number in an unknown way": {"computed": [{**computed, "by": "guess"}]},
         "a computed number that is not printed": {"computed": [saved]},
