@@ -214,11 +214,14 @@ def run(
         raise ConfigError(f"--start_seed: no run of {table.name} begins with another one")
     index, count = shard_of(options)
     mine = share_of(cells, index, count)
-    if options.dry_run:
-        return dry_run(mine, options.tflops, options.commands, skipped)
     command = shlex.join([*f"python -m {module}".split(), *portable(arguments)])
     out = options.out or options.runs / "reproduce" / "reports" / table.name
     made = report(table, cells, command)
+    if options.dry_run:
+        status = dry_run(mine, options.tflops, options.commands, skipped)
+        for line in made.plan(mine, options.commands):
+            print(line)
+        return status
     try:
         if options.executor != "here" and not options.report:
             _submit(options, arguments, module)
@@ -424,6 +427,7 @@ def _run_cells(
     runner = Runner(counted, options.jobs, devices, options.attempts)
     there = [cell for cell in mine if cell.task.name not in failed]
     outcome = runner.run(there, write if report.after_every_cell else lambda: None)
+    outcome.failed |= report.complete(there, options.jobs, devices)
     text = write()
     if text:
         print(f"\n{text}\n\nreport: {out}/report.md")
@@ -436,7 +440,8 @@ def _run_cells(
         f"{len(without)} tasks without data",
         flush=True,
     )
-    return 0 if len(outcome.finished) == len(mine) and not skipped else 1
+    whole = len(outcome.finished) == len(mine) and not outcome.failed
+    return 0 if whole and not skipped else 1
 
 
 def _own_device() -> list[str]:

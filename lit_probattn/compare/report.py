@@ -78,6 +78,39 @@ class Report:
         """Return further paragraphs, after the table."""
         return []
 
+    def metrics(self, task: TaskEntry) -> Sequence[Metric]:
+        """Return the numbers that are compared."""
+        return list(task.metrics.values())
+
+    def legend(self) -> str:
+        """Say what the columns of the table are."""
+        spread = any(row.spread for row in self.table.rows.values())
+        how = "with a ± that is not defined" if spread else "without deviations"
+        published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
+        return _LEGEND.format(published)
+
+    def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
+        """Return what a dry run says of that which follows the training.
+
+        Args:
+            cells: cells of this process.
+            commands: whether to list commands.
+        """
+        return []
+
+    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Make what the report needs of trained cells beside their results.
+
+        Args:
+            cells: cells of this process.
+            jobs: processes at a time.
+            devices: CUDA devices that they share in turn.
+
+        Returns:
+            Reasons, by the labels of cells for which it failed.
+        """
+        return {}
+
     @cached_property
     def results(self) -> list[tuple[Cell, dict[str, Any]]]:
         """Finished cells with their results."""
@@ -120,7 +153,7 @@ class Report:
         found = [
             entry
             for task in self.tasks
-            for metric in task.metrics.values()
+            for metric in self.metrics(task)
             for entry in self._rows_of(task, metric)
         ]
         return pd.DataFrame(found + self._averages(found))
@@ -250,18 +283,16 @@ class Report:
         ratios = self.summary.to_csv(index=False, float_format="%.6g")
         replace_text(folder / "ratios.csv", ratios)
         title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
-        results = draw(self.summary, self.rows, title, self.table.baseline_of)
+        measured = self.summary[self.summary["mean"].notna()]
+        results = draw(measured, self.rows, title, self.table.baseline_of)
         trends = {"trends": draw_trends(self.agreements)} if self.agreements else {}
         figures = {"results": results, **trends, **self.figures()}
         note = " | ".join([title, self.command, *self._provenance()])
         for name, figure in figures.items():
             save_png(figure, folder / "figures" / f"{name}.png", note)
-        unfinished = [c.label for c in self.cells if c.result() is None]
+        finished = {cell.name for cell, _ in self.results}
+        unfinished = [cell.label for cell in self.cells if cell.name not in finished]
         table = "\n".join(self.lines)
-        spread = any(row.spread for row in self.table.rows.values())
-        how = "with a ± that is not defined" if spread else "without deviations"
-        published = _PUBLISHED_LEGEND.format(how) if self.table.published_runs else ""
-        legend = _LEGEND.format(published)
         text = [
             f"# {escaped(title)}",
             "",
@@ -273,7 +304,7 @@ class Report:
             *self._warning(),
             table,
             "",
-            legend,
+            self.legend(),
             *[
                 line
                 for part in (*self._noise_lines(), *self._start_lines(), *self.text())
@@ -308,7 +339,7 @@ class Report:
                 f"**{SHORTENED}: these runs are shorter than {than}. They show that the machinery "
                 f"works and how the rows compare with each other under this protocol{beyond}.**"
             )
-        if self.summary["selected_on_test"].any():
+        if self.summary["selected_on_test"].eq(True).any():
             lines.append("**Checkpoints were selected on the test split.**")
         lines += [*self._unlearned(), *self._unequal_sides()]
         return [part for line in lines for part in (line, "")]

@@ -57,9 +57,13 @@ class Interval:
         """Whether the difference is significant at 5 %."""
         return abs(self.difference) > self.half_width
 
-    def __str__(self) -> str:
+    def text(self, digits: int) -> str:
+        """Return difference and interval with so many digits after the point."""
         low, high = self.difference - self.half_width, self.difference + self.half_width
-        return f"{self.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+        return f"{self.difference:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+    def __str__(self) -> str:
+        return self.text(2)
 
 
 def welch(first: Sample, second: Sample) -> Interval | None:

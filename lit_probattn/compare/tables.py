@@ -24,7 +24,8 @@ class Metric:
     """A number that is compared.
 
     Args:
-        command: `test` or `validate`, which report it under `key`; `count` counts it on the model.
+        command: `test` or `validate`, which report it under `key`; `count` counts it on the model;
+            `study` is read from a study of the trained cell, not from the cell's own commands.
         key: name in the command's report; `parameters` or `macs`.
         scale: factor from the report to the printed unit.
         flags: settings of the command.
@@ -33,7 +34,7 @@ class Metric:
     """
 
     name: str
-    command: Literal["test", "validate", "count"]
+    command: Literal["test", "validate", "count", "study"]
     key: str
     printed: tuple[str, str]
     unit: str

@@ -16,6 +16,9 @@ Array jobs: --shard 0/8 … 7/8 with one --runs folder, then once without; or --
 one GPU each; --launch 'torchrun --nproc-per-node 8' gives every run all GPUs. --jobs N runs N cells
 at a time, on one GPU or in turn on those of --devices.
 
+A table whose numbers are of trained models (fish_table8) trains its models or takes those of other
+tables, and makes its study of each; a finished study is never made again.
+
 A figure (low_rank_figure1) is drawn of cells too; what its paper says of it is judged, sentence by
 sentence. --shortened takes its reduced version.
 
@@ -30,15 +33,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import DataError
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
+from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
+from lit_probattn.reproduce.analyses.report import AnalysisReport
+from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.commands import list_lines, missing_parts, other_lines
 from lit_probattn.reproduce.figures.registry import FIGURES
 
@@ -93,8 +100,10 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return _train(options, arguments, part["kind"])
     if part["kind"] == "figure":
         return _draw(options, arguments, part)
+    if part["kind"] == "analysis":
+        return _study(options, arguments, part)
     _refuse(options, "accelerator", "dry_run", "runs")
-    print("\n".join(other_lines(options.table, part, place_of(options), options.tables)))
+    print("\n".join(other_lines(options.table, part)))
     if part["kind"] == "sweep" and not options.dry_run:
         on_gpu = options.accelerator in ("gpu", "cuda")
         for command in part["commands" if on_gpu else "without_gpu"]:
@@ -110,6 +119,23 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[s
     report = figure.for_part(part, options.shortened)
     protocol = protocol_of(options, shortened=options.shortened and figure.shortens)
     return run(table, options, arguments, module=MODULE, protocol=protocol, report=report)
+
+
+def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
+    analysis = Analysis.read(options.table, part, options.tables)
+    protocol = _protocol(options)
+    report = partial(AnalysisReport, analysis=analysis)
+    return run(analysis.table, options, arguments, module=MODULE, protocol=protocol, report=report)
+
+
+def _protocol(options: argparse.Namespace) -> Options:
+    return protocol_of(
+        options,
+        max_seq_len=options.max_seq_len,
+        shortened=options.shortened,
+        as_released=options.as_released,
+        as_published=options.as_published,
+    )
 
 
 def _refuse(options: argparse.Namespace, *taken: str) -> None:
@@ -140,20 +166,13 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], kind: str) -> 
         table = read_table(options.table, options.tables)
     for name in missing_parts(table):
         print(f"missing part: {name}: its rows are left out", file=sys.stderr)
-    protocol = protocol_of(
-        options,
-        max_seq_len=options.max_seq_len,
-        shortened=options.shortened,
-        as_released=options.as_released,
-        as_published=options.as_published,
-    )
     report = uea.UEAReport if kind == "uea" else Report
     return run(
         table,
         options,
         arguments,
         module=MODULE,
-        protocol=protocol,
+        protocol=_protocol(options),
         report=report,
         skipped=skipped,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
 from lit_probattn.configs import ConfigError
+from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.figures.registry import FIGURES
 
 
@@ -54,26 +54,24 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         return "run by python -m lit_probattn.uea_benchmark"
     if kind == "out_of_scope":
         return f"not made: {part['reason']}"
-    if kind == "analysis" and importlib.util.find_spec(part["needs"]) is None:
-        return f"missing part: {part['needs']}"
+    if kind == "analysis":
+        analysis = Analysis.read(name, part, folder)
+        cells = make_cells(analysis.table, [], analysis.table.seeds, Options(), place)
+        done = sum(cell.result() is not None for cell in cells)
+        studied = sum(analysis.study.is_done(cell) for cell in cells)
+        return f"{done} of {len(cells)} cells finished, {studied} studied ({analysis.study.name})"
     return "see the commands of `reproduce " + name + "`"
 
 
-def other_lines(
-    name: str, part: Mapping[str, Any], place: Place, folder: Path = FOLDER
-) -> list[str]:
-    """Return what to run for a table that is not trained here, and the printed numbers.
+def other_lines(name: str, part: Mapping[str, Any]) -> list[str]:
+    """Return what to run for a table that is measured.
 
     Raises:
-        ConfigError: the table is out of scope, or a part of the package is missing.
+        ConfigError: the table is out of scope.
     """
     title = part["title"]
     if part["kind"] == "out_of_scope":
         raise ConfigError(f"{name} ({title}) is not made: {part['reason']}")
-    if part["kind"] == "analysis":
-        if importlib.util.find_spec(part["needs"]) is None:
-            raise ConfigError(f"{name} ({title}) needs {part['needs']}, which is missing")
-        return [f"{name}: {title}", *_study_lines(part, place, folder), *_printed(name, folder)]
     return [
         f"{name}: {title}",
         "with a GPU:",
@@ -81,29 +79,3 @@ def other_lines(
         "without:",
         *part["without_gpu"],
     ]
-
-
-def _study_lines(part: Mapping[str, Any], place: Place, folder: Path) -> list[str]:
-    """Commands that train the models of a study, or study those that are trained."""
-    lines: list[str] = []
-    for words in part["models"]:
-        before = len(lines)
-        table = read_table(words.split()[0], folder)
-        only = words.partition(" --only ")[2].split()
-        for cell in make_cells(table, only, table.seeds, Options(), place):
-            result = cell.result()
-            if result is not None:
-                run = Path(result["run_folder"])
-                best = f"{run}/checkpoints/best-{result['selected_step']:08d}.ckpt"
-                lines.append(
-                    f"python -m lit_probattn.analysis {part['study']} --checkpoint {best} "
-                    f"--out {run}/{part['study']}"
-                )
-        if len(lines) == before:
-            lines.append(f"train first: python -m lit_probattn.reproduce {words}")
-    return lines
-
-
-def _printed(name: str, folder: Path) -> list[str]:
-    rows = [row for row in read_published(folder) if row["table"] == name]
-    return [f"printed: {r['method']}, {r['heads']}: {r['metric']} {r['value']}" for r in rows]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import yaml
+
+from lit_probattn.reproduce.__main__ import main as reproduce
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
 from tests.compare.tiny import TABLE, TASKS, write_tables
 from tests.support.paths import ROOT
@@ -30,6 +34,24 @@ def _files(*text_or_name: str) -> Callable[[Path], str]:
                 path.write_text(text)
             command += ["--config", names.get(text, str(path))]
         return command_error(command)
+
+    return tell
+
+
+def _analysis(**change: object) -> Callable[[Path], str]:
+    """FiSH's table 8 with other entries; None takes one away."""
+
+    def tell(folder: Path) -> str:
+        shipped = ROOT / "configs/reproduce"
+        for name in ("fish_table11", "mgk_table1", "mgk_table3", "tasks", "published"):
+            (source,) = shipped.glob(f"{name}.*")
+            shutil.copy(source, folder)
+        content = {**yaml.safe_load((shipped / "fish_table8.yaml").read_text()), **change}
+        kept = {key: value for key, value in content.items() if value is not None}
+        (folder / "other_tables.yaml").write_text("{}")
+        (folder / "fish_table8.yaml").write_text(yaml.safe_dump(kept))
+        folders = ["--tables", str(folder), "--runs", str(folder / "runs")]
+        return command_error(["fish_table8", *folders, "--report"], reproduce)
 
     return tell
 
@@ -164,3 +186,37 @@ def cases() -> Iterator[Case]:
     yield Case(files, "`model: 5`", _config("model: 5"))
     yield Case(files, "`trainer: [1, 2]`", _config("trainer: [1, 2]"))
     yield Case(files, "`num_layers: {a: 1}`", _config("model: {init_args: {num_layers: {a: 1}}}"))
+    yield from _analysis_cases()
+
+
+def _analysis_cases() -> Iterator[Case]:
+    area = "Tables of analyses"
+    softmax = {"printed": ["Softmax", "8"], "cells": "fish_table11 softmax_8"}
+    mean = {"printed": ["head_l2_distance_mean", "not stated"], "unit": "Frobenius"}
+    mean |= {"file": "head_distance_layers.csv", "column": "mean"}
+    computed = {"printed": ["a", "b", "c", "d", "e"], "unit": "", "of": "x"}
+    saved = {**computed, "by": "percent_saved"}
+    for given, change in {
+        "no study": {"study": None},
+        "an unknown study": {"study": "head_distances"},
+        "a flag that the study does not have": {"flags": {"num_sample": 8}},
+        "an entry that means nothing": {"base_line": "softmax_8"},
+        "an unknown task": {"task": "wikitext_smal"},
+        "a baseline that is no row": {"baseline": "softmax_9"},
+        "a row of a table that does not have it": {
+            "rows": {"softmax_8": {**softmax, "cells": "fish_table11 softmax_9"}}
+        },
+        "a row of a table of another task": {
+            "rows": {"softmax_8": {**softmax, "cells": "mgk_table1 softmax_8"}}
+        },
+        "a row that is not printed": {"rows": {"softmax_8": {**softmax, "printed": ["MGK", "8"]}}},
+        "a row without a model": {"rows": {"softmax_8": {"printed": ["Softmax", "8"]}}},
+        "a row with cells and an attention": {"rows": {"a": {**softmax, "set": {}}}},
+        "a value with a misspelt key": {"values": {"mean": {**mean, "columns": 1}}},
+        "an unknown reduction": {"values": {"mean": {**mean, "reduce": "median"}}},
+        "a computed number in an unknown way": {"computed": [{**computed, "by": "guess"}]},
+        "a computed number that is not printed": {"computed": [saved]},
+        "a computed number of nothing": {"computed": [{"by": "percent_saved"}]},
+        "no finished cell to report": {"notes": []},
+    }.items():
+        yield Case(area, given, _analysis(**change))

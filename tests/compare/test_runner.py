@@ -255,19 +255,6 @@ def test_missing_data_are_listed_with_the_remedy_and_the_rest_runs(tmp_path, cap
     assert "2 of 3 cells finished, 2 of them now; 0 failed, 0 run elsewhere, 1 tasks" in printed.out
 
 
-def test_studies_take_the_models_that_are_trained(tmp_path, capsys):
-    places = arguments(tmp_path)[1:5]
-    assert main(["study", *places]) == 0
-    assert "train first: python -m lit_probattn.reproduce tiny --only" in capsys.readouterr().out
-    _, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
-    runner().run(cells[:1], lambda: None)
-    assert main(["study", *places]) == 0
-    printed = capsys.readouterr().out
-    checkpoint = f"{cells[0].version()}/checkpoints/best-00000002.ckpt"
-    assert f"python -m lit_probattn.analysis priors --checkpoint {checkpoint}" in printed
-    assert "train first" not in printed
-
-
 def test_options_make_other_cells(tmp_path):
     plain = tiny_cells(tmp_path)[1][0]
     others = [

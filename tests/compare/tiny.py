@@ -60,13 +60,6 @@ TABLE = {
     },
 }
 OTHER = {
-    "study": {
-        "title": "A study",
-        "kind": "analysis",
-        "needs": "lit_probattn.analysis.studies.priors",
-        "study": "priors",
-        "models": ["tiny --only listops mgk_1"],
-    },
     "outside": {"title": "Elsewhere", "kind": "out_of_scope", "reason": "not read here"},
 }
 

@@ -8,6 +8,10 @@ over the seeds:
     same direction   it has the paper's sign, within the spread, or of one seed alone
     differs          it has the other sign, and the interval excludes 0
     cannot be told   the other sign within the spread; or models that the sentence needs are missing
+
+A printed number is judged in the same words (`against_value`): it agrees where the interval of its
+deviation has 0; where it does not, or one seed gives none, the sentence that it lies above or below
+its reference, as printed, is judged.
 """
 
 from __future__ import annotations
@@ -21,12 +25,22 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lit_probattn.compare.statistics import Interval, Sample, paired, welch
+from lit_probattn.compare.statistics import (
+    Interval,
+    Sample,
+    against_published,
+    paired,
+    welch,
+)
 
-__all__ = ["Finding", "Judge", "at_equal", "difference", "equal", "sample_of", "sided", "trend"]
+__all__ = [
+    *("Finding", "Judge", "against_bound", "against_computed", "against_value", "at_equal"),
+    *("difference", "equal", "sample_of", "sided", "trend"),
+]
 
 Verdict = Literal["agrees", "same direction", "differs", "cannot be told"]
 Sign = Literal[-1, 1]
+Bound = Literal["at most", "at least"]
 MISSING = "models that the sentence needs are missing"
 
 
@@ -65,13 +79,80 @@ class Difference:
             return "agrees" if self.is_certain else "same direction"
         return "differs" if self.is_certain else "cannot be told"
 
+    def text(self, digits: int) -> str:
+        """Return it with so many digits after the point."""
+        if self.interval is None:
+            return f"{self.value:+.{digits}f} (no interval)"
+        return self.interval.text(digits)
+
     def __str__(self) -> str:
-        return f"{self.value:+.2f} (no interval)" if self.interval is None else str(self.interval)
+        return self.text(2)
 
 
 def difference(first: Sample, second: Sample) -> Difference:
     """Return first − second: seed by seed where both have the same seeds, otherwise Welch's."""
     return Difference(first.mean - second.mean, paired(first, second) or welch(first, second))
+
+
+def against_value(
+    ours: Sample,
+    published: float,
+    runs: int,
+    reference: tuple[Sample, float] | None = None,
+    *,
+    comparable: bool = True,
+) -> Verdict:
+    """Judge a printed number.
+
+    `differs` is a deviation beyond the spread without the printed order, or, where the numbers
+    themselves are not compared, the other order beyond the spread.
+
+    Args:
+        ours: our results.
+        published: the printed number.
+        runs: runs behind it.
+        reference: ours and the printed number of the row that others are compared with.
+        comparable: False for another protocol: only the order is judged.
+    """
+    interval = against_published(ours, published, runs) if comparable else None
+    if interval is not None and not interval.excludes_zero:
+        return "agrees"
+    found: Verdict = "cannot be told"
+    if reference is not None and published != reference[1]:
+        found = difference(ours, reference[0]).verdict(1 if published > reference[1] else -1)
+    if found in ("agrees", "same direction"):
+        return "same direction"
+    return "differs" if interval is not None else found
+
+
+def against_computed(
+    ours: float, published: float, digits: int, bound: Bound | None = None
+) -> Verdict:
+    """Judge a printed number that is computed, so that nothing varies: equal as printed, or not.
+
+    Args:
+        ours: our number.
+        published: the printed one.
+        digits: digits after the point that it is printed with.
+        bound: whether it is printed as a bound.
+    """
+    if bound is None:
+        holds = round(ours, digits) == published
+    else:
+        holds = ours <= published if bound == "at most" else ours >= published
+    return "agrees" if holds else "differs"
+
+
+def against_bound(
+    ours: Sample, published: float, bound: Bound, *, comparable: bool = True
+) -> Verdict:
+    """Judge a printed bound, by the difference from it; in another protocol nothing is told."""
+    if not comparable:
+        return "cannot be told"
+    if not ours.std and ours.mean == published:
+        return "agrees"
+    limit = Sample((published,) * ours.count, ours.seeds)
+    return difference(ours, limit).verdict(-1 if bound == "at most" else 1)
 
 
 def sided(first: Sample | None, second: Sample | None, sign: Sign, words: str) -> Finding:

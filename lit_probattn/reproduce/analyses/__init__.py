@@ -1,0 +1,1 @@
+"""Tables whose numbers come from studies of trained models: cells, studies, printed beside ours."""

@@ -1,0 +1,126 @@
+"""Printed numbers that need no training: counted on models, or computed from their formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_probattn.base.config_files import find
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.predict import build_task
+from lit_probattn.compare.tables import read_table
+from lit_probattn.configs import ConfigError, attention_entry, class_of, nearest, read_yaml
+from lit_probattn.reproduce.figures.verdicts import Bound
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A printed number and what computes it.
+
+    Args:
+        printed: task, method, heads, metric and split in published.csv.
+        unit: of the number.
+        by: a name of `WAYS`.
+        of: what it is computed of; see the function.
+        bound: whether the paper prints a bound of it; None for the number itself.
+    """
+
+    printed: tuple[str, str, str, str, str]
+    unit: str
+    by: str
+    of: str
+    bound: Bound | None = None
+
+    @classmethod
+    def read(cls, where: str, entry: Mapping[str, Any]) -> Computed:
+        """Return an entry of a table's file.
+
+        Raises:
+            ConfigError: nothing is known to compute it.
+        """
+        for key in ("printed", "unit", "by", "of"):
+            if key not in entry:
+                raise ConfigError(f"{where}: a computed number does not set {key}")
+        if entry["by"] not in WAYS:
+            raise ConfigError(f"{where}: unknown by: {entry['by']!r}{nearest(entry['by'], WAYS)}")
+        chosen = {key: entry[key] for key in ("unit", "by", "of")}
+        return cls(tuple(entry["printed"]), **chosen, bound=entry.get("bound"))
+
+    def value(self, folder: Path) -> float:
+        """Return the number, in its unit.
+
+        Args:
+            folder: folder of the tables.
+        """
+        return _value(self.by, self.of, folder)
+
+
+@cache
+def _value(by: str, of: str, folder: Path) -> float:
+    return WAYS[by](of, folder)
+
+
+def _model(of: str, folder: Path) -> torch.nn.Module:
+    """Return the model of `TABLE TASK ROW`, without memory."""
+    table_name, task, row = of.split()
+    table = read_table(table_name, folder)
+    ((entry, found),) = table.select([task, row])
+    cell = Cell(entry, found, 0)
+    with torch.device("meta"):
+        model: torch.nn.Module = build_task(cell, cell.data()).model
+    return model
+
+
+def million_parameters(of: str, folder: Path) -> float:
+    """Return the parameters of the model of `TABLE TASK ROW`, shared ones once, in millions."""
+    return sum(p.numel() for p in _model(of, folder).parameters()) / 1e6
+
+
+def window_tokens(of: str, folder: Path) -> float:
+    """Return the tokens of an attention window in the model of `TABLE TASK ROW`.
+
+    Raises:
+        ConfigError: it has none, or several sizes.
+    """
+    modules = _model(of, folder).modules()
+    found = [getattr(module, "window_size", None) for module in modules]
+    sizes = {math.prod(size) for size in found if size is not None}
+    if len(sizes) != 1:
+        raise ConfigError(f"{of}: expected windows of one size, received {sorted(sizes)}")
+    return float(sizes.pop())
+
+
+def percent_saved(of: str, folder: Path) -> float:
+    """Return by how many percent a variant's attention is cheaper, by the formulas of both.
+
+    Args:
+        of: `CONFIG VARIANT`, of configs/profiling; the largest width and length of its grid count.
+        folder: unused.
+    """
+    name, variant = of.split()
+    content = read_yaml(find(f"configs/profiling/{name}.yaml"))
+    width, length = (max(content["grid"][key]) for key in ("embed_dim", "seq_len"))
+
+    def macs(chosen: str) -> int:
+        entry = content["variants"][chosen]["attention"]
+        known = attention_entry(entry["config"])
+        options = {**known["init_args"], **entry["init_args"]}
+        head_dim = width // content["model"]["head_dim_divisor"]
+        with torch.device("meta"):
+            layer = class_of(known["class_path"])(width, **options, head_dim=head_dim)
+        return int(layer.cost(length).macs)
+
+    return 100 * (1 - macs(variant) / macs(content["baseline"]))
+
+
+WAYS: dict[str, Callable[[str, Path], float]] = {
+    "million_parameters": million_parameters,
+    "window_tokens": window_tokens,
+    "percent_saved": percent_saved,
+}

@@ -1,0 +1,230 @@
+"""Report of an analysis table: what the paper prints, ours beside it, the studies' pictures."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.statistics import Sample, against_published
+from lit_probattn.compare.tables import Metric, Row, TaskEntry
+from lit_probattn.records.tables import markdown_lines
+from lit_probattn.reproduce.analyses.computed import Computed
+from lit_probattn.reproduce.analyses.table import Analysis, digits_of
+from lit_probattn.reproduce.figures.verdicts import (
+    against_bound,
+    against_computed,
+    against_value,
+    difference,
+    sample_of,
+)
+from lit_probattn.reproduce.studies import CellStudy
+
+_LEGEND = (
+    "Mean ± standard deviation over seeds (n − 1). Ours − published has a 95 % interval, for which "
+    "the published number counts as the mean of {runs} with our spread; the paper does not say "
+    "how many there were. Verdicts: *agrees* is within that interval; *same direction* is "
+    "beyond it, or has none, but lies on the printed side of {reference}; *differs* is beyond it "
+    "on another side; everything else *cannot be told*. Ours − baseline is paired by seed where "
+    "both rows have the same seeds, else Welch's."
+)
+_SHORTER = " Under a shortened protocol the numbers are not compared, only their order."
+
+
+def _shown(value: float, digits: int) -> str:
+    """Return a number with a digit more than is printed; small ones with two that count."""
+    small = 0 < abs(value) < 10.0**-digits
+    return f"{value:.2g}" if small else f"{value:.{digits + 1}f}"
+
+
+@dataclass
+class AnalysisReport(Report):
+    """Report of an analysis table: a line per printed number, with ours, and the study's pictures.
+
+    Args:
+        table, cells, command: as in Report.
+        analysis: the table's study and numbers.
+    """
+
+    analysis: Analysis
+
+    # ---- studies -------------------------------------------------------------------------------
+
+    @property
+    def study(self) -> CellStudy:
+        """The study of these cells."""
+        short = any(cell.options.shortens for cell in self.cells)
+        return self.analysis.shortened if short else self.analysis.study
+
+    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Study the trained cells."""
+        return self.study.make(cells, jobs=jobs, devices=devices)
+
+    def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
+        """Say how many cells are to be studied, and the commands."""
+        left = sum(not self.study.is_done(cell) for cell in cells)
+        lines = [f"then the study {self.study.name} of {left} of {len(cells)} cells"]
+        return lines + ([self.study.command(cell) for cell in cells] if commands else [])
+
+    @cached_property
+    def results(self) -> list[tuple[Cell, dict[str, Any]]]:
+        """Studied cells with their results, the numbers of the study among the values."""
+        found = []
+        for cell in self.cells:
+            result = cell.result()
+            if result is not None and self.study.is_done(cell):
+                numbers = {
+                    name: number.metric.scale * number.value.of(self.study, cell)
+                    for name, number in self.analysis.numbers.items()
+                }
+                found.append((cell, {**result, "values": {**result["values"], **numbers}}))
+        return found
+
+    # ---- printed beside ours -------------------------------------------------------------------
+
+    def metrics(self, task: TaskEntry) -> Sequence[Metric]:
+        """Return the numbers of the study."""
+        return [number.metric for number in self.analysis.numbers.values()]
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row per printed number, in printed order; without a result nothing is ours."""
+        measured = {(e["row"], e["metric"]): e for e in super().summary.to_dict("records")}
+        entries = []
+        for row in self.table.rows.values():
+            ((task, published),) = row.published.items()
+            for name, value in published.items():
+                number = self.analysis.numbers[name]
+                found = {
+                    **{"task": task, "row": row.name, "method": row.label, "metric": name},
+                    **{"unit": number.metric.unit, "num_seeds": 0, "mean": None, "std": None},
+                    **{"published": value, "digits": self.analysis.digits[name]},
+                    **{"bound": number.bound, "difference_from_baseline": ""},
+                    **measured.get((row.name, name), {}),
+                }
+                entries.append({**found, **self._judged(row, name, value)})
+        computed = [self._computed_entry(*pair) for pair in self.analysis.computed]
+        return pd.DataFrame([*entries, *computed])
+
+    def _computed_entry(self, number: Computed, text: str) -> dict[str, Any]:
+        task, method, heads, metric, _ = number.printed
+        ours, published, digits = number.value(self.analysis.folder), float(text), digits_of(text)
+        away = f"{ours - published:+.{digits + 1}f}: computed, nothing varies"
+        return {
+            **{"task": task, "row": number.of, "metric": metric, "unit": number.unit},
+            **{"method": Row("", method, heads, "").label, "num_seeds": 0, "mean": ours},
+            **{"published": published, "digits": digits, "bound": number.bound, "note": away},
+            "deviation": ours - published,
+            "verdict": against_computed(ours, published, digits, number.bound),
+        }
+
+    def _sample(self, row: str, name: str) -> Sample | None:
+        mine = self.rows[self.rows["row"] == row] if len(self.rows) else self.rows
+        return sample_of(mine, f"value {name}") if len(mine) else None
+
+    def _reference(self, row: Row, name: str, ours: Sample) -> tuple[Sample, float] | None:
+        """Return what a number lies above or below: the baseline's, or the neutral number."""
+        base, neutral = self.table.baseline, self.analysis.neutral
+        if neutral is not None:
+            return Sample((neutral,) * ours.count, ours.seeds), neutral
+        if not base or base == row.name:
+            return None
+        sample = self._sample(base, name)
+        ((_, published),) = self.table.rows[base].published.items()
+        return (sample, published[name]) if sample and name in published else None
+
+    def _judged(self, row: Row, name: str, published: float) -> dict[str, Any]:
+        ours = self._sample(row.name, name)
+        if ours is None:
+            return {"verdict": "cannot be told", "note": "no model is studied"}
+        digits, comparable = self.analysis.digits[name] + 1, not self.shortened
+        runs, bound = self.table.published_runs, self.analysis.numbers[name].bound
+        interval = against_published(ours, published, runs) if comparable else None
+        away = f"{ours.mean - published:+.{digits}f}"
+        if interval is not None:
+            note = interval.text(digits)
+        elif comparable:
+            note = f"{away}: {'one seed' if ours.count == 1 else 'no spread'}, no interval"
+        else:
+            note = "not compared: another protocol"
+        reference = self._reference(row, name, ours)
+        if bound is not None:
+            verdict = against_bound(ours, published, bound, comparable=comparable)
+        else:
+            verdict = against_value(ours, published, runs, reference, comparable=comparable)
+        beside = "" if reference is None else difference(ours, reference[0]).text(digits)
+        judged: dict[str, Any] = {"note": note}
+        judged["deviation"] = ours.mean - published if comparable else None
+        judged["deviation_half_width"] = interval.half_width if interval else None
+        return judged | {"difference_from_baseline": beside, "verdict": verdict}
+
+    @property
+    def lines(self) -> list[str]:
+        """The summary as Markdown, a line per printed number."""
+        beside = "ours − baseline" if self.table.baseline else "ours − equal"
+        shown = []
+        for entry in self.summary.to_dict("records"):
+            digits, bound = entry["digits"], entry["bound"]
+            ours = "–"
+            if pd.notna(entry["mean"]):
+                spread = f" ± {_shown(entry['std'], digits)}" if pd.notna(entry["std"]) else ""
+                ours = f"{_shown(entry['mean'], digits)}{spread}"
+            printed = f"{entry['published']:.{digits}f}"
+            line = {
+                "method": entry["method"],
+                "number": f"{entry['metric']}, {entry['unit']}",
+                "published": f"{bound} {printed}" if bound else printed,
+                "ours": ours,
+                "seeds": entry["num_seeds"],
+                "ours − published": entry["note"],
+            }
+            if self.table.baseline or self.analysis.neutral is not None:
+                line[beside] = entry["difference_from_baseline"]
+            shown.append({**line, "verdict": entry["verdict"]})
+        return markdown_lines(pd.DataFrame(shown).replace("", None))
+
+    def legend(self) -> str:
+        """Say how deviations are judged."""
+        base, neutral = self.table.baseline, self.analysis.neutral
+        reference = "nothing"
+        if base:
+            reference = self.table.rows[base].label
+        elif neutral is not None:
+            reference = f"{neutral:g}"
+        runs = self.table.published_runs
+        told = _LEGEND.format(runs=f"{runs} run{'s' if runs > 1 else ''}", reference=reference)
+        return told + (_SHORTER if self.shortened else "")
+
+    def text(self) -> list[str]:
+        """Return how the study was made, and its pictures, of the first seed of each row."""
+        words = " ".join(self.study.words)
+        how = f"Study: {self.study.name} {f'with {words}' if words else 'with its defaults'}."
+        if self.study != self.analysis.study:
+            whole = " ".join(self.analysis.study.words)
+            how += f" **Shortened too: the table's own takes {whole or 'the defaults'}.**"
+        parts = [how, *self.analysis.notes, "## Pictures of the studies"]
+        for cell, paths in self._pictures:
+            images = " ".join(f"![{p.stem}](figures/{cell.row.name}_{p.name})" for p in paths)
+            parts += [f"{cell.label}:", images]
+        return parts
+
+    @cached_property
+    def _pictures(self) -> list[tuple[Cell, list[Path]]]:
+        firsts = {cell.row.name: cell for cell, _ in reversed(self.results)}
+        chosen = [firsts[name] for name in self.table.rows if name in firsts]
+        return [(cell, self.study.pictures(cell)) for cell in chosen]
+
+    def write(self, folder: Path) -> str:
+        """Write what every report has, and the pictures of the studies."""
+        table = super().write(folder)
+        for cell, paths in self._pictures:
+            for path in paths:
+                shutil.copyfile(path, folder / "figures" / f"{cell.row.name}_{path.name}")
+        return table

@@ -1,0 +1,40 @@
+"""The shipped tables with tiny tasks in place of the published ones, and text to read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import yaml
+
+from tests.datamodules.text import made as made_text
+from tests.support.paths import ROOT
+
+_FOLDER = ROOT / "configs/reproduce"
+_STEPS = {"trainer.max_steps": 4, "trainer.val_check_interval": 2, "run.checkpoint_every": 2}
+
+
+def write_small(folder: Path, *names: str) -> list[str]:
+    """Write some shipped tables over tiny tasks, and data; return the flags that name the folders.
+
+    Shortened runs take four steps; metrics, rows and printed numbers stay as shipped.
+
+    Args:
+        folder: of tables, data and runs.
+        names: the tables, with those whose rows they name.
+    """
+    tables = folder / "tables"
+    tables.mkdir(parents=True)
+    for name in (*names, "published"):
+        (path,) = _FOLDER.glob(f"{name}.*")
+        shutil.copy(path, tables)
+    tasks = yaml.safe_load((_FOLDER / "tasks.yaml").read_text())
+    for task in tasks.values():
+        task["config"] = task["config"].replace("configs/tasks/", "configs/tasks/tiny/")
+        task["shortened"] = _STEPS
+    (tables / "tasks.yaml").write_text(yaml.safe_dump(tasks))
+    (tables / "other_tables.yaml").write_text("{}\n")
+    made_text.write(folder / "data")
+    places = {"tables": tables, "runs": folder / "runs", "data_dir": folder / "data"}
+    flags = [word for key, path in places.items() for word in (f"--{key}", str(path))]
+    return [*flags, "--cache_dir", str(folder / "cache"), "--accelerator", "cpu"]

@@ -1,0 +1,319 @@
+"""Analysis tables: models, studies and comparisons of every printed row; reports; a real run."""
+
+from __future__ import annotations
+
+import csv
+from unittest.mock import patch
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_probattn.analysis.__main__ import main as analyse
+from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.predict import build_task
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.tables import FOLDER, kinds, read_published
+from lit_probattn.configs import ConfigError
+from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.analyses.report import AnalysisReport
+from lit_probattn.reproduce.analyses.table import Analysis
+from lit_probattn.reproduce.figures.verdicts import against_computed
+from lit_probattn.reproduce.studies import CellStudy, Value
+from tests.analysis import made
+from tests.compare import test_report
+from tests.reproduce.small_tables import write_small
+from tests.support.paths import ROOT
+
+TABLES = (
+    *("fish_table8", "fish_table9", "fish_table12", "fish_table13", "fish_text"),
+    *("mgk_table8", "mgk_text"),
+)
+# Studies as small as the tiny models.
+TINY = {
+    "spectrum": {"num_samples": 4, "length": 8, "full": None},
+    "head_distance": {"num_samples": 4},
+    "query_likelihood": {"num_samples": 4},
+}
+MODELS = {
+    "wikitext_small": {"task": "text", "cls": "SoftmaxAttention", "num_heads": 2},
+    "retrieval": {"task": "pair", "cls": "MGKAttention", "num_heads": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def read(name):
+    return Analysis.read(name, kinds()[name])
+
+
+def changed(name, **change):
+    return Analysis.read(name, {**kinds()[name], **change})
+
+
+def test_analysis_tables_are_these():
+    assert {name for name, part in kinds().items() if part["kind"] == "analysis"} == {*TABLES}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_printed_number_has_a_model_and_a_study_that_gives_it(name, tmp_path):
+    part, analysis = kinds()[name], read(name)
+    found = {}
+    for row in analysis.table.rows.values():
+        for task, values in row.published.items():
+            for key, value in values.items():
+                printed = analysis.numbers[key].metric.printed
+                found[task, *part["rows"][row.name]["printed"], *printed] = value
+    found |= {number.printed: float(text) for number, text in analysis.computed}
+    keys = ("task", "method", "heads", "metric", "split")
+    rows = [row for row in read_published() if row["table"] == name]
+    assert found == {tuple(row[k] for k in keys): float(row["value"]) for row in rows}
+    for task, row in analysis.table.pairs():
+        cell = Cell(task, row, 0)
+        with torch.device("meta"):
+            build_task(cell, cell.data())
+    made.checkpoint(tmp_path, **MODELS[part["task"]])
+    tiny = {**analysis.shortened.flags, **TINY.get(analysis.study.name, {})}
+    study = CellStudy(analysis.study.name, {k: v for k, v in tiny.items() if v is not None})
+    cell = trained(Cell(task, row, 0, place=Place(runs=tmp_path)), tmp_path / "run")
+    assert analyse(study.arguments(cell)) == 0
+    assert study.is_done(cell)
+    for number in analysis.numbers.values():
+        assert number.value.of(study, cell) > 0
+
+
+def trained(cell, run, seed=0, **values):
+    """Keep a result of a cell whose run is there already."""
+    report = {"checkpoint": "step-00000007.ckpt", "test/loss": seed}
+    with patch.dict(test_report.COUNTS, {cell.row.name: (1000, 2000)}):
+        test_report.keep(cell, 1.0, run_folder=str(run), report=report)
+    result = {**cell.result(), "values": {"valid": 30.0, "test": 31.0, **values}}
+    cell.keep(result)
+    return cell
+
+
+# ---- reports of studies made by hand -------------------------------------------------------------
+
+
+def studied(study, cell, mean, variance):
+    """Write the results of a study of distances: two layers whose mean is that."""
+    folder = study.folder(cell)
+    folder.mkdir(parents=True)
+    layers = {"layer": [1, 2], "mean": [mean - 0.5, mean + 0.5], "variance": [variance] * 2}
+    pd.DataFrame(layers).to_csv(folder / "head_distance_layers.csv", index=False)
+    (folder / "head_distance.png").write_bytes(b"a picture")
+    (folder / "head_distance.md").write_text("done")
+
+
+def report_of(tmp_path, means, options=None, name="fish_table8", seeds=(0, 1)):
+    """The report of cells whose mean distances are given by row, one per seed."""
+    analysis = read(name)
+    place = Place(runs=tmp_path / "runs")
+    cells = make_cells(analysis.table, [], seeds, options or Options(), place)
+    report = AnalysisReport(analysis.table, cells, "python -m lit_probattn.reproduce", analysis)
+    for cell in cells:
+        if cell.row.name in means:
+            trained(cell, tmp_path, cell.seed)
+            mean = means[cell.row.name][cells.index(cell) // len(analysis.table.rows)]
+            studied(report.study, cell, mean, 0.66 + 0.01 * cell.seed)
+    return report
+
+
+MEANS = {"softmax_8": [1.6, 1.7], "gfish_2_8": [2.1, 2.3], "linear_8": [1.2, 1.1]}
+
+
+def test_every_printed_number_stands_beside_ours_with_a_verdict(tmp_path):
+    report = report_of(tmp_path, MEANS)
+    text = report.write(tmp_path / "out")
+    rows = list(csv.DictReader((tmp_path / "out/ratios.csv").open()))
+    assert len(rows) == 10
+    by_key = {(row["row"], row["metric"]): row for row in rows}
+    softmax, gfish = by_key["softmax_8", "mean"], by_key["gfish_2_8", "mean"]
+    assert (float(softmax["mean"]), float(softmax["published"])) == (1.65, 1.62)
+    assert softmax["verdict"] == "agrees"
+    assert gfish["verdict"] == "agrees"  # two seeds: ± 2.2
+    assert by_key["linear_8", "mean"]["verdict"] == "agrees"
+    assert by_key["gfish_4_8", "mean"]["verdict"] == "cannot be told"
+    assert by_key["gfish_4_8", "mean"]["note"] == "no model is studied"
+    deviation = 0.03, 12.706 * 0.0707107 * 1.5**0.5
+    assert float(softmax["deviation"]) == pytest.approx(deviation[0])
+    assert float(softmax["deviation_half_width"]) == pytest.approx(deviation[1], rel=1e-3)
+    assert "| Softmax, 8 heads | mean, Frobenius | 1.62 | 1.650 ± 0.071 | 2 | +0.030 [" in text
+    written = (tmp_path / "out/report.md").read_text()
+    assert "6 of 10 cells are finished; missing: " in written
+    assert (tmp_path / "out/figures/gfish_2_8_head_distance.png").read_bytes() == b"a picture"
+    assert "(figures/gfish_2_8_head_distance.png)" in written
+    assert "(figures/gfish_4_8_head_distance.png)" not in written
+    runs = pd.read_csv(tmp_path / "out/rows.csv")
+    assert list(runs["value mean"]) == pytest.approx([1.6, 1.2, 2.1, 1.7, 1.1, 2.3])
+    assert list(runs["value test"]) == [31.0] * 6
+
+
+def test_a_number_beyond_the_spread_has_the_direction_of_the_paper_or_differs(tmp_path):
+    means = {"softmax_8": [1.62, 1.64, 1.63], "gfish_2_8": [2.1, 2.14, 2.12]}
+    means |= {"linear_8": [1.2, 1.24, 1.22]}
+    summary = report_of(tmp_path, means, seeds=(0, 1, 2)).summary
+    found = summary[summary["metric"] == "mean"].set_index("row")["verdict"]
+    assert dict(found.head(3)) == {
+        "softmax_8": "agrees",
+        "linear_8": "differs",  # printed above softmax
+        "gfish_2_8": "same direction",
+    }
+
+
+def test_a_shortened_protocol_is_told_and_compares_the_order_alone(tmp_path):
+    report = report_of(tmp_path, MEANS, Options(shortened=True))
+    report.write(tmp_path / "out")
+    written = (tmp_path / "out/report.md").read_text()
+    assert "SHORTENED PROTOCOL" in written
+    assert "Study: head_distance with --num_samples 8. **Shortened too: the table's own" in written
+    summary = report.summary[report.summary["metric"] == "mean"].set_index("row")
+    assert set(summary["note"].head(3)) == {"not compared: another protocol"}
+    assert summary["deviation"].isna().all()
+    assert dict(summary["verdict"].head(3)) == {
+        "softmax_8": "cannot be told",
+        "linear_8": "cannot be told",
+        "gfish_2_8": "same direction",
+    }
+
+
+def test_shortened_spectra_have_fewer_and_shorter_sequences():
+    analysis = read("fish_table9")
+    assert analysis.study.words == ["--full"]
+    assert analysis.shortened.words == ["--num_samples", "64", "--length", "64"]
+
+
+def test_a_cell_that_is_trained_anew_is_studied_anew(tmp_path):
+    report = report_of(tmp_path, MEANS)
+    cell = report.results[0][0]
+    assert report.study.is_done(cell)
+    trained(cell, tmp_path, seed=7)
+    assert not report.study.is_done(cell)
+    assert not CellStudy("head_distance", {"num_samples": 3}).is_done(cell)
+
+
+def test_computed_numbers():
+    """Of FiSH a saving at the largest size, and the windows; of MGK the parameters."""
+    value = {number.by: number.value(FOLDER) for number, _ in read("fish_text").computed}
+    rows = csv.DictReader((ROOT / "reports/fish_figure3/ratios.csv").open())
+    (ratio,) = [
+        float(row["ratio_measured"])
+        for row in rows
+        if (row["embed_dim"], row["seq_len"], row["mode"]) == ("4096", "8192", "eval")
+        and (row["metric"], row["scope"], row["variant"]) == ("macs", "attention", "gfish2")
+    ]
+    assert value == {"percent_saved": pytest.approx(100 * (1 - ratio)), "window_tokens": 49.0}
+    counted = [number.value(FOLDER) for number, _ in read("mgk_text").computed]
+    # The specification of the WMT model counts 209.9 M with its 32,768 entries.
+    assert counted == [pytest.approx(209.9, abs=0.05), pytest.approx(90.0, abs=1.0)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "text", "bound", "verdict"),
+    [
+        (200.96, "201", None, "agrees"),
+        (209.9, "201", None, "differs"),
+        (37.0, "30", "at least", "agrees"),
+        (29.9, "30", "at least", "differs"),
+        (29.9, "30", "at most", "agrees"),
+    ],
+)
+def test_a_computed_number_is_equal_as_printed_or_differs(ours, text, bound, verdict):
+    assert against_computed(ours, float(text), 0, bound) == verdict
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"study": "spectra"}, "unknown study 'spectra'; did you mean 'spectrum'?"),
+        ({"flags": {"num_sample": 2}}, "study head_distance has no flag 'num_sample'; did you"),
+        ({"task": "wikitext_smal"}, "fish_table8: unknown task 'wikitext_smal'; did you mean"),
+        ({"baseline": "softmax_9"}, "unknown baseline 'softmax_9'; did you mean 'softmax_8'?"),
+        (
+            {"computed": [{"printed": ["a", "b", "c", "d", "e"], "unit": "", "by": "x", "of": ""}]},
+            "fish_table8: unknown by: 'x'; valid: million_parameters, percent_saved, window_tokens",
+        ),
+        (
+            {"rows": {"a": {"printed": ["Softmax", "8"], "cells": "fish_table11 gfish_9_8"}}},
+            "fish_table8: row a: fish_table11 has no row 'gfish_9_8'; did you mean",
+        ),
+        (
+            {"rows": {"a": {"printed": ["Softmax", "8"], "cells": "mgk_table1 softmax_8"}}},
+            "fish_table8: row a: mgk_table1 has no task 'wikitext_small'",
+        ),
+        (
+            {"rows": {"a": {"printed": ["Softmax", "9"], "cells": "fish_table11 softmax_8"}}},
+            "fish_table8: row a: published.csv prints nothing of Softmax, 9",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_one_line(change, message):
+    with pytest.raises(ConfigError) as error:
+        changed("fish_table8", **{"baseline": "", **change})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_values_that_a_study_does_not_have_are_one_line(tmp_path):
+    report = report_of(tmp_path, MEANS)
+    cell, study = report.results[0][0], report.study
+    for value, message in (
+        (Value("none.csv", "mean"), "has no table none.csv; it has head_distance_layers.csv"),
+        (Value("head_distance_layers.csv", "means"), "no column 'means'; did you mean 'mean'?"),
+        (Value("head_distance_layers.csv", "mean"), "expected one line, found 2"),
+        (
+            Value("head_distance_layers.csv", "mean", {"layer": 3}, reduce="mean"),
+            "one line, found 0",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+            value.of(study, cell)
+    assert Value("head_distance_layers.csv", "mean", {"layer": 2}).of(study, cell) == 2.1
+
+
+# ---- real runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_table_trains_studies_and_reports_and_does_nothing_twice(tmp_path, capfd):
+    flags = write_small(tmp_path, "fish_table8", "fish_table11", "mgk_table3")
+    words = ["fish_table8", "--shortened", "--only", "softmax_8", "gfish_2_8", *flags]
+    words += ["--seeds", "0"]
+    assert main([*words, "--dry-run", "--tflops", "1", "--commands"]) == 0
+    planned = capfd.readouterr().out
+    assert "then the study head_distance of 2 of 2 cells" in planned
+    assert planned.count("python -m lit_probattn.analysis head_distance --checkpoint") == 2
+    assert main([*words, "--report"]) == 2
+    assert main(words) == 0
+    first = capfd.readouterr().out
+    assert first.count("head_distance starts; log") == 2
+    out = tmp_path / "runs/reproduce/reports/fish_table8"
+    summary = pd.read_csv(out / "ratios.csv").set_index(["row", "metric"])
+    layers = list((tmp_path / "runs/reproduce/studies").glob("*softmax*/*/*_layers.csv"))
+    mean = pd.read_csv(layers[0])["mean"].mean()
+    assert summary.loc[("softmax_8", "mean"), "mean"] == pytest.approx(mean, rel=1e-5)
+    assert len(list((out / "figures").glob("*_head_distance.png"))) == 2
+    assert main(words) == 0
+    again = capfd.readouterr().out
+    assert "starts" not in again
+    assert again.count("finished before, not run again") == 2
+    (layers[0].parent / "head_distance.md").unlink()  # as after an interruption
+    assert main(words) == 0
+    assert capfd.readouterr().out.count("head_distance starts; log") == 1
+
+
+@pytest.mark.slow
+def test_a_study_that_fails_is_tried_again_and_told(tmp_path, capfd):
+    flags = write_small(tmp_path, "fish_table9", "fish_table11", "mgk_table3")
+    words = ["fish_table9", "--shortened", "--only", "softmax_8", "--seeds", "0", *flags]
+    assert main(words) == 1  # sequences of 16 positions have no 64
+    told = capfd.readouterr()
+    (line,) = [line for line in told.err.splitlines() if line.startswith("failed: ")]
+    assert line.startswith("failed: wikitext_small, Softmax, 8 heads, seed 0: spectrum ended with")
