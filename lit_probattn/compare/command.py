@@ -32,7 +32,7 @@ from lit_probattn.compare.cells import (
 )
 from lit_probattn.compare.launch import submit
 from lit_probattn.compare.predict import Prediction, counts, missing_data, predict
-from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
+from lit_probattn.compare.protocol import Options, refuse_unknown_tasks, settings_of
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
@@ -347,10 +347,6 @@ def plan_lines(
 # ---- running -----------------------------------------------------------------------------------
 
 
-# Settings of data that say where files are, not how long or large anything is.
-_PLACES = ("path", "val_path", "test_path", "tokenizer", "tokenizer_file", "codes_file")
-
-
 class Counted:
     """Adds what is counted on model and data to a result; equal cells are counted once."""
 
@@ -380,9 +376,10 @@ class Counted:
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
         """Return parameters, multiply-adds here and at full length, size of the test split."""
-        named = cell.options.settings.items()
-        places = {key: value for key, value in named if key.rpartition(".")[2] in _PLACES}
-        published = replace(cell, options=Options(settings=places))
+        named = settings_of(cell.task.name, cell.options).items()
+        shorter = {*cell.task.length, *cell.task.shortened}
+        reading = {k: v for k, v in named if k.startswith("data.") and k not in shorter}
+        published = replace(cell, options=Options(settings=reading))
         return {
             **self._count(cell),
             "macs_published_length": self._count(published)["macs"],
