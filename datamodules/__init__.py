@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from datamodules.text.labelled import LabelledTexts
     from datamodules.text.masked_text import MaskedText
     from datamodules.text.running import OwnText
+    from datamodules.text.sentences.data import LM1B
     from datamodules.text.translation.data import Translation
     from datamodules.text.translation.iwslt14 import IWSLT14
     from datamodules.text.translation.toy import ToyTranslation
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from datamodules.trajectories.data import Trajectories
     from datamodules.trajectories.toy import ToyTrajectories
 
-__all__ = ["IWSLT14", "REGISTRY", "UEA", "WMT14", "Image", "ImageNet"]
+__all__ = ["IWSLT14", "LM1B", "REGISTRY", "UEA", "WMT14", "Image", "ImageNet"]
 __all__ += ["LabelledTexts", "ListOps", "MaskedText", "OwnSeries", "OwnText", "Pathfinder"]
 __all__ += ["PictureFolder", "PretrainingText", "QuestionAnswering", "Retrieval", "Synthetic"]
 __all__ += [
@@ -53,6 +54,7 @@ REGISTRY = {
     "imagenet": ("datamodules.pictures.imagenet", "ImageNet"),
     "iwslt14": ("datamodules.text.translation.iwslt14", "IWSLT14"),
     "listops": ("datamodules.lra.listops", "ListOps"),
+    "lm1b": ("datamodules.text.sentences.data", "LM1B"),
     "masked_text": ("datamodules.text.masked_text", "MaskedText"),
     "own_pictures": ("datamodules.pictures.folder", "PictureFolder"),
     "own_series": ("datamodules.series.own", "OwnSeries"),

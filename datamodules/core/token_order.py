@@ -1,5 +1,7 @@
 """Which sentence pairs make up which batch, where batches are counted in tokens.
 
+A sentence alone is a pair of it with itself.
+
 Training. Pairs are sorted by the length of their larger side, then of the source, then of the
 target; pairs of equal lengths by a hash of (seed, epoch, pair). The sorted pairs are cut greedily
 into global batches, one per optimiser step, of at most `max_tokens` tokens of the larger side,
@@ -49,7 +51,8 @@ class Lengths:
         pad_multiple: int = 1,
         most: int | None = None,
     ) -> None:
-        self.source, self.target = source.astype(np.int64), target.astype(np.int64)
+        self.source = source.astype(np.int64, copy=False)
+        self.target = target.astype(np.int64, copy=False)
         self._pad_multiple, self._most = pad_multiple, most
         base = int(self.target.max(initial=0)) + 1
         kinds = self.source * base + self.target

@@ -161,6 +161,15 @@ class TextStream(CachedDataModule):
             self._vocabulary = self.units.read(text)
         return self._vocabulary
 
+    def require_room(self) -> None:
+        """Raise a DataError if the vocabulary is larger than vocab_size."""
+        words = len(self.vocabulary)
+        if words > self.vocab_size:
+            raise DataError(
+                f"the vocabulary has {words} words, but vocab_size={self.vocab_size}; set "
+                f"vocab_size to at least {words}"
+            )
+
     def decode(self, ids: Any) -> str:
         """Turn token ids into text."""
         return self.vocabulary.decode(ids)
@@ -215,12 +224,7 @@ class TextStream(CachedDataModule):
 
     def splits_of(self, cache: Cache) -> dict[str, Split]:
         """Open the three splits; a DataError if vocab_size is too small or a split too short."""
-        words = len(self.vocabulary)
-        if words > self.vocab_size:
-            raise DataError(
-                f"the vocabulary has {words} words, but vocab_size={self.vocab_size}; set "
-                f"vocab_size to at least {words}"
-            )
+        self.require_room()
         train = cache.array("train_tokens")
         splits: dict[str, Any] = {}
         if self.batching == "columns":

@@ -297,7 +297,7 @@ class VocabularyChoice:
         given = self.given()
         if given is not None:
             return given
-        with progress("WikiText: counting words", train.size, train.unit) as advance:
+        with progress("counting words", train.size, train.unit) as advance:
             if self.subwords is not None:
                 return SubwordVocabulary.train(texts_of(train, advance), self.subwords)
             return count_words(texts_of(train, advance))

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def run(
     *,
     module: str,
     protocol: Options | None = None,
-    report: type[Report] = Report,
+    report: Callable[[Table, Sequence[Cell], str], Report] = Report,
     skipped: Mapping[str, str] | None = None,
 ) -> int:
     """Do what the flags say with the cells of a table.
@@ -160,7 +160,7 @@ def run(
         arguments: the command's arguments as given.
         module: the command's module; further words of the command may follow.
         protocol: what changes for all cells; None takes it from the flags.
-        report: the command's report.
+        report: makes the command's report, of table, cells and command.
         skipped: tasks that cannot be made, and why.
 
     Returns:

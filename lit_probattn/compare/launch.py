@@ -53,8 +53,9 @@ def start(
     log: Path,
     environment: Mapping[str, str],
     lock: int,
+    module: str = "lit_probattn",
 ) -> subprocess.Popen[bytes]:
-    """Start a command of `lit_probattn`; it ends with this process, even if that is killed.
+    """Start a command; it ends with this process, even if that is killed.
 
     Ctrl-C reaches this process only, which asks its commands to save.
 
@@ -64,13 +65,14 @@ def start(
         log: file that the output is appended to.
         environment: of the command.
         lock: handle that the command inherits and so keeps locked.
+        module: the program.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as out:
-        out.write(f"$ {shlex.join(['python', '-m', 'lit_probattn', *arguments])}\n")
+        out.write(f"$ {shlex.join(['python', '-m', module, *arguments])}\n")
         out.flush()
         return subprocess.Popen(
-            [*(launch or [sys.executable]), "-m", "lit_probattn", *arguments],
+            [*(launch or [sys.executable]), "-m", module, *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
             env=environment,

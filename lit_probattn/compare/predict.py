@@ -9,7 +9,7 @@ start of each of the cell's commands; checkpoints. `flops`: three times the mult
 forward pass, by a given speed. An evaluated sample counts as a third of a trained one; one that is
 translated, as a search of its own: measured, or at a forward pass for each hypothesis of the beam;
 a step of an episode that is played, as an evaluated sample, and the simulator as nothing.
-Sentence pairs, whose batches are counted in tokens, have PAIR_LEN tokens on either side.
+Sentences and pairs of them, whose batches are counted in tokens, have PAIR_LEN tokens (a side).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from profiling.measure.timing import summarise, time_once, time_sides
 
 # Steps are repeated so often; after so many seconds, no more than three times.
 _ROUNDS, _MAX_SECONDS = 7, 5.0
-# Tokens of a side of a sentence pair: about the mean of IWSLT'14 and WMT'14.
+# Tokens of a sentence, or of a side of a pair: about the mean of LM1B, IWSLT'14 and WMT'14.
 PAIR_LEN = 32
 # Sentences whose search is measured.
 _SEARCHED = 4
@@ -160,7 +160,7 @@ def build_task(cell: Cell, data: DataModule) -> Task:
 
 def seq_len(task: Task, data: DataModule) -> int:
     """Return the full length of a sample; the model knows that of series."""
-    if isinstance(task, Translation):
+    if data.batch_setting[0] == "max_tokens":
         return min(PAIR_LEN, int(data.max_seq_len))
     series = isinstance(task, SeriesClassifier)
     return int(cast(Any, task.model).max_seq_len if series else data.max_seq_len)

@@ -192,7 +192,7 @@ class Pace:
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
+def stopped_by_sigterm() -> Iterator[None]:
     """Have SIGTERM raise KeyboardInterrupt, so that cells are asked to save before the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -239,7 +239,7 @@ class Runner:
         )
         self.slots: list[_Slot | None] = [None] * self.jobs
         self.progress = Progress(len(cells), "cells", self.say, PROGRESS_SECONDS)
-        with _stopped_by_sigterm():
+        with stopped_by_sigterm():
             try:
                 while self.waiting or any(self.slots):
                     self._turn(after)

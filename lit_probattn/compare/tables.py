@@ -16,7 +16,7 @@ FOLDER = Path("configs/reproduce")
 # The column of a table that is the mean over its tasks.
 AVERAGE = "average"
 
-Kind = Literal["fits", "uea", "sweep", "analysis", "out_of_scope"]
+Kind = Literal["fits", "uea", "figure", "sweep", "analysis", "out_of_scope"]
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _row(name: str, part: Mapping[str, Any], tasks: Mapping[str, TaskEntry]) -> 
 
 
 def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """Return `title`, `kind` and more of every published table, by name, in order."""
+    """Return `title`, `kind` and more of every published table and figure, by name, in order."""
     contents = {path.stem: read_yaml(path) for path in files_in(folder).values()}
     found = {name: content for name, content in contents.items() if "kind" in content}
     found |= contents["other_tables"]

@@ -14,6 +14,7 @@ from datamodules.pictures.files import find_root
 from datamodules.series.archive import ARCHIVES, BUNDLED, find_archive
 from datamodules.text.fine_tuning import pairs
 from datamodules.text.fine_tuning.question_answering import find_questions
+from datamodules.text.sentences import release as lm1b
 from datamodules.text.translation import iwslt14, wmt14
 from datamodules.text.wikitext_release import find_release
 from datamodules.trajectories.environments import ENVIRONMENTS, QUALITIES, environment_named
@@ -134,6 +135,7 @@ _LOOK: dict[str, Look] = {
         _pathfinder, *(f"{side} {d}" for side in (32, 128) for d in pathfinder_release.FOLDERS)
     ),
     "imagenet": _release(find_root),
+    "lm1b": _release(lambda data: lm1b.find_release(data, 1, lm1b.HELD_OUT_SHARDS - 1)),
     "uea": _uea,
     "iwslt14": _release(iwslt14.find_release),
     "wmt14": _release(wmt14.find_release),

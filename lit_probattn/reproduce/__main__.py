@@ -1,4 +1,4 @@
-"""Reproduce a published table: train its cells, write published beside reproduced.
+"""Reproduce a published table or figure: train its cells, write published beside reproduced.
 
     python -m lit_probattn.reproduce --list
     python -m lit_probattn.reproduce mgk_table1 --only listops --dry-run
@@ -16,6 +16,9 @@ Array jobs: --shard 0/8 … 7/8 with one --runs folder, then once without; or --
 one GPU each; --launch 'torchrun --nproc-per-node 8' gives every run all GPUs. --jobs N runs N cells
 at a time, on one GPU or in turn on those of --devices.
 
+A figure (low_rank_figure1) is drawn of cells too; what its paper says of it is judged, sentence by
+sentence. --shortened takes its reduced version.
+
 The published protocol is the default. --shortened, --steps, --max_seq_len and --set make another
 one, which the report says and compares setting by setting.
 """
@@ -26,8 +29,9 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from datamodules.core.errors import DataError
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
@@ -36,6 +40,7 @@ from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.commands import list_lines, missing_parts, other_lines
+from lit_probattn.reproduce.figures.registry import FIGURES
 
 MODULE = "lit_probattn.reproduce"
 
@@ -49,10 +54,10 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("table", nargs="?", help="a table, such as mgk_table1; --list shows all")
-    add("--list", action="store_true", help="print all tables with their state")
+    add("table", nargs="?", help="a table or figure, such as mgk_table1; --list shows all")
+    add("--list", action="store_true", help="print all tables and figures with their state")
     add("--tables", type=Path, default=FOLDER, help="folder of the table files")
-    add("--shortened", action="store_true", help="the task's shortened protocol")
+    add("--shortened", action="store_true", help="the shortened protocol, or the reduced figure")
     add("--max_seq_len", type=int, help="length of sequences")
     add("--as_published", action="store_true", help="selection on test data, precision, padding")
     add("--as_released", action="store_true", help="attention as the released code computes it")
@@ -86,6 +91,8 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     part = known[options.table]
     if part["kind"] in ("fits", "uea"):
         return _train(options, arguments, part["kind"])
+    if part["kind"] == "figure":
+        return _draw(options, arguments, part)
     _refuse(options, "accelerator", "dry_run", "runs")
     print("\n".join(other_lines(options.table, part, place_of(options), options.tables)))
     if part["kind"] == "sweep" and not options.dry_run:
@@ -93,6 +100,15 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         for command in part["commands" if on_gpu else "without_gpu"]:
             subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
     return 0
+
+
+def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
+    every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
+    _refuse(options, *every)
+    figure, place = FIGURES[options.table], place_of(options)
+    table = figure.table_of(options.table, part, options.tables, place, options.shortened)
+    report = figure.for_part(part, options.shortened)
+    return run(table, options, arguments, module=MODULE, report=report)
 
 
 def _refuse(options: argparse.Namespace, *taken: str) -> None:

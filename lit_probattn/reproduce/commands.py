@@ -13,6 +13,7 @@ from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
 from lit_probattn.configs import ConfigError
+from lit_probattn.reproduce.figures.registry import FIGURES
 
 
 def missing_parts(table: Table) -> list[str]:
@@ -44,6 +45,11 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         text = f"{done} of {len(cells)} cells finished (full protocol)"
         parts = missing_parts(table)
         return f"{text}; missing parts: {', '.join(parts)}" if parts else text
+    if kind == "figure":
+        table = FIGURES[name].table_of(name, part, folder, place, False)
+        cells = make_cells(table, [], table.seeds, Options(), place)
+        done = sum(cell.result() is not None for cell in cells)
+        return f"{done} of {len(cells)} cells finished; --shortened is a reduced version"
     if kind == "uea":
         return "run by python -m lit_probattn.uea_benchmark"
     if kind == "out_of_scope":

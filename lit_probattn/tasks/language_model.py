@@ -1,4 +1,4 @@
-"""The next token: WikiText-103 and other running text."""
+"""The next token: WikiText-103 and other running text, and sentences one by one."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS
 from lit_probattn.models.decoding import Sampling, generate
 from lit_probattn.models.embeddings import Positions
-from lit_probattn.models.language_model import Initialisation, LanguageModel, Output
+from lit_probattn.models.language_model import IGNORE, Initialisation, LanguageModel, Output
 from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
-from lit_probattn.tasks.distributed import sum_over_ranks
+from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 
 
 class LanguageModeling(Task):
@@ -22,9 +22,14 @@ class LanguageModeling(Task):
 
     Logged beside what every task logs: `val/ppl_<form>` and `test/ppl_<form>`, where the form,
     which the batches name, says how tokens were scored: `segments` (independent segments, the quick
-    form), `sliding` (a window that moves by one token, the papers') or `stride<n>`; and
-    `<split>/tokens_<form>`, the tokens that were scored. A perplexity is exp(sum of losses /
-    tokens) over all ranks, each token once, in float64.
+    form), `sliding` (a window that moves by one token, the papers'), `stride<n>` or `sentences`
+    (each by itself); and `<split>/tokens_<form>`, the tokens that were scored. A perplexity is
+    exp(sum of losses / tokens) over all ranks, each token once, in float64. Where batches say how
+    many words a row has (`num_words`, 0 leaves the row out), `<split>/word_ppl` and
+    `<split>/words` are the same by words.
+
+    Where batches say how many tokens their global batch has (`global_tokens`), the training loss is
+    the mean over these, however they are divided among ranks and accumulation steps.
 
     `predict` continues prompts token by token, from each layer's cache or recurrent state.
 
@@ -85,7 +90,7 @@ class LanguageModeling(Task):
         self.max_new_tokens = max_new_tokens
         self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
         self.model = self.make_model(attention, **model_arguments(LanguageModel, locals()))
-        self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens)
+        self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens, those of words: two)
         self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
 
     def make_model(self, attention: AttentionFactory, **arguments: Any) -> LanguageModel:
@@ -100,8 +105,18 @@ class LanguageModeling(Task):
         return self.model.token_losses(hidden, batch["target"])
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the tokens of a batch. Shape ()."""
-        return self.token_losses(batch).mean()
+        """Return the mean loss over the tokens of a batch. Shape ().
+
+        With `global_tokens` it is this micro-batch's part of the mean over the global batch: the
+        mean of the parts over ranks and accumulation steps is that loss.
+        """
+        losses = self.token_losses(batch)
+        total: Any = batch.get("global_tokens")
+        if total is None:
+            return losses.mean()
+        trainer = self.trainer_or_none
+        parts = num_ranks() * (1 if trainer is None else trainer.accumulate_grad_batches)
+        return losses.sum() * (parts / total.to(losses))
 
     # ---- evaluation --------------------------------------------------------------------------
 
@@ -109,23 +124,29 @@ class LanguageModeling(Task):
         """Add the losses of the real rows of a batch."""
         real = batch["sample_ids"] >= 0
         form = str(batch.get("form", "segments"))
-        sums = self._scores.setdefault(form, torch.zeros(2, dtype=torch.float64))
+        sums = self._scores.setdefault(form, torch.zeros(4, dtype=torch.float64))
         if bool(real.any()):
             rows: Any = {
                 name: value[real] if isinstance(value, Tensor) else value
                 for name, value in batch.items()
             }
             losses = self.token_losses(rows).double()
-            sums += torch.stack([losses.sum(), losses.new_tensor(len(losses))]).to(sums)
+            words = rows.get("num_words", torch.zeros(len(rows["sample_ids"]))).to(losses)
+            # The row of each scored token, in their order.
+            row = (rows["target"] != IGNORE).nonzero()[:, 0]
+            counted = (losses * (words > 0)[row]).sum()
+            count = losses.new_tensor(len(losses))
+            sums += torch.stack([losses.sum(), count, counted, words.sum()]).to(sums)
 
     def log_scores(self, split: Split) -> None:
         """Log perplexity and number of tokens of every form."""
         for form, sums in self._scores.items():
-            total, count = sum_over_ranks(sums.to(self.device)).tolist()
-            mean = total / count if count else float("nan")
-            perplexity = torch.tensor(mean, dtype=torch.float64).exp()
-            self.log(f"{split}/ppl_{form}", perplexity, prog_bar=split == "val")
+            total, count, counted, words = sum_over_ranks(sums.to(self.device)).tolist()
+            self.log(f"{split}/ppl_{form}", _perplexity(total, count), prog_bar=split == "val")
             self.log(f"{split}/tokens_{form}", float(count))
+            if words:
+                self.log(f"{split}/word_ppl", _perplexity(counted, words))
+                self.log(f"{split}/words", float(words))
         self._scores = {}
 
     # ---- prediction --------------------------------------------------------------------------
@@ -194,6 +215,11 @@ class LanguageModeling(Task):
         """
         check_vocabulary(checkpoint, getattr(self.trainer_or_none, "datamodule", None))
         super().on_load_checkpoint(checkpoint)
+
+
+def _perplexity(total: float, count: float) -> Tensor:
+    mean = total / count if count else float("nan")
+    return torch.tensor(mean, dtype=torch.float64).exp()
 
 
 def check_vocabulary(

@@ -86,7 +86,7 @@ def test_wrong_data_is_one_line(arguments: list[str], tmp_path: Path, capsys) ->
 def test_help_names_every_option(capsys) -> None:
     assert main(["--help"]) == 0
     names = (
-        "image, imagenet, iwslt14, listops, masked_text, own_pictures, own_series, own_text, "
+        "image, imagenet, iwslt14, listops, lm1b, masked_text, own_pictures, own_series, own_text, "
         "own_texts, pathfinder, pretraining_text, question_answering, retrieval, synthetic, text, "
         "text_pairs, toy_trajectories, "
         "toy_translation, trajectories, translation, uea, wikitext103, wmt14"

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from datamodules.core.errors import MissingDataError
 from datamodules.core.tables import read_utf8
 
-__all__ = ["DIVISIONS", "Division", "files_of", "read_documents", "sentences_of"]
+__all__ = ["DIVISIONS", "Division", "files_of", "is_heading", "read_documents", "sentences_of"]
 
 Division = Literal["line", "blank_line", "heading", "file"]
 DIVISIONS: tuple[Division, ...] = get_args(Division)
@@ -63,10 +63,15 @@ def read_documents(files: Sequence[Path], division: Division) -> Iterator[list[s
             if ends and document:
                 yield document
                 document = []
-            if text and not _HEADING.match(line):
+            if text and not is_heading(line):
                 document += sentences_of(text)
         if document:
             yield document
+
+
+def is_heading(line: str) -> bool:
+    """Whether a line is a heading of WikiText, `= Title =`."""
+    return _HEADING.match(line) is not None
 
 
 def sentences_of(text: str) -> list[str]:

@@ -15,7 +15,15 @@ from lit_probattn.compare.tables import Metric, Row, Table, TaskEntry
 from lit_probattn.configs import ConfigError, compose, read_yaml
 from lit_probattn.reproduce.head_size.parameters import Sizes, matched_embed_dim, matched_mlp_dim
 
-Rule = Literal["standard", "fixed", "head_size", "matched_mlp", "matched_width"]
+Rule = Literal[
+    "standard",
+    "fixed",
+    "head_size",
+    "matched_mlp",
+    "matched_width",
+    "width",
+    "width_and_heads",
+]
 
 RULES: dict[str, str] = {
     "standard": "head size d / h",
@@ -23,6 +31,8 @@ RULES: dict[str, str] = {
     "matched_mlp": "d / h, MLP matched (M1)",
     "matched_width": "d / h, width matched (M2)",
     "head_size": "head size varied",
+    "width": "d / h, width varied",
+    "width_and_heads": "width varied, one head size",
 }
 
 
@@ -36,8 +46,9 @@ class Point:
 
     Args:
         rule: `standard` (head size d / h), `fixed` (head size of the grid), `head_size` (several
-            head sizes at one number of heads), `matched_mlp` and `matched_width` (standard heads,
-            with the parameters of the fixed model by rules M1 and M2).
+            head sizes), `matched_mlp` and `matched_width` (standard heads, with the parameters of
+            the fixed model by rules M1 and M2), `width` (standard heads, several widths),
+            `width_and_heads` (several widths, as many heads as have one size).
         num_heads: h.
         head_dim: d_p.
         embed_dim: d.
@@ -104,7 +115,10 @@ class Grid:
         matched_mlp_heads: numbers of heads of rule M1.
         matched_width_heads: numbers of heads of rule M2.
         head_sizes: head sizes at `head_sizes_heads` heads.
-        head_sizes_heads: the number of heads of `head_sizes`.
+        head_sizes_heads: the number, or numbers, of heads of `head_sizes`.
+        widths: embedding sizes of the baselines of several widths.
+        width_heads: their numbers of heads, with head size d / h.
+        width_head_dim: their head size, with d / this many heads; both may be given.
         seeds: seeds of every point.
     """
 
@@ -119,18 +133,25 @@ class Grid:
     matched_mlp_heads: tuple[int, ...] = ()
     matched_width_heads: tuple[int, ...] = ()
     head_sizes: tuple[int, ...] = ()
-    head_sizes_heads: int = 8
+    head_sizes_heads: int | tuple[int, ...] = 8
+    widths: tuple[int, ...] = ()
+    width_heads: tuple[int, ...] = ()
+    width_head_dim: int | None = None
     seeds: tuple[int, ...] = (0,)
 
     @classmethod
-    def read(cls, path: Path) -> Grid:
+    def read(cls, path: Path, points: Mapping[str, Any] | None = None) -> Grid:
         """Read a grid file.
+
+        Args:
+            path: the file.
+            points: entries in place of the file's.
 
         Raises:
             GridError: the file is missing, has an unknown entry, or lacks one.
         """
         try:
-            content = read_yaml(path)
+            content = {**read_yaml(path), **(points or {})}
             given: dict[str, Any] = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in content.items()
             }
@@ -155,8 +176,11 @@ class Grid:
             yield Point("standard", heads, _divide(d, heads), d, f)
         for heads in self.fixed_heads:
             yield Point("fixed", heads, size, d, f)
-        for other in self.head_sizes:
-            yield Point("head_size", self.head_sizes_heads, other, d, f)
+        sizes_heads = self.head_sizes_heads
+        for heads in sizes_heads if isinstance(sizes_heads, tuple) else (sizes_heads,):
+            for other in self.head_sizes:
+                yield Point("head_size", heads, other, d, f)
+        yield from self._widths()
         try:
             for heads in self.matched_mlp_heads:
                 fixed = self.sizes(heads, size, num_layers, vocab_size)
@@ -170,11 +194,23 @@ class Grid:
         except ValueError as error:
             raise GridError(str(error)) from error
 
-    def table(self, name: str, place: Place) -> Table:
+    def _widths(self) -> Iterator[Point]:
+        """Yield the baselines of several widths."""
+        f, size = self.mlp_dim, self.width_head_dim
+        for width in self.widths:
+            for heads in self.width_heads:
+                yield Point("width", heads, _divide(width, heads), width, f)
+            if size is not None:
+                if width % size:
+                    raise GridError(f"heads of size {size} do not divide the width {width}")
+                yield Point("width_and_heads", width // size, size, width, f)
+
+    def table(self, name: str, place: Place, title: str | None = None) -> Table:
         """Return the grid as a table: a row per point.
 
         Args:
             name: its name.
+            title: one line; None says that perplexity is seen against the number of heads.
             place: where the text lies, whose vocabulary rule M2 needs.
 
         Raises:
@@ -197,7 +233,7 @@ class Grid:
             checkpoint="last",
         )
         made = {point.name: self._row(point) for point in points}
-        title = f"Perplexity against the number of heads: {name}"
+        title = title or f"Perplexity against the number of heads: {name}"
         return Table(name, title, self.seeds, 0, next(iter(made), ""), {task.name: task}, made)
 
     def _row(self, point: Point) -> Row:

@@ -1,0 +1,314 @@
+"""The one-billion-word benchmark (LM1B), and other text of a sentence per line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from datamodules.core.base import Split
+from datamodules.core.cache import Cache, CacheWriter
+from datamodules.core.errors import DataError, require_at_least, require_one_of
+from datamodules.core.own import length_line
+from datamodules.core.report import compare_size
+from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
+from datamodules.text.running import OwnText
+from datamodules.text.sentences.batches import SentenceCollate, Sentences, ends_of
+from datamodules.text.sentences.release import (
+    HELD_OUT_SHARDS,
+    PUBLISHED,
+    SentenceText,
+    find_release,
+)
+from datamodules.text.source import TextSource
+from datamodules.text.stream import TextStream
+from datamodules.text.vocabulary import VocabularyChoice
+
+__all__ = ["LM1B"]
+
+_SPLITS = ("train", "val", "test")
+_FORM = "sentences"
+_SHARE = 0.1
+
+
+class LM1B(TextStream):
+    """Sentences, each a sequence of sub-words of its own, in batches counted in tokens.
+
+    Source: "Low-Rank Bottleneck in Multi-head Attention Models", section 4 and appendix C:
+    sub-words, sequences cut at 256. The benchmark is Chelba et al. (2013).
+    Departs from the source: byte-level pair encoding, learned on the training text, for the
+    sub-words of tensor2tensor.
+
+    A sentence begins with `<eos>`, as if another one stood before it, and ends with it. Batches
+    hold sentences of similar length (`datamodules.core.token_order`); which ones, and in which
+    order, follows from seed and epoch alone. They are described in
+    `datamodules.text.sentences.batches.SentenceCollate`.
+
+    Args:
+        corpus: `lm1b` is the release (`datamodules.text.sentences.release.find_release`); `other`
+            any text in `data_dir`, a file or a folder, as `datamodules.OwnText` reads it: files
+            called train, val and test, or files that are divided by a hash.
+        subwords: Number of byte-level sub-words to train on the training text. Needs the package
+            `tokenizers`. None goes with tokenizer_file.
+        tokenizer_file: Use the sub-words of this tokenizer.json, `<eos>` among them.
+        test_shards: Held-out shards of the release that are the test, from the first on. None
+            means 1, the standard test; the paper's has about 300,000 sentences, nearly all shards.
+        val_shards: Shards after these that are for validation. None means all others.
+        val_fraction: Share of another text that is divided off for validation. None means 0.1.
+        test_fraction: The same for the test.
+        paragraphs: Lines are paragraphs, which are cut into sentences; headings of WikiText are
+            left out.
+        max_tokens: Tokens of one optimiser step, over all ranks and accumulation steps, padding
+            included.
+        eval_max_tokens: The same for one evaluation batch of one rank. None means max_tokens,
+            divided by the number of micro-batches of a step. Results do not depend on it.
+        max_length: Most predictions of a sentence, its end included; the rest is cut off. The
+            model's max_seq_len.
+        pad_multiple: Padded lengths are rounded up to a multiple of this.
+        **kwargs: Arguments of TextStream.
+
+    Raises:
+        DataError: A setting is out of range, or does not apply to the corpus.
+    """
+
+    task = "lm1b"
+    title = "LM1B"
+    units: VocabularyChoice
+
+    def __init__(
+        self,
+        corpus: Literal["lm1b", "other"] = "lm1b",
+        subwords: int | None = 32000,
+        tokenizer_file: str | None = None,
+        test_shards: int | None = None,
+        val_shards: int | None = None,
+        val_fraction: float | None = None,
+        test_fraction: float | None = None,
+        paragraphs: bool = False,
+        max_tokens: int = 4096,
+        eval_max_tokens: int | None = None,
+        max_length: int = 256,
+        pad_multiple: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            VocabularyChoice(None, subwords, tokenizer_file),
+            max_length,
+            batching="segments",
+            val_stride=None,
+            test_stride=None,
+            batch_size=1,
+            eval_batch_size=None,
+            pad_to="longest",
+            pad_multiple=pad_multiple,
+            **kwargs,
+        )
+        require_one_of(("lm1b", "other"), corpus=corpus)
+        require_at_least(1, max_tokens=max_tokens, eval_max_tokens=eval_max_tokens)
+        if not self.units.by_subwords:
+            raise DataError("subwords or tokenizer_file must be set: LM1B is cut into sub-words")
+        shards = {"test_shards": test_shards, "val_shards": val_shards}
+        shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+        foreign = shares if corpus == "lm1b" else shards
+        for name, value in foreign.items():
+            if value is not None:
+                raise DataError(f"{name} does not apply to corpus {corpus}; leave it out")
+        require_at_least(1, **shards)
+        self.corpus, self.paragraphs = corpus, paragraphs
+        self._shares = {name: _SHARE if x is None else x for name, x in shares.items()}
+        self.test_shards = 1 if test_shards is None else test_shards
+        left = HELD_OUT_SHARDS - self.test_shards
+        self.val_shards = left if val_shards is None else val_shards
+        if not 1 <= self.val_shards <= left:
+            raise DataError(
+                f"test_shards and val_shards must leave each other at least one of "
+                f"{HELD_OUT_SHARDS} held-out shards, received {self.test_shards} and "
+                f"{self.val_shards}"
+            )
+        self.max_tokens, self.eval_max_tokens = max_tokens, eval_max_tokens
+        self._steps: int | None = None
+
+    # ---- the cache ---------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the cache."""
+        if self.corpus == "lm1b":
+            parts: dict[str, Any] = {"shards": [self.test_shards, self.val_shards]}
+        else:
+            parts = {"path": str(self.data_dir.resolve()), "shares": self._shares}
+        return {
+            "corpus": self.corpus,
+            "paragraphs": self.paragraphs,
+            **parts,
+            **super().settings(),
+        }
+
+    def must_name(self) -> dict[str, Any]:
+        """The corpus, if it is not the release."""
+        return {} if self.corpus == "lm1b" else {"corpus": self.corpus}
+
+    @cached_property
+    def _own(self) -> OwnText:
+        """What finds and divides a text of one's own."""
+        shares: dict[str, Any] = self._shares
+        return OwnText(str(self.data_dir), cache_dir=str(self.cache_dir), **shares)
+
+    def sources(self) -> list[Path]:
+        """The files of the text."""
+        return super().sources() if self.corpus == "lm1b" else self._own.sources()
+
+    def find(self) -> dict[str, TextSource]:
+        """Return the text of the splits."""
+        if self.corpus == "lm1b":
+            found = find_release(self.data_dir, self.test_shards, self.val_shards)
+        else:
+            found = self._own.find()
+        return {
+            name: SentenceText(
+                source.paths,
+                source.parts if isinstance(source, SentenceText) else (source,),
+                self.paragraphs,
+            )
+            for name, source in found.items()
+        }
+
+    def build(self, writer: CacheWriter) -> None:
+        """Tokenise the text, and note where sentences begin and how many words they have."""
+        super().build(writer)
+        sources, end = self.find(), self._read_vocabulary(writer).end_of_line
+        for name in _SPLITS:
+            tokens = np.load(writer.folder / f"{name}_tokens.npy", mmap_mode="r")
+            count = 0
+            with writer.stream(f"{name}_offsets", np.int64) as append:
+                append([0])
+                for ends in ends_of(tokens, end):
+                    append(ends)
+                    count += len(ends)
+            if name == "train":
+                continue
+            words = np.concatenate(list(_words_of(sources[name])))
+            if len(words) != count:
+                raise DataError(
+                    f"{sources[name].name}: {len(words)} lines make {count} sentences, since a "
+                    "line holds <eos>, which ends a sentence; remove it from the text"
+                )
+            writer.add(f"{name}_words", words)
+
+    def _read_vocabulary(self, writer: CacheWriter) -> Any:
+        text = np.load(writer.folder / "vocabulary.npy").tobytes().decode()
+        return self.units.read(text)
+
+    # ---- splits ------------------------------------------------------------------------------
+
+    def splits_of(self, cache: Cache) -> dict[str, Split]:
+        """Open the three splits; a DataError if vocab_size or max_tokens is too small."""
+        self.require_room()
+        end = self.vocabulary.end_of_line
+        splits: dict[str, Any] = {
+            name: Sentences.from_cache(cache, name, end, self.max_seq_len) for name in _SPLITS
+        }
+        longest = splits["train"].batch_lengths(self.pad_multiple).longest
+        if longest > self.max_tokens:
+            raise DataError(
+                f"max_tokens={self.max_tokens} is below the longest training sentence of {longest} "
+                "tokens; raise it, or lower max_length"
+            )
+        return splits
+
+    def form(self, name: str) -> str:
+        """Return how a split is scored."""
+        return _FORM
+
+    def _sentences(self, name: str) -> Sentences:
+        split: Any = self.split(name)
+        return split
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    @property
+    def batch_setting(self) -> tuple[str, int]:
+        """Batches are counted in tokens."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of one pass over the training split (after `setup`)."""
+        if self._steps is None:
+            self._steps = self._training_order().steps_per_epoch
+        return self._steps
+
+    def _training_order(self) -> TokenBatchOrder:
+        rank, world_size = self._layout()
+        layout = rank, world_size, self._accumulation(), self._processed
+        lengths = self._sentences("train").batch_lengths(self.pad_multiple)
+        return TokenBatchOrder(lengths, self.max_tokens, self.seed, *layout)
+
+    def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
+        rank, world_size = self._layout()
+        lengths = self._sentences(name).batch_lengths(self.pad_multiple)
+        most = self.eval_max_tokens
+        if most is None:
+            most = max(lengths.longest, self.max_tokens // (world_size * self._accumulation()))
+        if lengths.longest > most:
+            raise DataError(
+                f"eval_max_tokens={most} is below the longest sentence of {name}, "
+                f"{lengths.longest} tokens; raise it"
+            )
+        return TokenEvaluationOrder(lengths, most, rank, world_size)
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch."""
+        return SentenceCollate(_FORM, self.pad_multiple, self.max_seq_len)
+
+    def collate_of(self, name: str) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch of one split."""
+        return self.collate()
+
+    def _prompt_tokens(self) -> list[npt.NDArray[Any]]:
+        """Return what `predict` continues, each from the beginning of a sentence on."""
+        if self._prompts is not None:
+            given = super()._prompt_tokens()
+            end = self.vocabulary.end_of_line
+            return [np.concatenate([[end], ids[:-1] if ids[-1] == end else ids]) for ids in given]
+        split = self._sentences(self.predict_split)
+        chosen = np.linspace(0, len(split) - 1, min(self._num_prompts, len(split))).astype(int)
+        return [split[int(index)].inputs[: self._prompt_len] for index in chosen]
+
+    # ---- reports -----------------------------------------------------------------------------
+
+    def size_lines(self) -> Iterator[str]:
+        """Yield what a report says: vocabulary, sentences, lengths, padding, samples."""
+        yield f"vocabulary: {len(self.vocabulary)} sub-words, sha256 {self.vocabulary.digest}"
+        for name in _SPLITS:
+            split = self._sentences(name)
+            words = f", {split.num_words} words with <eos>" if split.num_words else ""
+            yield (
+                f"{name}: {len(split)} sentences, {len(split.tokens)} tokens with <eos>{words}; "
+                f"{length_line(split.lengths, split)}"
+            )
+        lengths = self._sentences("train").batch_lengths(self.pad_multiple)
+        share = lengths.padding_shares(self.max_tokens)[0]
+        yield f"padding in training batches: {100 * share:.1f} %"
+        yield f"test sentence 0: {self.decode(self._sentences('test')[0].target).strip()}"
+
+    def compare_sizes(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line for each published number of sentences, and whether ours is equal."""
+        if self.corpus != "lm1b":
+            return
+        found = {"train": len(self.split("train"))}
+        if self.test_shards + self.val_shards == HELD_OUT_SHARDS:
+            found["held out"] = len(self.split("val")) + len(self.split("test"))
+        for name, count in found.items():
+            expected = PUBLISHED[name]
+            yield compare_size(f"sentences ({name})", expected, count, count == expected)
+
+
+def _words_of(source: TextSource) -> Iterator[npt.NDArray[np.int32]]:
+    """Yield the words of each sentence, its end among them, in pieces."""
+    for block in source.blocks():
+        lines = block.text.split("\n")[:-1]
+        yield np.array([len(line.split()) + 1 for line in lines], dtype=np.int32)

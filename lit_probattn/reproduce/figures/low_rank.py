@@ -1,0 +1,236 @@
+"""Figures 1, 3 and 4 of the paper on fixed head sizes: language models of sentences.
+
+Source: "Low-Rank Bottleneck in Multi-head Attention Models" (Bhojanapalli et al., ICML 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.statistics import Sample
+from lit_probattn.compare.tables import Table
+from lit_probattn.records.tables import panels
+from lit_probattn.reproduce.figures.report import FigureReport
+from lit_probattn.reproduce.figures.verdicts import (
+    Finding,
+    Judge,
+    at_equal,
+    equal,
+    sample_of,
+    sided,
+    trend,
+)
+from lit_probattn.reproduce.head_size.curves import (
+    Series,
+    draw_curves,
+    in_millions,
+    limits_of,
+    series_by,
+)
+from lit_probattn.reproduce.head_size.experiment import point_columns
+from lit_probattn.reproduce.head_size.grid import Grid
+
+__all__ = ["AgainstHeadSize", "AgainstHeads", "AgainstParameters"]
+
+
+class _LowRank(FigureReport):
+    """A figure whose cells are points of a grid of head sizes."""
+
+    @classmethod
+    def table_of(
+        cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
+    ) -> Table:
+        """Return the points that the file names, of the grid that it names."""
+        chosen = part["shortened"] if reduced else part
+        points = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in chosen["points"].items()
+        }
+        grid = Grid.read(folder / f"{chosen['grid']}.yaml", points)
+        return grid.table(name, place, part["title"] + (", reduced" if reduced else ""))
+
+    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+        """Return rule and sizes of a point, and its parameters without the token table."""
+        return point_columns(cell, result)
+
+    def of(self, *rules: str) -> pd.DataFrame:
+        """Return the cells of some rules."""
+        return self.rows[self.rows["rule"].isin(rules)]
+
+
+class AgainstParameters(_LowRank):
+    """Figures 1 and 4: perplexity against parameters and embedding size; baselines of all widths.
+
+    The baselines are of rule `width` (several numbers of heads), or `width_and_heads` (as many
+    heads as have the fixed size).
+    """
+
+    def pictures(self) -> dict[str, Figure]:
+        """Return both panels."""
+        figure, [axes] = panels(1, 2, 4.6, 3.8, sharey=True)
+        fixed, limits = self.of("fixed"), limits_of(self.rows)
+        for axis, column in zip(axes, ("num_parameters", "embed_dim"), strict=True):
+            own = {_fixed_words(fixed): fixed} if len(fixed) else {}
+            draw_curves(axis, {**own, **self._baselines()}, column, limits)
+        in_millions(axes[0])
+        axes[0].set_xlabel("parameters")
+        axes[1].set_xscale("linear")
+        axes[1].set_xlabel("embedding size")
+        _name_heads(axes[1], fixed)
+        return {"figure": figure}
+
+    def _baselines(self) -> Series:
+        of_heads = series_by(self.of("width"), "num_heads", "d / h, {} heads")
+        of_size = series_by(self.of("width_and_heads"), "head_dim", "d / h = {}")
+        return {**of_heads, **of_size}
+
+    def judges(self) -> Mapping[str, Judge]:
+        """Return what judges each sentence."""
+        return {
+            "equal_parameters": self._equal_parameters,
+            "smaller_width": self._smaller_width,
+            "too_many_heads": self._too_many_heads,
+        }
+
+    def _widths(self) -> list[pd.DataFrame]:
+        baselines = self.of("width", "width_and_heads")
+        return [part for _, part in baselines.groupby("embed_dim")]
+
+    def _equal_parameters(self) -> Finding:
+        words = "fixed − best baseline at equal parameters"
+        return at_equal(self.of("fixed"), self._widths(), "num_parameters", -1, words)
+
+    def _smaller_width(self) -> Finding:
+        """The fixed model with most heads against the best baseline of the largest width."""
+        fixed, widths = self.of("fixed"), self._widths()
+        if fixed.empty or not widths:
+            return sided(None, None, -1, "")
+        most = fixed[fixed["num_heads"] == fixed["num_heads"].max()]
+        heads, best = _best(widths[-1], "num_heads")
+        d, d_fixed = (int(part["embed_dim"].iloc[0]) for part in (widths[-1], fixed))
+        words = (
+            f"width {d_fixed} with {int(most['num_heads'].iloc[0])} heads − width {d} with {heads}"
+        )
+        return sided(sample_of(most), best, -1, words)
+
+    def _too_many_heads(self) -> Finding:
+        """The most heads against half as many, at the smallest width."""
+        narrow = self._widths()[:1]
+        heads = sorted(set(narrow[0]["num_heads"])) if narrow else []
+        if len(heads) < 2:
+            return sided(None, None, 1, "")
+        few, many = (sample_of(narrow[0][narrow[0]["num_heads"] == h]) for h in heads[-2:])
+        d = int(narrow[0]["embed_dim"].iloc[0])
+        return sided(many, few, 1, f"width {d}: {heads[-1]} heads − {heads[-2]} heads")
+
+
+class AgainstHeads(_LowRank):
+    """Figure 3 (a): perplexity against the number of heads, the baseline with a wider MLP (M1)."""
+
+    def pictures(self) -> dict[str, Figure]:
+        """Return the panel."""
+        figure, [[axis]] = panels(1, 1, 5.2, 3.9)
+        fixed, baseline = self.of("fixed"), self.of("matched_mlp")
+        words = {_fixed_words(fixed): fixed, "d / h, wider MLP": baseline}
+        series = {name: part for name, part in words.items() if len(part)}
+        draw_curves(axis, series, "num_heads", limits_of(self.rows))
+        axis.set_xlabel("heads")
+        return {"figure": figure}
+
+    def judges(self) -> Mapping[str, Judge]:
+        """Return what judges each sentence."""
+        return {
+            "coincide": self._coincide,
+            "turn": self._turn,
+            "fixed_falls": lambda: trend({"": self._by_heads("fixed")}, -1, "heads"),
+            "below": self._below,
+        }
+
+    def _by_heads(self, rule: str) -> dict[Any, Sample]:
+        return _samples(self.of(rule), "num_heads")
+
+    def _meeting(self) -> int:
+        """Return the number of heads at which d / h is the fixed size."""
+        fixed = self.of("fixed")
+        return 0 if fixed.empty else int(fixed["embed_dim"].iloc[0] // fixed["head_dim"].iloc[0])
+
+    def _coincide(self) -> Finding:
+        heads = self._meeting()
+        fixed, baseline = (
+            part[part["num_heads"] == heads] for part in (self.of("fixed"), self.of("matched_mlp"))
+        )
+        return equal(fixed, baseline, f"both models with {heads} heads")
+
+    def _turn(self) -> Finding:
+        """The baseline's most heads against twice the heads at which both coincide."""
+        baseline, heads = self._by_heads("matched_mlp"), 2 * self._meeting()
+        most = max(baseline, default=0)
+        known = baseline.get(heads) if most > heads else None
+        return sided(baseline.get(most), known, 1, f"baseline: {most} heads − {heads} heads")
+
+    def _below(self) -> Finding:
+        """The largest number of heads that both have."""
+        fixed, baseline = self._by_heads("fixed"), self._by_heads("matched_mlp")
+        both = [heads for heads in fixed if heads in baseline and heads > self._meeting()]
+        heads = max(both, default=0)
+        words = f"fixed − baseline of equal parameters with {heads} heads"
+        return sided(fixed.get(heads), baseline.get(heads), -1, words)
+
+
+class AgainstHeadSize(_LowRank):
+    """Figure 3 (b): perplexity against the head size, with several numbers of heads."""
+
+    def pictures(self) -> dict[str, Figure]:
+        """Return the panel."""
+        figure, [[axis]] = panels(1, 1, 5.2, 3.9)
+        draw_curves(
+            axis, series_by(self.rows, "num_heads", "{} heads"), "head_dim", limits_of(self.rows)
+        )
+        axis.set_xlabel("head size")
+        return {"figure": figure}
+
+    def judges(self) -> Mapping[str, Judge]:
+        """Return what judges each sentence."""
+        return {
+            "larger_heads": lambda: trend(
+                _chains(self.rows, "num_heads", "head_dim", "{} heads"), -1, "size"
+            ),
+            "more_heads": lambda: trend(
+                _chains(self.rows, "head_dim", "num_heads", "size {}"), -1, "heads"
+            ),
+        }
+
+
+def _samples(cells: pd.DataFrame, column: str) -> dict[Any, Sample]:
+    found = {int(value): sample_of(part) for value, part in cells.groupby(column)}
+    return {value: sample for value, sample in found.items() if sample is not None}
+
+
+def _chains(cells: pd.DataFrame, by: str, along: str, words: str) -> dict[str, dict[Any, Sample]]:
+    return {name: _samples(part, along) for name, part in series_by(cells, by, words).items()}
+
+
+def _best(cells: pd.DataFrame, column: str) -> tuple[int, Sample]:
+    samples = _samples(cells, column)
+    best = min(samples, key=lambda value: samples[value].mean)
+    return best, samples[best]
+
+
+def _fixed_words(fixed: pd.DataFrame) -> str:
+    if fixed.empty:
+        return "fixed head size"
+    return f"d = {fixed['embed_dim'].iloc[0]}, head size {fixed['head_dim'].iloc[0]}"
+
+
+def _name_heads(axis: Axes, fixed: pd.DataFrame) -> None:
+    """Write the number of heads beside the points of the fixed models, which share a width."""
+    for heads, part in fixed.groupby("num_heads"):
+        place = part["embed_dim"].iloc[0], part["perplexity"].mean()
+        axis.annotate(f"{heads}", place, xytext=(6, -2), textcoords="offset points", fontsize=7)

@@ -1,0 +1,115 @@
+"""What every figure shares: its file, its cells, and the report with pictures and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.tables import Table
+from lit_probattn.configs import ConfigError
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import markdown_lines
+from lit_probattn.reproduce.figures.verdicts import Judge
+
+_LEGEND = (
+    "The figure prints no values, so what its paper says of it is compared. A verdict rests on "
+    "differences seed by seed with 95 % intervals over seeds: *agrees* is the paper's sign beyond "
+    "the spread, *same direction* the same sign within it (or of one seed), *differs* the other "
+    "sign beyond the spread, *cannot be told* the other sign within it, or models that are missing."
+)
+_REDUCED = (
+    "**Reduced models, other data: a verdict says whether the tendency shows at this size, not "
+    "whether the paper's runs come out.**"
+)
+
+
+@dataclass
+class FigureReport(Report):
+    """Report of a figure: the table of its cells, its pictures, and its sentences judged.
+
+    A figure is a file of configs/reproduce of `kind: figure` with `title`, `says` (the paper's
+    sentences by key, in our words) and what its cells are, and a subclass. That says how cells come
+    of the file (`table_of`), which columns they have beside the results (`columns`; a study of a
+    trained cell goes there), how the pictures are drawn, and how each sentence is judged.
+
+    Args:
+        table, cells, command: as in Report.
+        part: the content of the file.
+        reduced: whether the cells are those of the reduced version.
+    """
+
+    part: Mapping[str, Any] = field(default_factory=dict)
+    reduced: bool = False
+
+    @classmethod
+    def table_of(
+        cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
+    ) -> Table:
+        """Return the cells of a figure.
+
+        Args:
+            name: its name.
+            part: the content of its file.
+            folder: folder of that file, and of the files that it names.
+            place: where the data lie.
+            reduced: whether the reduced version is asked for.
+        """
+        raise NotImplementedError(f"{cls.__name__} must implement table_of")
+
+    def pictures(self) -> dict[str, Figure]:
+        """Return the figure, in the paper's axes, by name."""
+        raise NotImplementedError(f"{type(self).__name__} must implement pictures")
+
+    def judges(self) -> Mapping[str, Judge]:
+        """Return what judges each sentence, by its key."""
+        raise NotImplementedError(f"{type(self).__name__} must implement judges")
+
+    @classmethod
+    def for_part(
+        cls, part: Mapping[str, Any], reduced: bool
+    ) -> Callable[[Table, Sequence[Cell], str], Report]:
+        """Return what makes the report of a table, cells and a command."""
+        return partial(cls, part=part, reduced=reduced)
+
+    @property
+    def shortened(self) -> bool:
+        """Whether anything is shorter or smaller than the figure's own protocol."""
+        return self.reduced or super().shortened
+
+    @cached_property
+    def findings(self) -> pd.DataFrame:
+        """One row per sentence: what the paper says, what was measured, the verdict."""
+        judges = self.judges()
+        shown = []
+        for key, sentence in self.part["says"].items():
+            if key not in judges:
+                raise ConfigError(
+                    f"{self.table.name}: nothing judges the sentence {key!r}; known are "
+                    f"{', '.join(judges)}"
+                )
+            found = judges[key]()
+            shown.append([sentence, found.measured, found.verdict])
+        return pd.DataFrame(shown, columns=["the paper says", "we measure", "verdict"])
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the pictures."""
+        return self.pictures()
+
+    def text(self) -> list[str]:
+        """Return the sentences with their verdicts."""
+        lines = "\n".join(markdown_lines(self.findings))
+        return ["## What the paper says", *([_REDUCED] if self.reduced else []), lines, _LEGEND]
+
+    def write(self, folder: Path) -> str:
+        """Write what every report has, and `verdicts.csv`; return the tables."""
+        table = super().write(folder)
+        replace_text(folder / "verdicts.csv", self.findings.to_csv(index=False))
+        return "\n".join([table, "", *markdown_lines(self.findings)])

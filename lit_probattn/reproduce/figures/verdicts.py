@@ -1,0 +1,188 @@
+"""Whether a sentence of a paper holds in measured cells, as far as their spread over seeds tells.
+
+A figure that prints no values is compared by what its paper says of it. A sentence is a sign of
+differences between models, each difference taken seed by seed, with a 95 % interval of Student's t
+over the seeds:
+
+    agrees           the difference has the paper's sign, and the interval excludes 0
+    same direction   it has the paper's sign, within the spread, or of one seed alone
+    differs          it has the other sign, and the interval excludes 0
+    cannot be told   the other sign within the spread; or models that the sentence needs are missing
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from lit_probattn.compare.statistics import Interval, Sample, paired, welch
+
+__all__ = ["Finding", "Judge", "at_equal", "difference", "equal", "sample_of", "sided", "trend"]
+
+Verdict = Literal["agrees", "same direction", "differs", "cannot be told"]
+Sign = Literal[-1, 1]
+MISSING = "models that the sentence needs are missing"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was measured, in words, and what it says of a sentence."""
+
+    measured: str
+    verdict: Verdict
+
+
+Judge = Callable[[], Finding]
+
+
+def sample_of(cells: pd.DataFrame, column: str = "perplexity") -> Sample | None:
+    """Return the values of cells that differ in their seeds alone; None without any."""
+    one = cells.drop_duplicates("seed").sort_values("seed")
+    return Sample(tuple(one[column]), tuple(one["seed"])) if len(one) else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of means; its interval is None where one seed, or no spread, tells none."""
+
+    value: float
+    interval: Interval | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.interval is not None and self.interval.excludes_zero
+
+    def verdict(self, sign: Sign) -> Verdict:
+        """Say whether it has the sign, -1 or 1."""
+        if self.value * sign > 0:
+            return "agrees" if self.is_certain else "same direction"
+        return "differs" if self.is_certain else "cannot be told"
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} (no interval)" if self.interval is None else str(self.interval)
+
+
+def difference(first: Sample, second: Sample) -> Difference:
+    """Return first − second: seed by seed where both have the same seeds, otherwise Welch's."""
+    return Difference(first.mean - second.mean, paired(first, second) or welch(first, second))
+
+
+def sided(first: Sample | None, second: Sample | None, sign: Sign, words: str) -> Finding:
+    """Judge a sentence that first − second has a sign; `words` name the difference."""
+    if first is None or second is None:
+        return Finding(MISSING, "cannot be told")
+    found = difference(first, second)
+    return Finding(f"{words}: {found}", found.verdict(sign))
+
+
+def equal(first: pd.DataFrame, second: pd.DataFrame, words: str) -> Finding:
+    """Judge a sentence that two models are one: cells of one run, or of equal results."""
+    one, other = sample_of(first), sample_of(second)
+    if one is None or other is None:
+        return Finding(MISSING, "cannot be told")
+    if one == other and set(first["num_parameters"]) == set(second["num_parameters"]):
+        return Finding(f"{words}: the same results, {one.mean:.2f}", "agrees")
+    found = difference(one, other)
+    verdict: Verdict = "differs" if found.is_certain else "cannot be told"
+    return Finding(f"{words}: {found}", verdict)
+
+
+def trend(series: Mapping[str, Mapping[Any, Sample]], sign: Sign, words: str) -> Finding:
+    """Judge a sentence that values rise (1) or fall (-1) along every series, step by step.
+
+    It agrees if every step does beyond the spread, and differs if one goes the other way beyond it.
+    Otherwise the direction is that of all steps, or of all series from their first point to their
+    last beyond the spread.
+
+    Args:
+        series: for each label the samples by position, in their order.
+        sign: of each step.
+        words: name what the positions are.
+    """
+    chains = {name: list(points.items()) for name, points in series.items() if len(points) > 1}
+    if not chains:
+        return Finding(MISSING, "cannot be told")
+    steps, whole, told = [], [], []
+    for name, points in chains.items():
+        steps += [difference(b, a) for (_, a), (_, b) in pairwise(points)]
+        whole.append(difference(points[-1][1], points[0][1]))
+        means = " → ".join(f"{sample.mean:.2f}" for _, sample in points)
+        places = ", ".join(str(place) for place, _ in points)
+        told.append(f"{name + ': ' if name else ''}{words} {places}: {means}")
+    measured = f"{'; '.join(told)}; {_steps(steps, sign)}"
+    verdicts = [step.verdict(sign) for step in steps]
+    if "differs" in verdicts:
+        return Finding(measured, "differs")
+    if all(verdict == "agrees" for verdict in verdicts):
+        return Finding(measured, "agrees")
+    along = all(step.value * sign > 0 for step in steps)
+    ends = all(end.verdict(sign) == "agrees" for end in whole)
+    return Finding(measured, "same direction" if along or ends else "cannot be told")
+
+
+def _steps(steps: Sequence[Difference], sign: Sign) -> str:
+    right = sum(step.value * sign > 0 for step in steps)
+    certain = sum(step.verdict(sign) == "agrees" for step in steps)
+    against = sum(step.verdict(sign) == "differs" for step in steps)
+    return (
+        f"{right} of {len(steps)} steps as said, {certain} of them beyond the spread, {against} "
+        "the other way beyond it"
+    )
+
+
+def at_equal(
+    models: pd.DataFrame, curve: Iterable[pd.DataFrame], column: str, sign: Sign, words: str
+) -> Finding:
+    """Judge a sentence that models lie on one side of a curve at equal values of a column.
+
+    The curve is the lower one of the baselines: of each group of models the best one, by its mean.
+    Between groups it is linear in the logarithm of the column. Models whose value the curve does
+    not reach, and its own first point, are left out.
+
+    Args:
+        models: cells of the models.
+        curve: groups of baselines, such as those of one width; all of a group have one value.
+        column: what must be equal, such as the parameters.
+        sign: of models − curve.
+        words: name the difference.
+    """
+    knots: dict[float, Sample] = {}
+    for group in curve:
+        points = [sample_of(part) for _, part in group.groupby("row")]
+        samples = [sample for sample in points if sample is not None]
+        if samples:
+            knots[float(group[column].iloc[0])] = min(samples, key=lambda sample: sample.mean)
+    places = sorted(knots)
+    inside = [
+        (float(value), sample)
+        for value, part in models.groupby(column)
+        if places and places[0] < float(value) <= places[-1]
+        if (sample := sample_of(part)) is not None
+    ]
+    if len(places) < 2 or not inside:
+        return Finding("no model lies within the baselines: " + MISSING, "cannot be told")
+    seeds = set.intersection(*(set(s.seeds) for s in (*knots.values(), *(s for _, s in inside))))
+    if not seeds:
+        return Finding("models and baselines have no seed in common", "cannot be told")
+    values: dict[int, list[float]] = {seed: [] for seed in sorted(seeds)}
+    for seed, found in values.items():
+        heights = [_of_seed(knots[place], seed) for place in places]
+        for value, sample in inside:
+            at = float(np.interp(np.log(value), np.log(places), heights))
+            found.append(_of_seed(sample, seed) - at)
+    means = Sample(tuple(statistics.fmean(v) for v in values.values()), tuple(values))
+    zero = Sample((0.0,) * means.count, means.seeds)
+    low, high = inside[0][0], inside[-1][0]
+    span = f"{len(inside)} models with {low / 1e6:.2f} to {high / 1e6:.2f} M"
+    return sided(means, zero, sign, f"{words}, mean over {span}")
+
+
+def _of_seed(sample: Sample, seed: int) -> float:
+    return sample.values[sample.seeds.index(seed)]

@@ -1,0 +1,77 @@
+"""Curves of perplexity over the sizes of models, with their spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from lit_probattn.analysis.drawing import label, powers_of_two, score_limits
+from lit_probattn.reproduce.head_size.grid import RULES
+
+# What tells the points of a grid apart; the seed does not.
+POINT = ["rule", "num_heads", "head_dim", "embed_dim", "mlp_dim"]
+
+Series = Mapping[str, pd.DataFrame]
+
+
+def series_by_rule(table: pd.DataFrame) -> Series:
+    """Return the cells of each rule, by what the rule is called; of widths, by heads too."""
+    found: dict[str, pd.DataFrame] = {}
+    for rule, part in table.groupby("rule", sort=False):
+        words = RULES[str(rule)]
+        found |= (
+            series_by(part, "num_heads", f"{words}, {{}} heads")
+            if rule == "width"
+            else {words: part}
+        )
+    return found
+
+
+def series_by(table: pd.DataFrame, column: str, words: str) -> Series:
+    """Return the cells of each value of a column, by `words` with the value in it."""
+    return {words.format(value): part for value, part in table.groupby(column)}
+
+
+def draw_curves(axis: Axes, series: Series, column: str, limits: tuple[float, float]) -> None:
+    """Draw a curve of means for each series, with deviations only where there are several seeds.
+
+    Args:
+        axis: the panel.
+        series: cells by label.
+        column: what the horizontal axis shows.
+        limits: of the vertical axis.
+    """
+    known_spread = False
+    for number, (name, cells) in enumerate(series.items()):
+        points = cells.groupby(column)["perplexity"]
+        means, spread = points.mean(), points.std()
+        known_spread |= bool(spread.notna().any())
+        axis.errorbar(
+            *(means.index, means, spread if spread.notna().any() else None),
+            marker="o",
+            ms=4,
+            lw=1.3,
+            capsize=2,
+            color=f"C{number}",
+            label=name,
+        )
+    powers_of_two(axis)
+    spread_words = "mean ± standard deviation" if known_spread else "one seed: no spread known"
+    label(axis, y=f"test perplexity ({spread_words})", legend=8)
+    axis.set_ylim(limits)
+
+
+def limits_of(table: pd.DataFrame) -> tuple[float, float]:
+    """Return limits of perplexity that seeds alone would not fill, the same for all panels."""
+    groups = table.groupby([column for column in POINT if column in table])["perplexity"]
+    spread = groups.std()
+    ends = [groups.mean() + sign * spread.fillna(0.0) for sign in (-1, 1)]
+    return score_limits([*ends[0], *ends[1]], spread.max())
+
+
+def in_millions(axis: Axes) -> None:
+    """Make the horizontal axis linear, in millions."""
+    axis.set_xscale("linear")
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:.2f}M")

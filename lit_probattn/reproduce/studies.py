@@ -1,0 +1,267 @@
+"""Studies of the cells of a table or figure: each made once, kept below the runs, read as numbers.
+
+A `CellStudy` is a study of `lit_probattn.analysis` with its flags. What draws or compares it needs
+three calls:
+
+    spectrum = CellStudy("spectrum", {"full": True})
+    failed = spectrum.make(cells, jobs=2)                  # those with a checkpoint, unless done
+    table = spectrum.table(cell, "spectrum_layers.csv")    # or Value(...).of(spectrum, cell)
+
+Results lie in RUNS/reproduce/studies, a folder per cell, study and flags. A study is done when its
+text is there, which it writes last; an interrupted one is started again and goes on where it keeps
+rows (`rank`, `query_likelihood`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from lit_probattn.analysis.registry import STUDIES
+from lit_probattn.analysis.results import shown_command
+from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.launch import child_environment, start
+from lit_probattn.compare.runner import GRACE_SECONDS, stopped_by_sigterm
+from lit_probattn.configs import ConfigError, nearest
+from lit_probattn.records.locks import claim
+
+MODULE = "lit_probattn.analysis"
+_POLL_SECONDS = 0.1
+_DEVICES = {"gpu": "cuda", None: "auto"}
+
+
+@dataclass
+class _Running:
+    cell: Cell
+    claimed: AbstractContextManager[int | None]
+    process: subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class CellStudy:
+    """A study with its flags, of any cell.
+
+    Args:
+        name: the study, as a user types it.
+        flags: by name, without dashes; True is a switch, a list several values.
+
+    Raises:
+        ConfigError: there is no such study, or it has no such flag.
+    """
+
+    name: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = {entry.name: entry for entry in STUDIES}
+        if self.name not in names:
+            raise ConfigError(f"unknown study {self.name!r}{nearest(self.name, names)}")
+        known = {flag.name for flag in names[self.name].load().flags}
+        for flag in self.flags:
+            if flag not in known:
+                raise ConfigError(f"study {self.name} has no flag {flag!r}{nearest(flag, known)}")
+
+    # ---- where -------------------------------------------------------------------------------
+
+    def folder(self, cell: Cell) -> Path:
+        """Return the folder of a cell's results.
+
+        Its name depends on the flags and on what the cell's evaluation saw: a cell that is
+        trained anew is studied anew.
+        """
+        seen = (cell.result() or {}).get("report")
+        text = json.dumps([dict(self.flags), seen], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return cell.folder / "studies" / cell.name / f"{self.name}-{digest}"
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether the cell is trained and its study finished."""
+        return cell.result() is not None and (self.folder(cell) / f"{self.name}.md").is_file()
+
+    def arguments(self, cell: Cell) -> list[str]:
+        """Return the command line after the module's name; of a cell to be trained, the likely one.
+
+        The checkpoint is the one that the cell's evaluation took.
+        """
+        result, place = cell.result(), cell.place
+        checkpoint = place.runs / cell.name / "0"
+        if result is not None:
+            run, report = Path(result["run_folder"]), result["report"]
+            checkpoint = run / "checkpoints" / Path(report["checkpoint"]).name
+        words = [self.name, "--checkpoint", str(checkpoint), "--out", str(self.folder(cell))]
+        words += ["--device", _DEVICES.get(place.accelerator, str(place.accelerator))]
+        for flag, value in self.flags.items():
+            if value is True:
+                words.append(f"--{flag}")
+            else:
+                values = value if isinstance(value, list) else [value]
+                words += [f"--{flag}", *map(str, values)]
+        folders = {"data_dir": place.data_dir, "cache_dir": place.cache_dir}
+        data = [f"{key}={path}" for key, path in folders.items() if path]
+        return [*words, *(["--data", *data] if data else [])]
+
+    def command(self, cell: Cell) -> str:
+        """Return the command as one would type it."""
+        return f"python -m {MODULE} {shown_command(self.arguments(cell))}"
+
+    # ---- making ------------------------------------------------------------------------------
+
+    def make(
+        self,
+        cells: Sequence[Cell],
+        *,
+        jobs: int = 1,
+        devices: Sequence[str] = (),
+        attempts: int = 2,
+        say: Callable[[str], None] = lambda line: print(line, flush=True),
+    ) -> dict[str, str]:
+        """Study every trained cell that is not studied yet; return reasons by label of those left.
+
+        Args:
+            cells: the cells; untrained ones are passed over, equal ones studied once.
+            jobs: studies at a time.
+            devices: CUDA devices that the jobs share in turn.
+            attempts: how often a study that fails is tried, the others first.
+            say: receives a line for everything that happens.
+        """
+        trained = {cell.name: cell for cell in cells if cell.result() is not None}
+        waiting = deque(cell for cell in trained.values() if not self.is_done(cell))
+        tries, failed = Counter[str](), dict[str, str]()
+        slots: list[_Running | None] = [None] * jobs
+        with stopped_by_sigterm():
+            try:
+                while waiting or any(slots):
+                    for index, slot in enumerate(slots):
+                        if slot is None and waiting:
+                            cell = waiting.popleft()
+                            environment = child_environment(index, jobs, devices)
+                            slots[index] = self._begin(cell, environment, failed, say)
+                            tries[cell.name] += 1
+                        elif slot is not None and slot.process.poll() is not None:
+                            slots[index] = None
+                            slot.claimed.__exit__(None, None, None)
+                            if self._ended(slot, tries[slot.cell.name] < attempts, failed, say):
+                                waiting.append(slot.cell)
+                    time.sleep(_POLL_SECONDS if any(slots) else 0.0)
+            finally:
+                for slot in filter(None, slots):
+                    slot.process.terminate()
+                for slot in filter(None, slots):
+                    slot.process.wait()
+                    slot.claimed.__exit__(None, None, None)
+        return failed
+
+    def _begin(
+        self,
+        cell: Cell,
+        environment: Mapping[str, str],
+        failed: dict[str, str],
+        say: Callable[[str], None],
+    ) -> _Running | None:
+        claimed = claim(cell.folder / "locks" / f"{self._stem(cell)}.lock", GRACE_SECONDS)
+        lock = claimed.__enter__()
+        if lock is not None and not self.is_done(cell):
+            log = self._log(cell)
+            say(f"{cell.label}: {self.name} starts; log {log}")
+            process = start((), self.arguments(cell), log, environment, lock, MODULE)
+            return _Running(cell, claimed, process)
+        claimed.__exit__(None, None, None)
+        if lock is None:
+            failed[cell.label] = f"{self.name}: another process is working on it"
+        return None
+
+    def _ended(
+        self, slot: _Running, again: bool, failed: dict[str, str], say: Callable[[str], None]
+    ) -> bool:
+        """Say how a study ended; return whether it is to be tried again."""
+        cell = slot.cell
+        if slot.process.returncode == 0:
+            say(f"{cell.label}: {self.name} is done: {self.folder(cell)}")
+            return False
+        lines = self._log(cell).read_text(errors="replace").strip().splitlines()
+        reason = f"{self.name} ended with status {slot.process.returncode}: {lines[-1][:300]}"
+        refused = slot.process.returncode == 2  # what a user got wrong stays wrong
+        if not again or refused:
+            failed[cell.label] = reason
+            return False
+        say(f"{cell.label}: {reason}; it is tried again after the others")
+        return True
+
+    def _stem(self, cell: Cell) -> str:
+        return f"{cell.name}-{self.folder(cell).name}"
+
+    def _log(self, cell: Cell) -> Path:
+        return cell.folder / "logs" / f"{self._stem(cell)}.log"
+
+    # ---- reading -----------------------------------------------------------------------------
+
+    def table(self, cell: Cell, file: str) -> pd.DataFrame:
+        """Return a table of a finished study.
+
+        Args:
+            cell: the cell.
+            file: such as `spectrum_layers.csv`.
+
+        Raises:
+            ConfigError: the study has no such table.
+        """
+        path = self.folder(cell) / file
+        if not path.is_file():
+            there = sorted(found.name for found in path.parent.glob("*.csv"))
+            raise ConfigError(f"study {self.name} has no table {file}; it has {', '.join(there)}")
+        return pd.read_csv(path)
+
+    def pictures(self, cell: Cell) -> list[Path]:
+        """Return the pictures of a finished study."""
+        return sorted(self.folder(cell).glob("*.png"))
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number out of a table of a study.
+
+    Args:
+        file: the table.
+        column: what is read, of the lines that `where` leaves.
+        where: values that columns must have.
+        reduce: what makes one number of the lines; `only` expects a single one.
+    """
+
+    file: str
+    column: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+    reduce: Literal["only", "mean", "max", "min"] = "only"
+
+    @cached_property
+    def _words(self) -> str:
+        chosen = ", ".join(f"{key} {value}" for key, value in self.where.items())
+        return f"{self.file}, column {self.column}" + (f" where {chosen}" if chosen else "")
+
+    def of(self, study: CellStudy, cell: Cell) -> float:
+        """Return the number of a cell that is studied.
+
+        Raises:
+            ConfigError: the table has no such column or lines, or several lines for `only`.
+        """
+        table = study.table(cell, self.file)
+        for column in (self.column, *self.where):
+            if column not in table:
+                hint = nearest(column, table.columns)
+                raise ConfigError(f"{self.file} has no column {column!r}{hint}")
+        for column, value in self.where.items():
+            table = table[table[column] == value]
+        if table.empty or (self.reduce == "only" and len(table) > 1):
+            raise ConfigError(f"{self._words}: expected one line, found {len(table)}")
+        values = table[self.column]
+        return float(values.iloc[0] if self.reduce == "only" else values.agg(self.reduce))
