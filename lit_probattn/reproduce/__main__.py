@@ -17,7 +17,8 @@ one GPU each; --launch 'torchrun --nproc-per-node 8' gives every run all GPUs. -
 at a time, on one GPU or in turn on those of --devices.
 
 A figure (low_rank_figure1) is drawn of cells too; what its paper says of it is judged, sentence by
-sentence. --shortened takes its reduced version.
+sentence. --shortened takes its reduced version. A figure of costs (mgk_figure3) runs the sweep of
+`python -m profiling` that it stands on.
 
 The published protocol is the default. --shortened, --steps, --max_seq_len and --set make another
 one, which the report says and compares setting by setting.
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import DataError
+from lit_probattn.compare.cells import portable
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
@@ -41,6 +43,8 @@ from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.commands import list_lines, missing_parts, other_lines
 from lit_probattn.reproduce.figures.registry import FIGURES
+from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from profiling.measure.rows import RowsError
 
 MODULE = "lit_probattn.reproduce"
 
@@ -78,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(list_lines(place_of(options), options.tables)))
             return 0
         return _dispatch(options, arguments)
-    except (ConfigError, DataError, ValueError) as error:
+    except (ConfigError, DataError, RowsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -93,6 +97,8 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return _train(options, arguments, part["kind"])
     if part["kind"] == "figure":
         return _draw(options, arguments, part)
+    if part["kind"] == "sweep_figure":
+        return _measure(options, arguments, part)
     _refuse(options, "accelerator", "dry_run", "runs")
     print("\n".join(other_lines(options.table, part, place_of(options), options.tables)))
     if part["kind"] == "sweep" and not options.dry_run:
@@ -109,6 +115,20 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[s
     table = figure.table_of(options.table, part, options.tables, place, options.shortened)
     report = figure.for_part(part, options.shortened)
     return run(table, options, arguments, module=MODULE, report=report)
+
+
+def _measure(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
+    _refuse(options, "dry_run", "report", "runs", "out")
+    command = shlex.join([*f"python -m {MODULE}".split(), *portable(arguments)])
+    figure = SweepFigure(options.table, part, options.runs, command)
+    if options.dry_run:
+        print(figure.plan())
+        return 0
+    if not options.report:
+        figure.run()
+    out = options.out or options.runs / "reproduce" / "reports" / options.table
+    print(f"{figure.write(out)}\n\nreport: {out}/report.md")
+    return 0
 
 
 def _refuse(options: argparse.Namespace, *taken: str) -> None:

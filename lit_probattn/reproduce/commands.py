@@ -14,6 +14,7 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.figures.registry import FIGURES
+from lit_probattn.reproduce.figures.sweeps import SweepFigure
 
 
 def missing_parts(table: Table) -> list[str]:
@@ -50,6 +51,8 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         cells = make_cells(table, [], table.seeds, Options(), place)
         done = sum(cell.result() is not None for cell in cells)
         return f"{done} of {len(cells)} cells finished; --shortened is a reduced version"
+    if kind == "sweep_figure":
+        return SweepFigure(name, part, place.runs).state
     if kind == "uea":
         return "run by python -m lit_probattn.uea_benchmark"
     if kind == "out_of_scope":
