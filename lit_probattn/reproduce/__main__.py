@@ -16,9 +16,10 @@ Array jobs: --shard 0/8 … 7/8 with one --runs folder, then once without; or --
 one GPU each; --launch 'torchrun --nproc-per-node 8' gives every run all GPUs. --jobs N runs N cells
 at a time, on one GPU or in turn on those of --devices.
 
-A figure (low_rank_figure1) is drawn of cells too; what its paper says of it is judged, sentence by
-sentence. --shortened takes its reduced version. A figure of costs (mgk_figure3) runs the sweep of
-`python -m profiling` that it stands on.
+A figure is judged by what its paper says of it, sentence by sentence. One of trained models
+(mgk_figure1, mgk_figure2) is drawn of cells too, and of studies that are made when all are trained;
+--shortened takes the shortened protocol, or smaller models (low_rank_figure1). A figure of costs
+(mgk_figure3) runs the sweep of `python -m profiling` that it stands on.
 
 The published protocol is the default. --shortened, --steps, --max_seq_len and --set make another
 one, which the report says and compares setting by setting.
@@ -31,18 +32,21 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import DataError
 from lit_probattn.compare.cells import portable
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
+from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.commands import list_lines, missing_parts, other_lines
-from lit_probattn.reproduce.figures.registry import FIGURES
+from lit_probattn.reproduce.figures.cells import CellFigure
+from lit_probattn.reproduce.figures.registry import figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
 from profiling.measure.rows import RowsError
 
@@ -109,12 +113,25 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
-    every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
-    _refuse(options, *every)
-    figure, place = FIGURES[options.table], place_of(options)
+    figure, place = figure_class(options.table, part), place_of(options)
+    if figure.has_reduced_cells:
+        every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
+        _refuse(options, *every)
+    protocol = None if figure.has_reduced_cells else _protocol(options)
     table = figure.table_of(options.table, part, options.tables, place, options.shortened)
-    report = figure.for_part(part, options.shortened)
-    return run(table, options, arguments, module=MODULE, report=report)
+    made = figure.for_part(part, options.shortened and figure.has_reduced_cells)
+    failed: dict[str, str] = {}
+    if issubclass(figure, CellFigure):
+        made = partial(
+            made,
+            failed=failed,
+            is_short=options.shortened,
+            makes_studies=not options.report,
+            jobs=options.jobs,
+            devices=options.devices.split(",") if options.devices else (),
+        )
+    status = run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
+    return 1 if failed else status
 
 
 def _measure(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
@@ -159,22 +176,25 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], kind: str) -> 
         table = read_table(options.table, options.tables)
     for name in missing_parts(table):
         print(f"missing part: {name}: its rows are left out", file=sys.stderr)
-    protocol = protocol_of(
-        options,
-        max_seq_len=options.max_seq_len,
-        shortened=options.shortened,
-        as_released=options.as_released,
-        as_published=options.as_published,
-    )
     report = uea.UEAReport if kind == "uea" else Report
     return run(
         table,
         options,
         arguments,
         module=MODULE,
-        protocol=protocol,
+        protocol=_protocol(options),
         report=report,
         skipped=skipped,
+    )
+
+
+def _protocol(options: argparse.Namespace) -> Options:
+    return protocol_of(
+        options,
+        max_seq_len=options.max_seq_len,
+        shortened=options.shortened,
+        as_released=options.as_released,
+        as_published=options.as_published,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
 
@@ -191,7 +192,7 @@ def _line(claim: Claim, line: pd.DataFrame) -> str:
         if max(values) <= (1 + _CONSTANT) * min(values):
             return "agrees"
         return "cannot be told" if has_spread and max(low) <= min(high) else "differs"
-    falls = all(b <= a + 1e-12 for a, b in zip(values, values[1:], strict=False))
+    falls = all(b <= a + 1e-12 for a, b in pairwise(values))
     if not has_spread:
         return "agrees" if falls and values[-1] < values[0] - 5e-4 else "differs"
     if values[-1] < values[0]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -48,6 +48,8 @@ class FigureReport(Report):
 
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
+    # Whether --shortened takes other cells; otherwise it shortens the protocol.
+    has_reduced_cells: ClassVar[bool] = False
 
     @classmethod
     def table_of(
@@ -96,7 +98,8 @@ class FigureReport(Report):
                     f"{', '.join(judges)}"
                 )
             found = judges[key]()
-            shown.append([sentence, found.measured, found.verdict])
+            told = sentence if isinstance(sentence, str) else sentence["says"]
+            shown.append([told, found.measured, found.verdict])
         return pd.DataFrame(shown, columns=["the paper says", "we measure", "verdict"])
 
     def figures(self) -> dict[str, Figure]:

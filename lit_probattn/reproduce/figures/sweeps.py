@@ -178,7 +178,7 @@ class SweepFigure:
     def picture(self) -> Figure:
         """Return the figure in the paper's axes."""
         entries = [Panel(**entry) for entry in self.part["panels"]]
-        figure, axes = tiles(len(entries), 3, 4.2, 3.4)
+        figure, axes = tiles(len(entries), 3 if len(entries) != 4 else 2, 4.2, 3.4)
         for panel, axis in zip(entries, axes, strict=True):
             name = panel.sweep or next(iter(self.sweeps))
             panel.draw(axis, self.sweeps[name], self.frames[name])
