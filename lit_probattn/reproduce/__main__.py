@@ -32,7 +32,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +118,13 @@ def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[s
         _refuse(options, *every)
     protocol = None if figure.has_reduced_cells else _protocol(options)
     table = figure.table_of(options.table, part, options.tables, place, options.shortened)
-    made = figure.for_part(part, options.shortened and figure.has_reduced_cells)
     failed: dict[str, str] = {}
+    more: dict[str, Any] = {}
     if issubclass(figure, CellFigure):
-        made = partial(
-            made,
-            failed=failed,
-            is_short=options.shortened,
-            makes_studies=not options.report,
-            jobs=options.jobs,
-            devices=options.devices.split(",") if options.devices else (),
-        )
+        more = {"failed": failed, "is_short": options.shortened, "jobs": options.jobs}
+        more["makes_studies"] = not options.report
+        more["devices"] = options.devices.split(",") if options.devices else ()
+    made = figure.for_part(part, options.shortened and figure.has_reduced_cells, **more)
     status = run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
     return 1 if failed else status
 

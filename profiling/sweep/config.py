@@ -295,9 +295,9 @@ def describe(error: ValidationError) -> str:
 
 
 def _all_fields() -> set[str]:
-    parts = (ModelConfig, Grid, Variant, AttentionEntry, TimingConfig)
-    parts = (*parts, Figure, Published, Sentence, Claim)
-    return {name for model in (SweepConfig, *parts) for name in model.model_fields}
+    parts: list[type[Strict]] = [ModelConfig, Grid, Variant, AttentionEntry, TimingConfig]
+    parts += [Figure, Published, Sentence, Claim]
+    return {name for model in [SweepConfig, *parts] for name in model.model_fields}
 
 
 def load_sweep(path: str | Path) -> SweepConfig:

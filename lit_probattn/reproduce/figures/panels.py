@@ -68,18 +68,20 @@ class Panel:
     ) -> None:
         """Draw a histogram, or lines with the range of one deviation over seeds."""
         number = 0
-        for row in rows:
-            table = self._chosen(tables(row, self.study, self.file))
-            if table.empty:
-                continue
+        found = {row: tables(row, self.study, self.file) for row in rows}
+        chosen = {row: self._chosen(table) for row, table in found.items() if len(table)}
+        if self.draw == "histogram" and chosen:
+            bins = np.histogram_bin_edges(pd.concat(chosen.values())[self.x], 25)
+        for row, table in chosen.items():
             if self.draw == "histogram":
                 weights = np.full(len(table), 1 / table["seed"].nunique())
                 axis.hist(
                     table[self.x],
-                    bins=25,
+                    bins=list(bins),
                     weights=weights,
                     histtype="step",
                     lw=1.4,
+                    alpha=0.8,
                     color=f"C{number}",
                     label=label_of(row),
                 )

@@ -76,10 +76,13 @@ class FigureReport(Report):
 
     @classmethod
     def for_part(
-        cls, part: Mapping[str, Any], reduced: bool
+        cls, part: Mapping[str, Any], reduced: bool, **more: Any
     ) -> Callable[[Table, Sequence[Cell], str], Report]:
-        """Return what makes the report of a table, cells and a command."""
-        return partial(cls, part=part, reduced=reduced)
+        """Return what makes the report of a table, cells and a command.
+
+        `more` are arguments of a subclass.
+        """
+        return partial(cls, part=part, reduced=reduced, **more)
 
     @property
     def shortened(self) -> bool:

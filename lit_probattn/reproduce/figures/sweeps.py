@@ -48,6 +48,7 @@ class Panel:
         variants: which; all by default.
         ratio: whether ratios to the baseline are drawn, or values.
         sweep: the sweep, where there are several.
+        scope: of the rows.
     """
 
     title: str
@@ -58,11 +59,14 @@ class Panel:
     variants: Sequence[str] | None = None
     ratio: bool = True
     sweep: str | None = None
+    scope: Any = "model"
 
     def draw(self, axis: Axes, config: SweepConfig, frame: pd.DataFrame) -> None:
         """Draw the lines that have numbers."""
         chosen = None if self.variants is None else list(self.variants)
-        claim = Claim(metric=self.metric, mode=self.mode, variants=chosen, below=1.0)
+        claim = Claim(
+            metric=self.metric, mode=self.mode, variants=chosen, scope=self.scope, below=1.0
+        )
         table = ratios_of(claim, config, frame) if self.ratio else values_of(claim, frame)
         if chosen is not None:
             table = table[table["variant"].isin(chosen)]
@@ -187,12 +191,12 @@ class SweepFigure:
 
     def write(self, folder: Path) -> str:
         """Write `report.md`, `verdicts.csv` and the picture; return the table."""
-        folder.mkdir(parents=True, exist_ok=True)
         columns = ["the paper says", "we measure", "verdict"]
         table = pd.DataFrame(
             [[one.says, one.measured, one.verdict] for one in self.judged], columns=columns
         )
         lines = markdown_lines(table)
+        folder.mkdir(parents=True, exist_ok=True)
         told = [provenance(frame, name) for name, frame in self.frames.items()]
         note = " | ".join([self.part["title"], self.command, *(short for _, short in told)])
         save_png(self.picture(), folder / "figures" / "figure.png", note)
