@@ -91,7 +91,7 @@ def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> li
         return []
     return [
         *("## The paper says / we find", ""),
-        *(f"- The paper: {one}" for one in figure.paper if isinstance(one, str)),
+        *(f"- The paper: {one.says}" for one in figure.paper if not one.holds),
         *(part for one in config.sentences for part in _judged(judge(one, config, frame))),
         *(f"- We {sentence}" for sentence in trends(ratios)),
         *(f"- Note: {sentence}" for sentence in figure.notes),

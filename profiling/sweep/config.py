@@ -202,7 +202,7 @@ class Claim(Strict):
 
 
 class Sentence(Strict):
-    """A sentence of a paper.
+    """A sentence of a paper; a text alone is one that nothing judges.
 
     Args:
         says: the sentence, in our words.
@@ -211,8 +211,13 @@ class Sentence(Strict):
     """
 
     says: str
-    holds: list[Claim] = Field(min_length=1)
+    holds: list[Claim] = Field(default_factory=list)
     figure: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        return {"says": given} if isinstance(given, str) else given
 
 
 class Figure(Strict):
@@ -226,7 +231,7 @@ class Figure(Strict):
     """
 
     title: str
-    paper: list[str | Sentence] = Field(default_factory=list)
+    paper: list[Sentence] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     published: list[Published] = Field(default_factory=list)
 
@@ -250,8 +255,7 @@ class SweepConfig(Strict):
     @property
     def sentences(self) -> list[Sentence]:
         """The paper's sentences that get a verdict."""
-        said = self.report.paper if self.report else []
-        return [one for one in said if isinstance(one, Sentence)]
+        return [one for one in self.report.paper if one.holds] if self.report else []
 
     @model_validator(mode="after")
     def _known_variants_of_claims(self) -> SweepConfig:
@@ -295,9 +299,9 @@ def describe(error: ValidationError) -> str:
 
 
 def _all_fields() -> set[str]:
-    parts: list[type[Strict]] = [ModelConfig, Grid, Variant, AttentionEntry, TimingConfig]
-    parts += [Figure, Published, Sentence, Claim]
-    return {name for model in [SweepConfig, *parts] for name in model.model_fields}
+    parts: list[type[Strict]] = [SweepConfig, ModelConfig, Grid, Variant, AttentionEntry]
+    parts += [TimingConfig, Figure, Published, Sentence, Claim]
+    return {name for model in parts for name in model.model_fields}
 
 
 def load_sweep(path: str | Path) -> SweepConfig:

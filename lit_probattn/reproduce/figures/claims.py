@@ -11,11 +11,11 @@ Every row must pass it; a sentence is no better than the weakest of its parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from lit_probattn.compare.statistics import Sample
-from lit_probattn.configs import ConfigError
+from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce.figures.curves import (
     Curves,
     best,
@@ -78,10 +78,13 @@ class Claim:
             ConfigError: it has unknown keys or rows, or not one of value and curve.
         """
         words = {("compare" if key == "is" else key): value for key, value in entry.items()}
-        try:
-            claim = cls(**words)
-        except TypeError as error:
-            raise ConfigError(f"{place}: {str(error).partition(') ')[2] or error}") from error
+        known = [one.name for one in fields(cls)]
+        for key in words:
+            if key not in known:
+                raise ConfigError(f"{place}: a claim has no key {key!r}{nearest(key, known)}")
+        if "rows" not in words or "compare" not in words:
+            raise ConfigError(f"{place}: a claim needs `rows` and `is`")
+        claim = cls(**words)
         if (claim.value is None) == (claim.curve is None) or (claim.curve and not claim.at):
             raise ConfigError(f"{place}: a claim needs either value, or curve and at")
         if claim.compare not in _COMPARE:
