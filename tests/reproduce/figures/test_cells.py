@@ -138,6 +138,14 @@ def test_a_printed_value_lies_in_the_interval_or_not(printed, verdict, tmp_path)
     assert list(one["verdict"]) == ["cannot be told"]
 
 
+def test_a_sentence_is_no_better_than_its_weakest_part(tmp_path):
+    parts = [claim(value="test"), claim(value="test", **{"is": "higher"})]
+    found = figure(tmp_path, parts, shift=-0.5).findings
+    assert list(found["verdict"]) == ["differs"]
+    assert "(agrees); " in found["we measure"][0]
+    assert found["we measure"][0].endswith("(differs)")
+
+
 def studied(made, rank):
     """Write what the studies of every cell would: ranks by row."""
     for cell, _ in made.results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from lit_probattn.compare.cells import Place
@@ -75,6 +76,7 @@ def test_every_figure_has_something_to_measure_and_to_judge(name):
         if key in claim and claim[key] not in next(iter(table.tasks.values())).metrics
     }
     assert report.pictures()
+    plt.close("all")
 
 
 @pytest.mark.parametrize("name", ["mgk_figure13", "fish_figure2", "value_aware_figure1"])
