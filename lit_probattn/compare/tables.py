@@ -16,7 +16,11 @@ FOLDER = Path("configs/reproduce")
 # The column of a table that is the mean over its tasks.
 AVERAGE = "average"
 
-Kind = Literal["fits", "uea", "figure", "sweep", "analysis", "out_of_scope"]
+Kind = Literal[
+    "fits", "uea", "figure", "sweep_figure", "sweep", "analysis", "drawing", "out_of_scope"
+]
+# Files that hold several entries.
+_GROUPS = ("other_tables", "sweep_figures", "cell_figures")
 
 
 @dataclass(frozen=True)
@@ -307,12 +311,14 @@ def kinds(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     """Return `title`, `kind` and more of every published table and figure, by name, in order."""
     contents = {path.stem: read_yaml(path) for path in files_in(folder).values()}
     found = {name: content for name, content in contents.items() if "kind" in content}
-    found |= contents["other_tables"]
+    for group in _GROUPS:
+        found |= contents.get(group, {})
     return {name: found[name] for name in sorted(found, key=_natural)}
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    head, _, tail = name.rpartition("table")
+    head, word, tail = name.rpartition("table" if "table" in name else "figure")
+    head += word
     digits = "".join(c for c in tail if c.isdecimal())
     return (head, int(digits), tail) if head and digits else (name, 0, "")
 

@@ -19,8 +19,10 @@ at a time, on one GPU or in turn on those of --devices.
 A table whose numbers are of trained models (fish_table8) trains its models or takes those of other
 tables, and makes its study of each; a finished study is never made again.
 
-A figure (low_rank_figure1) is drawn of cells too; what its paper says of it is judged, sentence by
-sentence. --shortened takes its reduced version.
+A figure is judged by what its paper says of it, sentence by sentence. One of trained models
+(mgk_figure1, mgk_figure2) is drawn of cells too, and of studies that are made when all are trained;
+--shortened takes the shortened protocol, or smaller models (low_rank_figure1). A figure of costs
+(mgk_figure3) runs the sweep of `python -m profiling` that it stands on.
 
 The published protocol is the default. --shortened, --steps, --max_seq_len and --set make another
 one, which the report says and compares setting by setting.
@@ -38,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.errors import DataError
+from lit_probattn.compare.cells import portable
 from lit_probattn.compare.command import add_flags, place_of, protocol_of, run
 from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.report import Report
@@ -47,7 +50,10 @@ from lit_probattn.reproduce import uea
 from lit_probattn.reproduce.analyses.report import AnalysisReport
 from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.commands import list_lines, missing_parts, other_lines
-from lit_probattn.reproduce.figures.registry import FIGURES
+from lit_probattn.reproduce.figures.cells import CellFigure
+from lit_probattn.reproduce.figures.registry import figure_class
+from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from profiling.measure.rows import RowsError
 
 MODULE = "lit_probattn.reproduce"
 
@@ -85,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(list_lines(place_of(options), options.tables)))
             return 0
         return _dispatch(options, arguments)
-    except (ConfigError, DataError, ValueError) as error:
+    except (ConfigError, DataError, RowsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -102,6 +108,8 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return _draw(options, arguments, part)
     if part["kind"] == "analysis":
         return _study(options, arguments, part)
+    if part["kind"] == "sweep_figure":
+        return _measure(options, arguments, part)
     _refuse(options, "accelerator", "dry_run", "runs")
     print("\n".join(other_lines(options.table, part)))
     if part["kind"] == "sweep" and not options.dry_run:
@@ -112,13 +120,21 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
-    every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
-    _refuse(options, *every)
-    figure, place = FIGURES[options.table], place_of(options)
+    figure, place = figure_class(options.table, part), place_of(options)
+    if figure.has_reduced_cells:
+        every = set(vars(options)) - {"as_published", "as_released", "max_seq_len"}
+        _refuse(options, *every)
+    protocol = None if figure.has_reduced_cells else _protocol(options)
     table = figure.table_of(options.table, part, options.tables, place, options.shortened)
-    report = figure.for_part(part, options.shortened)
-    protocol = protocol_of(options, shortened=options.shortened and figure.shortens)
-    return run(table, options, arguments, module=MODULE, protocol=protocol, report=report)
+    failed: dict[str, str] = {}
+    more: dict[str, Any] = {}
+    if issubclass(figure, CellFigure):
+        more = {"failed": failed, "is_short": options.shortened, "jobs": options.jobs}
+        more["makes_studies"] = not options.report
+        more["devices"] = options.devices.split(",") if options.devices else ()
+    made = figure.for_part(part, options.shortened and figure.has_reduced_cells, **more)
+    status = run(table, options, arguments, module=MODULE, protocol=protocol, report=made)
+    return 1 if failed else status
 
 
 def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
@@ -128,14 +144,18 @@ def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[
     return run(analysis.table, options, arguments, module=MODULE, protocol=protocol, report=report)
 
 
-def _protocol(options: argparse.Namespace) -> Options:
-    return protocol_of(
-        options,
-        max_seq_len=options.max_seq_len,
-        shortened=options.shortened,
-        as_released=options.as_released,
-        as_published=options.as_published,
-    )
+def _measure(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
+    _refuse(options, "dry_run", "report", "runs", "out")
+    command = shlex.join([*f"python -m {MODULE}".split(), *portable(arguments)])
+    figure = SweepFigure(options.table, part, options.runs, command)
+    if options.dry_run:
+        print(figure.plan())
+        return 0
+    if not options.report:
+        figure.run()
+    out = options.out or options.runs / "reproduce" / "reports" / options.table
+    print(f"{figure.write(out)}\n\nreport: {out}/report.md")
+    return 0
 
 
 def _refuse(options: argparse.Namespace, *taken: str) -> None:
@@ -175,6 +195,16 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], kind: str) -> 
         protocol=_protocol(options),
         report=report,
         skipped=skipped,
+    )
+
+
+def _protocol(options: argparse.Namespace) -> Options:
+    return protocol_of(
+        options,
+        max_seq_len=options.max_seq_len,
+        shortened=options.shortened,
+        as_released=options.as_released,
+        as_published=options.as_published,
     )
 
 

@@ -13,7 +13,8 @@ from lit_probattn.compare.protocol import Options
 from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
 from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.figures.registry import FIGURES
+from lit_probattn.reproduce.figures.registry import figure_class
+from lit_probattn.reproduce.figures.sweeps import SweepFigure
 
 
 def missing_parts(table: Table) -> list[str]:
@@ -46,10 +47,14 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         parts = missing_parts(table)
         return f"{text}; missing parts: {', '.join(parts)}" if parts else text
     if kind == "figure":
-        table = FIGURES[name].table_of(name, part, folder, place, False)
+        table = figure_class(name, part).table_of(name, part, folder, place, False)
         cells = make_cells(table, [], table.seeds, Options(), place)
         done = sum(cell.result() is not None for cell in cells)
-        return f"{done} of {len(cells)} cells finished; --shortened is a reduced version"
+        return f"{done} of {len(cells)} cells finished (full protocol)"
+    if kind == "drawing":
+        return "a drawing without data"
+    if kind == "sweep_figure":
+        return SweepFigure(name, part, place.runs).state
     if kind == "uea":
         return "run by python -m lit_probattn.uea_benchmark"
     if kind == "out_of_scope":
@@ -72,6 +77,8 @@ def other_lines(name: str, part: Mapping[str, Any]) -> list[str]:
     title = part["title"]
     if part["kind"] == "out_of_scope":
         raise ConfigError(f"{name} ({title}) is not made: {part['reason']}")
+    if part["kind"] == "drawing":
+        raise ConfigError(f"{name} ({title}) is a drawing without data")
     return [
         f"{name}: {title}",
         "with a GPU:",

@@ -14,6 +14,7 @@ from lit_probattn.records.tables import markdown_lines, unequal_sides
 from profiling.cost.exact import layer_of_row
 from profiling.measure.counters import CONVENTION
 from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
+from profiling.report.claims import Judged, judge
 from profiling.report.figures import draw_figures
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
 from profiling.report.tables import (
@@ -90,11 +91,16 @@ def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> li
         return []
     return [
         *("## The paper says / we find", ""),
-        *(f"- The paper: {sentence}" for sentence in figure.paper),
+        *(f"- The paper: {one.says}" for one in figure.paper if not one.holds),
+        *(part for one in config.sentences for part in _judged(judge(one, config, frame))),
         *(f"- We {sentence}" for sentence in trends(ratios)),
         *(f"- Note: {sentence}" for sentence in figure.notes),
         *("", *published_table(figure.published, frame, ratios)),
     ]
+
+
+def _judged(found: Judged) -> list[str]:
+    return [f"- The paper: {found.says}", f"  - **{found.verdict}**: {found.measured}."]
 
 
 def agreement(frame: pd.DataFrame) -> list[str]:

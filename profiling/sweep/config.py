@@ -157,18 +157,81 @@ class Published(Strict):
         return float(values.iloc[0]) / self.scale if len(values) else None
 
 
+Axis = Literal["embed_dim", "seq_len", "grid_heads"]
+
+
+class Claim(Strict):
+    """A part of a sentence that numbers of a sweep can contradict: one condition, at every place.
+
+    Args:
+        metric: a column of the rows; `memory_bytes` is resident and peak memory together.
+        variants: which; None means all that have a baseline.
+        scope: of the rows: `attention`, `layers`, `model`.
+        mode: `eval`, `train`; None means all of the sweep.
+        below: the ratio to the baseline is smaller than this at every place.
+        reaches: the ratio to the baseline is at most this somewhere.
+        falls_over: along these axes the ratio never rises, and falls somewhere on every line.
+        constant_over: along these axes the ratio stays within 1 %.
+        within: values of the variants differ by at most this share of the smallest.
+        ordered: values of the variants rise in the order of `variants`.
+        needs_gpu: whether a CPU cannot tell, such as the memory that a GPU takes.
+    """
+
+    metric: str = "macs"
+    variants: list[str] | None = None
+    scope: Literal["attention", "layers", "model"] = "model"
+    mode: Literal["eval", "train"] | None = None
+    below: float | None = None
+    reaches: float | None = None
+    falls_over: list[Axis] = Field(default_factory=list)
+    constant_over: list[Axis] = Field(default_factory=list)
+    within: float | None = None
+    ordered: bool = False
+    needs_gpu: bool = False
+
+    @model_validator(mode="after")
+    def _one_condition(self) -> Claim:
+        conditions = (self.below, self.reaches, self.within)
+        given = sum(value is not None for value in conditions) + self.ordered
+        given += bool(self.falls_over) + bool(self.constant_over)
+        if given != 1:
+            raise ValueError(
+                "a claim needs one of below, reaches, falls_over, constant_over, within, ordered"
+            )
+        return self
+
+
+class Sentence(Strict):
+    """A sentence of a paper; a text alone is one that nothing judges.
+
+    Args:
+        says: the sentence, in our words.
+        holds: what must hold for it.
+        figure: the published figure, where a sweep belongs to several.
+    """
+
+    says: str
+    holds: list[Claim] = Field(default_factory=list)
+    figure: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        return {"says": given} if isinstance(given, str) else given
+
+
 class Figure(Strict):
     """What the report compares with a published figure or table.
 
     Args:
         title: heading.
-        paper: what the paper says, one sentence each.
+        paper: what the paper says; a sentence with `holds` gets a verdict.
         notes: what explains a difference, one sentence each.
         published: published numbers beside ours.
     """
 
     title: str
-    paper: list[str] = Field(default_factory=list)
+    paper: list[Sentence] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     published: list[Published] = Field(default_factory=list)
 
@@ -188,6 +251,22 @@ class SweepConfig(Strict):
     point_timeout_s: float = Field(default=1800.0, gt=0)
     seed: int = 0
     report: Figure | None = None
+
+    @property
+    def sentences(self) -> list[Sentence]:
+        """The paper's sentences that get a verdict."""
+        return [one for one in self.report.paper if one.holds] if self.report else []
+
+    @model_validator(mode="after")
+    def _known_variants_of_claims(self) -> SweepConfig:
+        for sentence in self.sentences:
+            for name in (n for claim in sentence.holds for n in claim.variants or ()):
+                if name not in self.variants:
+                    raise ValueError(
+                        f"a claim names {name!r}, which is not among the variants: "
+                        f"{', '.join(self.variants)}"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _known_baselines(self) -> SweepConfig:
@@ -220,8 +299,9 @@ def describe(error: ValidationError) -> str:
 
 
 def _all_fields() -> set[str]:
-    parts = (ModelConfig, Grid, Variant, AttentionEntry, TimingConfig, Figure, Published)
-    return {name for model in (SweepConfig, *parts) for name in model.model_fields}
+    parts: list[type[Strict]] = [SweepConfig, ModelConfig, Grid, Variant, AttentionEntry]
+    parts += [TimingConfig, Figure, Published, Sentence, Claim]
+    return {name for model in parts for name in model.model_fields}
 
 
 def load_sweep(path: str | Path) -> SweepConfig:

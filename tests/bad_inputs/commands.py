@@ -8,7 +8,14 @@ from pathlib import Path
 
 import yaml
 
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.protocol import Options
+from lit_probattn.compare.tables import kinds, read_table
+from lit_probattn.configs import ConfigError
 from lit_probattn.reproduce.__main__ import main as reproduce
+from lit_probattn.reproduce.figures.cells import CellFigure
+from profiling.cli import main as profiling_main
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
 from tests.compare.tiny import TABLE, TASKS, write_tables
 from tests.support.paths import ROOT
@@ -80,6 +87,35 @@ def _chains(*words: str, start: str = "first", **table: object) -> Callable[[Pat
     return tell
 
 
+def _reproduce(*words: str) -> Callable[[Path], str]:
+    """A command of `python -m lit_probattn.reproduce`."""
+    return lambda folder: command_error([*words, "--runs", str(folder)], reproduce)
+
+
+def _claim(claim: str) -> Callable[[Path], str]:
+    """A figure of a table's cells, with a claim."""
+
+    def tell(folder: Path) -> str:
+        tables = write_tables(folder / "tables")
+        (tables / "cell_figures.yaml").write_text(
+            "tiny_figure:\n  {title: Tiny, kind: figure, cells: {tiny: [listops]}, panels: [],\n"
+            f"    says: {{one: {{says: It is so., holds: [{{{claim}}}]}}}}}}\n"
+        )
+        (cell,) = make_cells(
+            read_table("tiny", tables), ["listops", "mgk_1"], [3], Options(), Place(folder)
+        )
+        cell.keep({"values": {"test": 1.0}, "run_folder": str(folder), "report": {}})
+        table = kinds(tables)["tiny_figure"]
+        made = CellFigure.table_of("tiny_figure", table, tables, Place(folder), False)
+        try:
+            _ = CellFigure(made, [cell], "", part=table).findings
+        except ConfigError as error:
+            return f"error: {error}"
+        raise AssertionError("nothing is refused")
+
+    return tell
+
+
 def _cases_of_tables() -> Iterator[Case]:
     area = "Tables"
     yield Case(area, "`--set listop:model.init_args.lr=1`", _chains("--set", "listop:a.b=1"))
@@ -94,6 +130,46 @@ def _cases_of_tables() -> Iterator[Case]:
         "a trend that grows": {"says": "grows"},
     }.items():
         yield Case(area, what, _chains(trends=[{**trend, **wrong}]))
+
+
+def _sweep_claim(claim: str) -> Callable[[Path], str]:
+    """A sweep whose report has a claim."""
+
+    def tell(folder: Path) -> str:
+        text = (ROOT / "configs/profiling/mgk_figure15.yaml").read_text()
+        old = "{metric: macs, mode: train, variants: [mgk, mlk], below: 1}"
+        assert old in text
+        (folder / "sweep.yaml").write_text(text.replace(old, f"{{{claim}}}", 1))
+        words = ["sweep", "--config", str(folder / "sweep.yaml"), "--dry-run"]
+        return command_error(words, profiling_main)
+
+    return tell
+
+
+def _figures() -> Iterator[Case]:
+    """Figures of papers, and what is said of them."""
+    area = "Figures of papers"
+    yield Case(area, "`reproduce mgk_figure17`", _reproduce("mgk_figure17"))
+    yield Case(area, "`reproduce fish_figure1`", _reproduce("fish_figure1"))
+    yield Case(area, "`mgk_figure3 --seeds 1`", _reproduce("mgk_figure3", "--seeds", "1"))
+    yield Case(area, "`mgk_figure3 --report`, unmeasured", _reproduce("mgk_figure3", "--report"))
+    yield Case(area, "`mgk_figure1 --only mgk_8`", _reproduce("mgk_figure1", "--only", "mgk_8"))
+    is_lower = "rows: [mgk_1], is: lower, than: softmax_2"
+    for what, claim in {
+        "of an unknown row": "rows: [mgk_9], is: lower, than: softmax_2, value: test",
+        "of an unknown value": f"{is_lower}, value: tset",
+        "that is `larger`": "rows: [mgk_1], is: larger, than: softmax_2, value: test",
+        "of a curve without `at`": f"{is_lower}, curve: train/loss",
+        "with an unknown key": f"{is_lower}, value: test, then: 3",
+        "without another side": "rows: [mgk_1], is: lower, value: test",
+    }.items():
+        yield Case(area, f"a claim {what}", _claim(claim))
+    for what, claim in {
+        "with two conditions": "below: 1, reaches: 0.5",
+        "of an unknown variant": "variants: [mgk4], below: 1",
+        "with `blow`": "blow: 1",
+    }.items():
+        yield Case(area, f"a claim on costs {what}", _sweep_claim(claim))
 
 
 def cases() -> Iterator[Case]:
@@ -187,6 +263,7 @@ def cases() -> Iterator[Case]:
     yield Case(files, "`trainer: [1, 2]`", _config("trainer: [1, 2]"))
     yield Case(files, "`num_layers: {a: 1}`", _config("model: {init_args: {num_layers: {a: 1}}}"))
     yield from _analysis_cases()
+    yield from _figures()
 
 
 def _analysis_cases() -> Iterator[Case]:

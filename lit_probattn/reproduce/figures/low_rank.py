@@ -43,6 +43,8 @@ __all__ = ["AgainstHeadSize", "AgainstHeads", "AgainstParameters"]
 class _LowRank(FigureReport):
     """A figure whose cells are points of a grid of head sizes."""
 
+    has_reduced_cells = True
+
     @classmethod
     def table_of(
         cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool

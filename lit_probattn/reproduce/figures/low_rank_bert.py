@@ -33,8 +33,6 @@ class FineTuned(FigureReport):
     version all widths are divided, the numbers of heads stay.
     """
 
-    shortens = True
-
     @classmethod
     def table_of(
         cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool

@@ -1,7 +1,11 @@
-"""Which class makes which figure; configs/reproduce has a file of the same name for each."""
+"""Which class makes which figure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from lit_probattn.reproduce.figures.cells import CellFigure, StudyFigure
 from lit_probattn.reproduce.figures.low_rank import (
     AgainstHeads,
     AgainstHeadSize,
@@ -10,6 +14,7 @@ from lit_probattn.reproduce.figures.low_rank import (
 from lit_probattn.reproduce.figures.low_rank_bert import FineTuned
 from lit_probattn.reproduce.figures.report import FigureReport
 
+# Figures with a class of their own, and a file of their name in configs/reproduce.
 FIGURES: dict[str, type[FigureReport]] = {
     "low_rank_figure1": AgainstParameters,
     "low_rank_figure2": FineTuned,
@@ -17,3 +22,8 @@ FIGURES: dict[str, type[FigureReport]] = {
     "low_rank_figure3b": AgainstHeadSize,
     "low_rank_figure4": AgainstParameters,
 }
+
+
+def figure_class(name: str, part: Mapping[str, Any]) -> type[FigureReport]:
+    """Return what makes a figure of `kind: figure`."""
+    return FIGURES.get(name) or (StudyFigure if "studies" in part else CellFigure)

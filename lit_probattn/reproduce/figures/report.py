@@ -46,11 +46,10 @@ class FigureReport(Report):
         reduced: whether the cells are those of the reduced version.
     """
 
-    # Whether the reduced version is the shortened protocol of tasks and rows, or another grid.
-    shortens: ClassVar[bool] = False
-
     part: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
+    # Whether --shortened takes other cells; otherwise it shortens the protocol.
+    has_reduced_cells: ClassVar[bool] = False
 
     @classmethod
     def table_of(
@@ -77,10 +76,13 @@ class FigureReport(Report):
 
     @classmethod
     def for_part(
-        cls, part: Mapping[str, Any], reduced: bool
+        cls, part: Mapping[str, Any], reduced: bool, **more: Any
     ) -> Callable[[Table, Sequence[Cell], str], Report]:
-        """Return what makes the report of a table, cells and a command."""
-        return partial(cls, part=part, reduced=reduced)
+        """Return what makes the report of a table, cells and a command.
+
+        `more` are arguments of a subclass.
+        """
+        return partial(cls, part=part, reduced=reduced, **more)
 
     @cached_property
     def findings(self) -> pd.DataFrame:
@@ -94,7 +96,8 @@ class FigureReport(Report):
                     f"{', '.join(judges)}"
                 )
             found = judges[key]()
-            shown.append([sentence, found.measured, found.verdict])
+            told = sentence if isinstance(sentence, str) else sentence["says"]
+            shown.append([told, found.measured, found.verdict])
         return pd.DataFrame(shown, columns=["the paper says", "we measure", "verdict"])
 
     def figures(self) -> dict[str, Figure]:

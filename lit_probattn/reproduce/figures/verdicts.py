@@ -35,7 +35,7 @@ from lit_probattn.compare.statistics import (
 
 __all__ = [
     *("Finding", "Judge", "against_bound", "against_computed", "against_value", "at_equal"),
-    *("difference", "equal", "sample_of", "sided", "trend"),
+    *("combined", "difference", "equal", "sample_of", "sided", "trend"),
 ]
 
 Verdict = Literal["agrees", "same direction", "differs", "cannot be told"]
@@ -161,6 +161,18 @@ def sided(first: Sample | None, second: Sample | None, sign: Sign, words: str) -
         return Finding(MISSING, "cannot be told")
     found = difference(first, second)
     return Finding(f"{words}: {found}", found.verdict(sign))
+
+
+def combined(findings: Sequence[Finding]) -> Finding:
+    """Return one finding of the parts of a sentence: its verdict is that of the weakest part.
+
+    Where parts have several verdicts, each is named beside its part.
+    """
+    ranks: list[Verdict] = ["differs", "cannot be told", "same direction", "agrees"]
+    verdict = min((one.verdict for one in findings), key=ranks.index)
+    several = len({one.verdict for one in findings}) > 1
+    texts = [f"{one.measured} ({one.verdict})" if several else one.measured for one in findings]
+    return Finding("; ".join(dict.fromkeys(texts)), verdict)
 
 
 def equal(first: pd.DataFrame, second: pd.DataFrame, words: str) -> Finding:

@@ -1,0 +1,216 @@
+"""Figures drawn of cells of published tables: learning curves, and studies of what was trained."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lit_probattn.analysis.drawing import tiles
+from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.statistics import Sample
+from lit_probattn.compare.tables import Row, Table, read_table
+from lit_probattn.configs import ConfigError, nearest
+from lit_probattn.reproduce.figures.claims import Claim
+from lit_probattn.reproduce.figures.curves import Curves, curve_of
+from lit_probattn.reproduce.figures.panels import Panel, show
+from lit_probattn.reproduce.figures.report import FigureReport
+from lit_probattn.reproduce.figures.verdicts import Finding, Judge, combined
+from lit_probattn.reproduce.studies import CellStudy, Value
+
+
+@dataclass
+class CellFigure(FigureReport):
+    """A figure of configs/reproduce/cell_figures.yaml.
+
+    Args:
+        table, cells, command, part, reduced: as in FigureReport.
+        failed: reasons by label of studies that did not end; shared by copies of the report.
+        makes_studies: whether `write` makes the studies that are missing.
+        jobs: studies at a time.
+        devices: CUDA devices that they share in turn.
+        is_short: whether studies take their short flags.
+    """
+
+    failed: dict[str, str] = field(default_factory=dict)
+    makes_studies: bool = False
+    jobs: int = 1
+    devices: Sequence[str] = ()
+    is_short: bool = False
+
+    @classmethod
+    def table_of(
+        cls, name: str, part: Mapping[str, Any], folder: Path, place: Place, reduced: bool
+    ) -> Table:
+        """Return the rows that the entry names, of the tables that it names."""
+        tables = {key: read_table(key, folder) for key in part["cells"]}
+        tasks, rows = {}, {}
+        for key, only in part["cells"].items():
+            for task, row in tables[key].select(only):
+                if row.name in rows:
+                    raise ConfigError(f"{name}: {row.name} is a row of two of its tables")
+                tasks[task.name] = task
+                rows[row.name] = row
+        first = next(iter(tables.values()))
+        kept = {key: _of_tasks(row, tasks) for key, row in rows.items()}
+        return Table(
+            name=name,
+            title=part["title"],
+            seeds=first.seeds,
+            published_runs=first.published_runs,
+            baseline=part.get("baseline", next(iter(rows))),
+            tasks=tasks,
+            rows=kept,
+        )
+
+    # ---- what is read --------------------------------------------------------------------------
+
+    @cached_property
+    def studies(self) -> dict[str, CellStudy]:
+        """The studies by name."""
+        short = self.part.get("studies_shortened", {}) if self.is_short else {}
+        named = self.part.get("studies", {})
+        return {name: CellStudy(name, short.get(name, flags)) for name, flags in named.items()}
+
+    @cached_property
+    def values(self) -> dict[str, tuple[CellStudy, Value]]:
+        """Numbers of studies by name."""
+        found = {}
+        for name, entry in self.part.get("values", {}).items():
+            entry = dict(entry)
+            found[name] = (self.studies[entry.pop("study")], Value(**entry))
+        return found
+
+    def cells_of(self, row: str) -> list[tuple[Cell, dict[str, Any]]]:
+        """Return the finished cells of a row with their results."""
+        return [(cell, result) for cell, result in self.results if cell.row.name == row]
+
+    def sample(self, row: str, value: str) -> Sample | None:
+        """Return a value of a row over seeds; None where nothing has it.
+
+        Raises:
+            ConfigError: there is no such value.
+        """
+        found: dict[int, float] = {}
+        metrics = {name for task in self.table.tasks.values() for name in task.metrics}
+        for cell, result in self.cells_of(row):
+            if value in self.values:
+                study, number = self.values[value]
+                if study.is_done(cell):
+                    found[cell.seed] = number.of(study, cell)
+            elif value in result["values"]:
+                found[cell.seed] = result["values"][value]
+        if value not in self.values and value not in metrics:
+            known = [*self.values, *metrics]
+            raise ConfigError(f"{self.table.name}: unknown value {value!r}{nearest(value, known)}")
+        return Sample(tuple(found.values()), tuple(found)) if found else None
+
+    def curves(self, row: str, metric: str) -> Curves:
+        """Return a logged metric of a row, by seed."""
+        found = {cell.seed: curve_of(result, metric) for cell, result in self.cells_of(row)}
+        return {seed: curve for seed, curve in found.items() if curve is not None}
+
+    def tables(self, row: str, study: str, file: str) -> pd.DataFrame:
+        """Return a table of a study of a row, all seeds below each other."""
+        done = [cell for cell, _ in self.cells_of(row) if self.studies[study].is_done(cell)]
+        parts = [self.studies[study].table(cell, file).assign(seed=cell.seed) for cell in done]
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+    def columns(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of a cell's studies."""
+        return {
+            name: value.of(study, cell) if study.is_done(cell) else None
+            for name, (study, value) in self.values.items()
+        }
+
+    # ---- what is said --------------------------------------------------------------------------
+
+    def judges(self) -> Mapping[str, Judge]:
+        """Return what judges each sentence: its claims."""
+        rows = list(self.table.rows)
+        claims = {
+            key: [
+                Claim.read(claim, f"{self.table.name}, {key}", rows) for claim in sentence["holds"]
+            ]
+            for key, sentence in self.part["says"].items()
+        }
+        return {key: self._judge(parts) for key, parts in claims.items()}
+
+    def _judge(self, claims: Sequence[Claim]) -> Judge:
+        def judge() -> Finding:
+            label = {name: row.label for name, row in self.table.rows.items()}.__getitem__
+            return combined([claim.judge(self.sample, self.curves, label) for claim in claims])
+
+        return judge
+
+    def text(self) -> list[str]:
+        """Return the sentences with their verdicts, and what the picture has of ours."""
+        note = self.part.get("note")
+        return [*super().text(), *([note] if note else [])]
+
+    # ---- what is drawn -------------------------------------------------------------------------
+
+    def pictures(self) -> dict[str, Figure]:
+        """Return the panels, and in a picture of its own what studies drew."""
+        panels = [Panel(**entry) for entry in self.part["panels"]]
+        drawn = [panel for panel in panels if panel.draw != "pictures"]
+        found = {}
+        label = {name: row.label for name, row in self.table.rows.items()}.__getitem__
+        if drawn:
+            figure, axes = tiles(len(drawn), 3 if len(drawn) != 4 else 2, 4.2, 3.4)
+            for panel, axis in zip(drawn, axes, strict=True):
+                rows = list(panel.rows or self.table.rows)
+                if panel.draw == "curves":
+                    curves = {row: self.curves(row, panel.metric) for row in rows}
+                    panel.draw_curves(axis, curves, label)
+                else:
+                    panel.draw_study(axis, rows, self.tables, label)
+            figure.suptitle(self.part["title"], fontsize=10)
+            found["figure"] = figure
+        for number, panel in enumerate(p for p in panels if p.draw == "pictures"):
+            rows = list(panel.rows or self.table.rows)
+            figure, axes = tiles(len(rows), 3, 5.0, 4.4)
+            for row, axis in zip(rows, axes, strict=True):
+                seed, path = self._picture(row, panel)
+                show(axis, path, label(row) + (f", seed {seed}" if path else ""))
+            figure.suptitle(panel.title or self.part["title"], fontsize=10)
+            found[f"pictures{number + 1}" if drawn or number else "figure"] = figure
+        return found
+
+    def _picture(self, row: str, panel: Panel) -> tuple[int, Path | None]:
+        """Return the seed and the picture of the first seed that is studied."""
+        study = self.studies[panel.study]
+        for cell, _ in self.cells_of(row):
+            named = [path for path in study.pictures(cell) if path.name == panel.file]
+            if study.is_done(cell) and named:
+                return cell.seed, named[0]
+        return 0, None
+
+    # ---- making --------------------------------------------------------------------------------
+
+    def write(self, folder: Path) -> str:
+        """Make the studies that are missing, if asked to; write what every figure has."""
+        if self.makes_studies:
+            cells = [cell for cell, _ in self.results]
+            for study in self.studies.values():
+                self.failed |= study.make(cells, jobs=self.jobs, devices=self.devices)
+            for name, reason in self.failed.items():
+                print(f"failed: {name}: {reason}", file=sys.stderr)
+        return super().write(folder)
+
+
+class StudyFigure(CellFigure):
+    """A figure with studies, which are made once all cells are trained."""
+
+    after_every_cell = False
+
+
+def _of_tasks(row: Row, tasks: Mapping[str, Any]) -> Row:
+    published = {task: values for task, values in row.published.items() if task in tasks}
+    return replace(row, published=published)

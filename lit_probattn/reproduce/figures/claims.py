@@ -1,0 +1,216 @@
+"""Conditions on the cells of a figure, by which its paper's sentences are judged.
+
+A condition compares a number of one row with that of another, or with a value, seed by seed:
+
+    {rows: [mgk_4, mgk_2], is: higher, than: softmax_4, value: rank}       # of a study
+    {rows: [mgk_1], is: lower, than: softmax_2, curve: train/loss, at: throughout}
+
+Every row must pass it; a sentence is no better than the weakest of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from lit_probattn.compare.statistics import Sample
+from lit_probattn.configs import ConfigError, nearest
+from lit_probattn.reproduce.figures.curves import (
+    Curves,
+    best,
+    common_steps,
+    first_reaching,
+    settling,
+    smoothed,
+)
+from lit_probattn.reproduce.figures.verdicts import (
+    MISSING,
+    Finding,
+    Sign,
+    combined,
+    difference,
+    sided,
+)
+
+_WORDS = {
+    "throughout": "{}, mean over all logged steps",
+    "best": "best {}",
+    "reach": "steps until {} is the other's best",
+    "settled": "share of the change of {} in the last tenth of the steps",
+}
+_COMPARE = ("higher", "lower", "equal", "near")
+_EQUAL = 1e-6
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A condition on rows.
+
+    Args:
+        rows: rows that must pass it.
+        compare: `higher` or `lower` than the other side, `equal` to it, or `near` a printed value,
+            which lies in the interval over seeds.
+        than: another row; or a number.
+        value: a value of the figure's studies, or a metric of the table's cells.
+        than_value: the other side's value, where it is another one (of the same row unless `than`
+            names one).
+        curve: a logged metric, in place of a value.
+        at: of a curve: `throughout`, its mean over the steps that both log, and the side at each;
+            `best`; `reach`, the steps until it is as good as the other row's best; `settled`.
+        margin: how much worse than the other row still counts, as a share of it.
+    """
+
+    rows: Sequence[str]
+    compare: Literal["higher", "lower", "equal", "near"]
+    than: str | float | None = None
+    value: str | None = None
+    than_value: str | None = None
+    curve: str | None = None
+    at: Literal["throughout", "best", "reach", "settled"] | None = None
+    margin: float = 0.0
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any], place: str, rows: Sequence[str]) -> Claim:
+        """Read an entry of a file.
+
+        Raises:
+            ConfigError: it has unknown keys or rows, or not one of value and curve.
+        """
+        words = {("compare" if key == "is" else key): value for key, value in entry.items()}
+        known = [one.name for one in fields(cls)]
+        for key in words:
+            if key not in known:
+                raise ConfigError(f"{place}: a claim has no key {key!r}{nearest(key, known)}")
+        if "rows" not in words or "compare" not in words:
+            raise ConfigError(f"{place}: a claim needs `rows` and `is`")
+        claim = cls(**words)
+        if (claim.value is None) == (claim.curve is None) or (claim.curve and not claim.at):
+            raise ConfigError(f"{place}: a claim needs either value, or curve and at")
+        if claim.compare not in _COMPARE:
+            raise ConfigError(
+                f"{place}: `is` must be one of {', '.join(_COMPARE)}, not {claim.compare}"
+            )
+        if claim.at is not None and claim.at not in _WORDS:
+            raise ConfigError(f"{place}: `at` must be one of {', '.join(_WORDS)}, not {claim.at}")
+        if claim.than is None and claim.than_value is None:
+            raise ConfigError(f"{place}: a claim needs `than` or `than_value`")
+        other = [claim.than] if isinstance(claim.than, str) else []
+        for row in (*claim.rows, *other):
+            if row not in rows:
+                raise ConfigError(f"{place}: unknown row {row}; rows: {', '.join(rows)}")
+        return claim
+
+    @property
+    def sign(self) -> Sign:
+        """Sign of the difference that is claimed."""
+        return 1 if self.compare == "higher" else -1
+
+    def judge(
+        self,
+        sample: Callable[[str, str], Sample | None],
+        curves: Callable[[str, str], Curves],
+        label: Callable[[str], str],
+    ) -> Finding:
+        """Judge the condition.
+
+        Args:
+            sample: values over seeds, of a row and the name of a value.
+            curves: logged curves by seed, of a row and a metric.
+            label: words for a row.
+        """
+        found = []
+        for row in self.rows:
+            if self.curve is not None:
+                found.append(self._of_curves(row, curves, label))
+                continue
+            assert self.value is not None
+            own = sample(row, self.value)
+            name, value = self._other(row), self.than_value or self.value
+            is_row = not isinstance(self.than, int | float)
+            base = sample(name, value) if is_row else _constant(self.than, own)
+            told = f"{label(row)}, {self.value} − "
+            told += f"{label(name)}, {value}" if is_row else f"{self.than:g}"
+            found.append(self._compare(own, base, told))
+        return combined(found)
+
+    def _other(self, row: str) -> str:
+        return self.than if isinstance(self.than, str) else row
+
+    def _compare(self, own: Sample | None, base: Sample | None, words: str) -> Finding:
+        if own is None or base is None:
+            return Finding(f"{words.rpartition(' − ')[0]}: {MISSING}", "cannot be told")
+        if self.compare == "equal":
+            pairs = list(zip(own.values, base.values, strict=False))
+            same = all(abs(a - b) <= _EQUAL * max(abs(a), abs(b)) for a, b in pairs)
+            text = f"{words}: {own.mean - base.mean:+.3g}"
+            return Finding(text, "agrees" if same else "differs")
+        if self.margin:
+            factor = 1 - self.sign * self.margin
+            base = Sample(tuple(factor * value for value in base.values), base.seeds)
+            words += f" (and {self.margin:.0%} {'less' if self.sign > 0 else 'more'})"
+        if self.compare == "near":
+            found = difference(own, base)
+            text = f"{words}: {found}"
+            if found.interval is None:
+                return Finding(text, "cannot be told")
+            return Finding(text, "differs" if found.is_certain else "agrees")
+        told = f"{words}: means {own.mean:.4g} and {base.mean:.4g}, difference"
+        return sided(own, base, self.sign, told)
+
+    # ---- curves --------------------------------------------------------------------------------
+
+    def _of_curves(
+        self, row: str, curves: Callable[[str, str], Curves], label: Callable[[str], str]
+    ) -> Finding:
+        assert self.curve is not None
+        assert self.at is not None
+        metric, other = self.curve, self._other(row)
+        own = {seed: smoothed(c, metric) for seed, c in curves(row, metric).items()}
+        is_row = isinstance(self.than, str)
+        base = {s: smoothed(c, metric) for s, c in curves(other, metric).items()} if is_row else {}
+        words = f"{_WORDS[self.at].format(metric)}, {label(row)}"
+        words += f" − {label(other)}" if is_row else f" − {self.than:g}"
+        if not own or (is_row and not base):
+            return Finding(f"{words}: no finished run logged it", "cannot be told")
+        if self.at == "throughout":
+            return self._throughout(own, base, words)
+        if self.at == "reach":
+            seeds = sorted(set(own) & set(base))
+            if not seeds:
+                return Finding(f"{words}: no seed in common", "cannot be told")
+            goals = {seed: best(base[seed], metric) for seed in seeds}
+            first, second = (
+                Sample(tuple(first_reaching(c[s], goals[s], metric) for s in seeds), tuple(seeds))
+                for c in (own, base)
+            )
+            return self._compare(first, second, words)
+        reduce: Callable[[Any], float] = settling
+        if self.at == "best":
+            reduce = lambda curve: best(curve, metric)  # noqa: E731
+        mine = Sample(tuple(reduce(c) for c in own.values()), tuple(own))
+        theirs = Sample(tuple(reduce(c) for c in base.values()), tuple(base)) if base else None
+        return self._compare(mine, theirs or _constant(self.than, mine), words)
+
+    def _throughout(self, own: Curves, base: Curves, words: str) -> Finding:
+        """Judge the mean over steps; beside it how many steps are on the claimed side."""
+        steps = common_steps(own, base)
+        if not len(steps):
+            return Finding(f"{words}: no logged step in common", "cannot be told")
+        first, second = (
+            Sample(tuple(float(c[steps].mean()) for c in part.values()), tuple(part))
+            for part in (own, base)
+        )
+        found = self._compare(first, second, words)
+        means = [sum(c[steps] for c in part.values()) / len(part) for part in (own, base)]
+        right = int(((means[0] - means[1]) * self.sign > 0).sum())
+        text = f"{found.measured}; on that side at {right} of {len(steps)} logged steps"
+        always = right == len(steps)
+        weaker = found.verdict == "agrees" and not always
+        return Finding(text, "same direction" if weaker else found.verdict)
+
+
+def _constant(value: Any, like: Sample | None) -> Sample | None:
+    if like is None:
+        return None
+    return Sample((float(value),) * like.count, like.seeds)

@@ -1,0 +1,63 @@
+"""Logged curves of cells, and the numbers per seed that sentences on curves compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lit_probattn.analysis.studies.curves import grows, read_run
+from lit_probattn.training.logs import FILE_NAME
+
+# Over this share of the logged steps at the end a curve that has settled hardly moves.
+_LAST = 0.1
+
+# Seed -> value by step.
+Curves = dict[int, pd.Series]
+
+
+def curve_of(result: Mapping[str, Any], metric: str) -> pd.Series | None:
+    """Return a logged metric of a finished cell, by step; None if its run did not log it."""
+    folder = Path(result["run_folder"])
+    if not (folder / FILE_NAME).is_file():
+        return None
+    logged = read_run(str(folder))
+    part = logged[logged["metric"] == metric].drop_duplicates("step", keep="last")
+    return part.set_index("step")["value"].sort_index() if len(part) else None
+
+
+def smoothed(curve: pd.Series, metric: str) -> pd.Series:
+    """Return a training metric as means over a fortieth of its steps; other metrics as logged."""
+    if not metric.startswith("train/"):
+        return curve
+    return curve.rolling(max(1, len(curve) // 40), min_periods=1).mean()
+
+
+def best(curve: pd.Series, metric: str) -> float:
+    """Return the best value."""
+    return float(curve.max() if grows(metric) else curve.min())
+
+
+def settling(curve: pd.Series) -> float:
+    """Return which share of its whole change a curve makes in the last tenth of its steps."""
+    start = curve.index[-1] - _LAST * (curve.index[-1] - curve.index[0])
+    before = curve[curve.index <= start].iloc[-1]
+    whole = float(curve.max() - curve.min())
+    return abs(float(curve.iloc[-1] - before)) / whole if whole else 0.0
+
+
+def first_reaching(curve: pd.Series, target: float, metric: str) -> float:
+    """Return the first step at which a curve reaches a value; the last step if it never does."""
+    there = curve[curve >= target] if grows(metric) else curve[curve <= target]
+    return float(there.index[0] if len(there) else curve.index[-1])
+
+
+def common_steps(*curves: Curves) -> pd.Index:
+    """Return the steps that all curves have."""
+    every = [curve.index for seeds in curves for curve in seeds.values()]
+    steps = every[0]
+    for other in every[1:]:
+        steps = steps.intersection(other)
+    return steps

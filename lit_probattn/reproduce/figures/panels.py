@@ -1,0 +1,137 @@
+"""Panels of a figure that is drawn of cells: curves, histograms and lines of studies, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.image import imread
+
+from lit_probattn.analysis.drawing import label, plain_log, powers_of_two
+from lit_probattn.reproduce.figures.curves import Curves, smoothed
+
+# Rows of a study's table over all seeds, with a column `seed`; of a row, a study and a file.
+Tables = Callable[[str, str, str], pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel; `pictures` makes one of every row.
+
+    Args:
+        draw: what: logged `curves`, a `histogram` or `lines` of a study's table, its `pictures`.
+        title: above it.
+        rows: rows of the table; all by default.
+        metric: of curves.
+        study, file: whose table or picture.
+        x: column of the horizontal axis, or the one whose values are counted.
+        y: column of the vertical axis.
+        where: values that columns must have; a list allows several.
+        by: column with a line for each of its values.
+        log: which axes are logarithmic: `x`, `y` or `xy`.
+        steps: first and last step to show, of curves.
+        most: largest x to show.
+    """
+
+    draw: Literal["curves", "histogram", "lines", "pictures"]
+    title: str = ""
+    rows: Sequence[str] | None = None
+    metric: str = ""
+    study: str = ""
+    file: str = ""
+    x: str = ""
+    y: str = ""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    by: str | None = None
+    log: str = ""
+    most: float | None = None
+
+    def draw_curves(
+        self, axis: Axes, curves: Mapping[str, Curves], label_of: Callable[[str], str]
+    ) -> None:
+        """Draw a curve of means for each row, and the range of one deviation over its seeds."""
+        for number, (row, seeds) in enumerate(curves.items()):
+            if not seeds:
+                continue
+            wide = pd.DataFrame({s: smoothed(c, self.metric) for s, c in seeds.items()}).dropna()
+            name = f"{label_of(row)} ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
+            _band(axis, wide, f"C{number}", name)
+        self._finish(axis, "optimiser step", self.metric)
+
+    def draw_study(
+        self, axis: Axes, rows: Sequence[str], tables: Tables, label_of: Callable[[str], str]
+    ) -> None:
+        """Draw a histogram, or lines with the range of one deviation over seeds."""
+        number = 0
+        found = {row: tables(row, self.study, self.file) for row in rows}
+        chosen = {row: self._chosen(table) for row, table in found.items() if len(table)}
+        if self.draw == "histogram" and chosen:
+            bins = np.histogram_bin_edges(pd.concat(chosen.values())[self.x], 25)
+        for row, table in chosen.items():
+            if self.draw == "histogram":
+                weights = np.full(len(table), 1 / table["seed"].nunique())
+                axis.hist(
+                    table[self.x],
+                    bins=list(bins),
+                    weights=weights,
+                    histtype="step",
+                    lw=1.4,
+                    alpha=0.8,
+                    color=f"C{number}",
+                    label=label_of(row),
+                )
+                axis.axvline(table[self.x].mean(), color=f"C{number}", lw=1, ls="--")
+                number += 1
+                continue
+            groups = table.groupby(self.by, sort=False) if self.by else [("", table)]
+            for value, part in groups:
+                wide = part.pivot_table(index=self.x, columns="seed", values=self.y).dropna()
+                name = ", ".join(n for n in (label_of(row) if len(rows) > 1 else "", value) if n)
+                _band(
+                    axis, wide, f"C{number}", name or label_of(row), "o" if len(wide) < 25 else ""
+                )
+                number += 1
+        counts = "number of maps (dashed: mean)"
+        self._finish(axis, self.x.replace("_", " "), self.y.replace("_", " ") or counts)
+
+    def _chosen(self, table: pd.DataFrame) -> pd.DataFrame:
+        for column, value in self.where.items():
+            several = value if isinstance(value, list) else [value]
+            # Columns of numbers and words are read as words.
+            table = table[table[column].astype(str).isin([str(one) for one in several])]
+        if self.most is not None and len(table):
+            table = table[table[self.x] <= self.most]
+        return table
+
+    def _finish(self, axis: Axes, x: str, y: str) -> None:
+        if axis.has_data():
+            if "x" in self.log:
+                powers_of_two(axis)
+            if "y" in self.log:
+                plain_log(axis)
+        label(axis, x, y, self.title, legend=7 if axis.get_legend_handles_labels()[0] else 0)
+
+
+def show(axis: Axes, path: Path | None, title: str) -> None:
+    """Show a study's picture as it is, or that it is not made."""
+    axis.set_axis_off()
+    axis.set_title(title, fontsize=9)
+    if path is None:
+        axis.text(0.5, 0.5, "not studied yet", ha="center", fontsize=8)
+    else:
+        axis.imshow(imread(path), interpolation="antialiased")
+
+
+def _band(axis: Axes, wide: pd.DataFrame, colour: str, name: str, marker: str = "") -> None:
+    """Draw mean and deviation of columns over the index."""
+    if wide.empty:
+        return
+    mean, spread = wide.mean(axis=1), wide.std(axis=1)
+    axis.plot(mean.index, mean, marker=marker, ms=3, lw=1.3, color=colour, label=name)
+    if wide.shape[1] > 1:
+        axis.fill_between(mean.index, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)

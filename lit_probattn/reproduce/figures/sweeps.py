@@ -1,0 +1,223 @@
+"""Figures of costs: sweeps of `python -m profiling`, their picture, and the paper's sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
+from lit_probattn.configs import ConfigError
+from lit_probattn.records.markdown import code_span, escaped
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import markdown_lines, save_png
+from profiling.measure.rows import to_frame
+from profiling.report.claims import Judged, judge, ratios_of, values_of
+from profiling.report.page import load_results, provenance, require_one_version
+from profiling.report.ratios import METRICS
+from profiling.sweep.config import Claim, SweepConfig, load_sweep
+from profiling.sweep.prepared import load_predictions
+from profiling.sweep.run import describe_plan, run_sweep
+
+_LEGEND = (
+    "What is counted has no spread: the sentence holds (*agrees*) or does not (*differs*). A "
+    "time agrees or differs where it does so beyond the spread of its repeats, and is of the *same "
+    "direction* within it. *Cannot be told*: a claim about a GPU, measured on a CPU; numbers that "
+    "are missing; or the other side within the spread."
+)
+_AXES = {"embed_dim": "model width D", "seq_len": "length N", "grid_heads": "heads of the baseline"}
+_LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel.
+
+    Args:
+        title: above it.
+        metric: a column of the rows, or `memory_bytes`.
+        x: the horizontal axis.
+        mode: `eval` or `train`; None means the only one.
+        lines: a further axis, with a line for each of its values.
+        variants: which; all by default.
+        ratio: whether ratios to the baseline are drawn, or values.
+        sweep: the sweep, where there are several.
+        scope: of the rows.
+    """
+
+    title: str
+    metric: str
+    x: str
+    mode: Any = None
+    lines: Any = None
+    variants: Sequence[str] | None = None
+    ratio: bool = True
+    sweep: str | None = None
+    scope: Any = "model"
+
+    def draw(self, axis: Axes, config: SweepConfig, frame: pd.DataFrame) -> None:
+        """Draw the lines that have numbers."""
+        chosen = None if self.variants is None else list(self.variants)
+        claim = Claim(
+            metric=self.metric, mode=self.mode, variants=chosen, scope=self.scope, below=1.0
+        )
+        table = ratios_of(claim, config, frame) if self.ratio else values_of(claim, frame)
+        if chosen is not None:
+            table = table[table["variant"].isin(chosen)]
+        unit = METRICS.get(self.metric, ("", 2.0**20, "MiB"))
+        for number, (name, part) in enumerate(self._lines(table)):
+            line = part.drop_duplicates(self.x).sort_values(self.x)
+            values = line[["value", "low", "high"]] / (1.0 if self.ratio else unit[1])
+            axis.plot(line[self.x], values["value"], "o-", ms=4, lw=1.3, color=f"C{number}")
+            axis.lines[-1].set_label(name)
+            axis.fill_between(
+                line[self.x], values["low"], values["high"], color=f"C{number}", alpha=0.2, lw=0
+            )
+        powers_of_two(axis)
+        if self.ratio:
+            ratio_axis(axis, table["value"])
+        elif table["value"].max() > 20 * table["value"].min() > 0:
+            plain_log(axis)
+        else:
+            axis.set_ylim(bottom=0)
+        y = "ratio to the baseline (below 1 = cheaper)" if self.ratio else unit[2]
+        label(axis, _AXES[self.x], y, self.title, legend=8 if len(table) else 0)
+
+    def _lines(self, table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+        keys = ["variant", *([self.lines] if self.lines else [])]
+        found = []
+        for (variant, *values), part in table.groupby(keys, sort=False):
+            place = f"{_LETTERS[self.lines]} = {values[0]}" if self.lines else ""
+            name = f"{variant}, {place}" if place and table["variant"].nunique() > 1 else place
+            found.append((name or str(variant), part))
+        return found
+
+
+@dataclass(frozen=True)
+class SweepFigure:
+    """A figure of `kind: sweep_figure` in configs/reproduce/sweep_figures.yaml.
+
+    Args:
+        name: its name.
+        part: its entry.
+        runs: folder of the runs; results lie in `profiling/SWEEP` below it.
+        command: the command, for the report.
+    """
+
+    name: str
+    part: Mapping[str, Any]
+    runs: Path = Path("runs")
+    command: str = ""
+    root: Path = field(default_factory=Path.cwd)
+
+    @cached_property
+    def sweeps(self) -> dict[str, SweepConfig]:
+        """The sweeps by name of their files."""
+        return {name: load_sweep(name) for name in self.part["sweeps"]}
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a sweep's rows."""
+        return self.runs / "profiling" / Path(name).stem
+
+    @property
+    def state(self) -> str:
+        """How many of its sweeps have rows."""
+        done = sum(any(self.folder(name).glob("rows*.jsonl")) for name in self.part["sweeps"])
+        return f"{done} of {len(self.part['sweeps'])} sweeps have results"
+
+    def plan(self) -> str:
+        """Return what would be measured."""
+        parts = []
+        for name, config in self.sweeps.items():
+            predictions = load_predictions(name, config.device)
+            parts.append(f"{name}:\n{describe_plan(config, self.root, 0, 1, predictions)}")
+        return "\n".join(parts)
+
+    def run(self, stream: Callable[[str], None] | None = None) -> None:
+        """Measure what is missing."""
+        for name, config in self.sweeps.items():
+            predictions = load_predictions(name, config.device)
+            run_sweep(config, self.folder(name), self.root, predictions=predictions, stream=stream)
+
+    @cached_property
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """The rows of every sweep.
+
+        Raises:
+            RowsError: a sweep has no rows, or rows of several versions.
+        """
+        found = {}
+        for name, config in self.sweeps.items():
+            frame = to_frame(load_results(self.folder(name)), list(config.variants))
+            require_one_version(frame)
+            found[name] = frame
+        return found
+
+    @cached_property
+    def judged(self) -> list[Judged]:
+        """The paper's sentences on this figure, judged.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        found = [
+            judge(sentence, config, self.frames[name])
+            for name, config in self.sweeps.items()
+            for sentence in config.sentences
+            if (sentence.figure or Path(name).stem) == self.name
+        ]
+        if not found:
+            raise ConfigError(
+                f"{self.name}: {', '.join(self.sweeps)} have no sentence of this figure that says "
+                "what must hold for it: add it to report.paper"
+            )
+        return found
+
+    def picture(self) -> Figure:
+        """Return the figure in the paper's axes."""
+        entries = [Panel(**entry) for entry in self.part["panels"]]
+        figure, axes = tiles(len(entries), 3 if len(entries) != 4 else 2, 4.2, 3.4)
+        for panel, axis in zip(entries, axes, strict=True):
+            name = panel.sweep or next(iter(self.sweeps))
+            panel.draw(axis, self.sweeps[name], self.frames[name])
+        figure.suptitle(self.part["title"], fontsize=10)
+        return figure
+
+    def write(self, folder: Path) -> str:
+        """Write `report.md`, `verdicts.csv` and the picture; return the table."""
+        columns = ["the paper says", "we measure", "verdict"]
+        table = pd.DataFrame(
+            [[one.says, one.measured, one.verdict] for one in self.judged], columns=columns
+        )
+        lines = markdown_lines(table)
+        folder.mkdir(parents=True, exist_ok=True)
+        told = [provenance(frame, name) for name, frame in self.frames.items()]
+        note = " | ".join([self.part["title"], self.command, *(short for _, short in told)])
+        save_png(self.picture(), folder / "figures" / "figure.png", note)
+        replace_text(folder / "verdicts.csv", table.to_csv(index=False))
+        notes = [part for part in (self.part.get("note"),) if part]
+        notes += [f"- {text}" for c in self.sweeps.values() if c.report for text in c.report.notes]
+        text = [
+            f"# {escaped(self.part['title'])}",
+            "",
+            f"Command: {code_span(self.command)}",
+            *(line for lines_, _ in told for line in ("", *lines_)),
+            "",
+            "## What the paper says",
+            "",
+            *lines,
+            "",
+            _LEGEND,
+            "",
+            *notes,
+            *([""] if notes else []),
+            "![figure](figures/figure.png)",
+        ]
+        replace_text(folder / "report.md", "\n".join(text) + "\n")
+        return "\n".join(lines)

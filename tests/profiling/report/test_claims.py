@@ -1,0 +1,138 @@
+"""Verdicts on what papers say of costs: each condition, with numbers that hold and that do not."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from lit_probattn.configs import ConfigError
+from profiling.report.claims import judge
+from profiling.sweep.config import Claim, Sentence, load_sweep
+from tests.profiling.helpers import attention, sweep
+from tests.support.paths import ROOT
+
+VARIANTS = {name: attention() for name in ("softmax", "a", "b")}
+
+
+def rows(metric="macs", spread=0.0, **values) -> pd.DataFrame:
+    """Rows of a measured metric: values by variant and (D, N)."""
+    found = []
+    for variant, places in values.items():
+        for (width, length), value in places.items():
+            row = {"variant": variant, "embed_dim": width, "seq_len": length, "grid_heads": None}
+            row |= {"batch_size": 1, "mode": "eval", "backend": "reference", "dtype": "float32"}
+            row |= {"scope": "model", "status": "ok", "source": "measured", "device_name": "x"}
+            row |= {metric: value, "time_p20_s": value - spread, "time_p80_s": value + spread}
+            found.append(row)
+    return pd.DataFrame(found)
+
+
+def verdict(frame: pd.DataFrame, *, device="cpu", **claim) -> str:
+    config = sweep(variants=VARIANTS, baseline="softmax", device=device)
+    sentence = Sentence(says="it is so", holds=[Claim(**{"variants": ["a"], **claim})])
+    return judge(sentence, config, frame).verdict
+
+
+ONE = {(8, 16): 10.0, (8, 32): 20.0}
+FLAT = {(8, 16): 10.0, (8, 32): 10.0}
+
+
+@pytest.mark.parametrize(
+    ("claim", "holds", "fails"),
+    [
+        ({"below": 1}, {(8, 16): 9.0, (8, 32): 19.0}, {(8, 16): 9.0, (8, 32): 20.0}),
+        ({"reaches": 0.7}, {(8, 16): 9.0, (8, 32): 14.0}, {(8, 16): 9.0, (8, 32): 14.1}),
+        ({"falls_over": ["seq_len"]}, {(8, 16): 9.0, (8, 32): 17.0}, {(8, 16): 9.0, (8, 32): 18.0}),
+        (
+            {"constant_over": ["seq_len"]},
+            {(8, 16): 9.0, (8, 32): 18.1},
+            {(8, 16): 9.0, (8, 32): 18.3},
+        ),
+        (
+            {"within": 0.05, "variants": ["a", "softmax"]},
+            {(8, 16): 10.4, (8, 32): 20.0},
+            {(8, 16): 10.6, (8, 32): 20.0},
+        ),
+        (
+            {"ordered": True, "variants": ["a", "softmax"]},
+            {(8, 16): 9.0, (8, 32): 19.0},
+            {(8, 16): 9.0, (8, 32): 21.0},
+        ),
+    ],
+)
+def test_a_count_holds_or_does_not(claim, holds, fails):
+    assert verdict(rows(softmax=ONE, a=holds), **claim) == "agrees"
+    assert verdict(rows(softmax=ONE, a=fails), **claim) == "differs"
+
+
+@pytest.mark.parametrize(
+    ("values", "spread", "found"),
+    [
+        ((5.0, 5.0), 0.5, "agrees"),
+        ((9.5, 9.5), 0.5, "same direction"),
+        ((5.0, 9.5), 0.5, "same direction"),
+        ((10.4, 10.4), 0.5, "cannot be told"),
+        ((5.0, 15.0), 0.5, "differs"),
+    ],
+)
+def test_a_time_has_the_spread_of_its_repeats(values, spread, found):
+    own = dict(zip(FLAT, values, strict=True))
+    frame = rows("time_median_s", spread, softmax=FLAT, a=own)
+    assert verdict(frame, metric="time_median_s", below=1) == found
+
+
+def test_a_time_that_falls_within_its_spread_has_only_the_direction():
+    def found(spread, values=(9.0, 7.0)):
+        own = dict(zip(FLAT, values, strict=True))
+        frame = rows("time_median_s", spread, softmax=FLAT, a=own)
+        return verdict(frame, metric="time_median_s", falls_over=["seq_len"])
+
+    assert found(0.1) == "agrees"
+    assert found(2.0) == "same direction"
+    assert found(0.1, (7.0, 9.0)) == "differs"
+    assert found(2.0, (7.0, 9.0)) == "cannot be told"
+
+
+def test_memory_is_resident_and_peak_together():
+    frame = rows("resident_memory_bytes", softmax=FLAT, a={(8, 16): 8.0, (8, 32): 8.0})
+    peaks = {"softmax": 10.0, "a": 11.0}
+    frame["peak_memory_bytes"] = frame["variant"].map(peaks)
+    assert verdict(frame, metric="memory_bytes", reaches=0.95) == "agrees"
+    assert verdict(frame, metric="memory_bytes", reaches=0.94) == "differs"
+
+
+def test_what_is_said_of_a_gpu_cannot_be_told_on_a_cpu():
+    frame = rows(softmax=ONE, a={(8, 16): 9.0, (8, 32): 19.0})
+    assert verdict(frame, below=1, needs_gpu=True) == "cannot be told"
+    assert verdict(frame, below=1, needs_gpu=True, device="cuda") == "agrees"
+    assert verdict(frame, below=1, variants=["b"]) == "cannot be told"
+    assert verdict(frame, metric="energy_j", below=1) == "cannot be told"
+    assert verdict(rows(softmax=ONE, a={(8, 16): 9.0}), falls_over=["seq_len"]) == "cannot be told"
+
+
+def test_a_sentence_is_no_better_than_its_weakest_part():
+    frame = rows(softmax=ONE, a={(8, 16): 9.0, (8, 32): 19.0})
+    config = sweep(variants=VARIANTS, baseline="softmax")
+    parts = [Claim(variants=["a"], below=1), Claim(variants=["a"], reaches=0.5)]
+    found = judge(Sentence(says="so", holds=parts), config, frame)
+    assert found.verdict == "differs"
+    assert "below 1 at 2 of 2 places (agrees)" in found.measured
+    assert "smallest ratio 0.900 (a, D = 8, N = 16) (differs)" in found.measured
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("below: 1}", "below: 1, reaches: 0.5}", "a claim needs one of below, reaches"),
+        ("variants: [mgk4]", "variants: [mgk5]", "a claim names 'mgk5', which is not among the"),
+        ("below: 1}", "blow: 1}", "unknown key; did you mean 'below'?"),
+    ],
+)
+def test_wrong_claims_are_one_line(old, new, message, tmp_path):
+    text = (ROOT / "configs/profiling/mgk_figure3.yaml").read_text()
+    assert old in text
+    (tmp_path / "wrong.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(tmp_path / "wrong.yaml")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,213 @@
+"""Figures of trained models: verdicts from curves and studies, and two real cells."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.protocol import Options
+from lit_probattn.configs import ConfigError
+from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.figures.cells import CellFigure, StudyFigure
+from tests.compare.tiny import write_tables
+from tests.support.paths import ROOT
+
+STEPS = np.arange(10, 210, 10)
+FIGURE = {
+    "title": "A tiny figure",
+    "kind": "figure",
+    "cells": {"tiny": ["listops"]},
+    "says": {"one": {"says": "It is so.", "holds": []}},
+    "panels": [
+        {"draw": "curves", "metric": "train/loss", "log": "xy"},
+        {"draw": "curves", "metric": "val/accuracy", "rows": ["mgk_1"]},
+    ],
+}
+STUDIED = {
+    "studies": {"rank": {"num_samples": 2}, "attention_maps": {"num_samples": 2}},
+    "values": {
+        "rank": {
+            "study": "rank",
+            "file": "rank.csv",
+            "column": "rank",
+            "where": {"layer": 1},
+            "reduce": "mean",
+        }
+    },
+}
+RANK_PANELS = [
+    {"draw": "histogram", "study": "rank", "file": "rank.csv", "x": "rank", "where": {"layer": 1}},
+    {"draw": "pictures", "study": "attention_maps", "file": "attention_maps.png"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def claim(**words):
+    return {"rows": ["mgk_1"], "is": "lower", "than": "softmax_2", **words}
+
+
+def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0.05):
+    """A figure whose cells are finished: MGK is `shift` above softmax, with noise between seeds."""
+    part = {**FIGURE, "says": {"one": {"says": "It is so.", "holds": claims}}}
+    made = CellFigure
+    if studied:
+        part, made = {**part, **STUDIED}, StudyFigure
+    folder.mkdir(exist_ok=True)
+    tables = write_tables(folder / "tables")
+    table = made.table_of("tiny_figure", part, tables, Place(), False)
+    cells = make_cells(table, [], seeds, Options(), Place(runs=folder / "runs"))
+    for number, cell in enumerate(cells):
+        run = folder / "runs" / cell.name / "0"
+        run.mkdir(parents=True)
+        own = (shift if cell.row.name == "mgk_1" else 0.0) + noise * np.sin(7.0 * number)
+        loss = 1.0 + np.exp(-STEPS / 40) + own
+        metrics = {"step": STEPS, "train/loss": loss, "val/accuracy": 1.0 - 0.2 * loss}
+        pd.DataFrame(metrics).to_csv(run / "metrics.csv", index=False)
+        report = {"checkpoint": "best-00000001.ckpt"}
+        values = {"test": float(own), "parameters": 1.0}
+        cell.keep({"values": values, "run_folder": str(run), "report": report})
+    return made(table, cells, "command", part=part)
+
+
+@pytest.mark.parametrize(
+    ("words", "good", "bad"),
+    [
+        ({"curve": "train/loss", "at": "throughout"}, -0.3, 0.3),
+        ({"curve": "train/loss", "at": "best"}, -0.3, 0.3),
+        ({"curve": "val/accuracy", "at": "best", "is": "higher"}, -0.3, 0.3),
+        ({"curve": "val/accuracy", "at": "reach"}, -0.3, None),
+        ({"value": "test"}, -0.3, 0.3),
+    ],
+)
+def test_verdicts_of_curves_and_values(words, good, bad, tmp_path):
+    found = figure(tmp_path / "good", [claim(**words)], shift=good).findings
+    assert list(found["verdict"]) == ["agrees"]
+    if bad is not None:
+        found = figure(tmp_path / "bad", [claim(**words)], shift=bad).findings
+        assert list(found["verdict"]) == ["differs"]
+    one = figure(tmp_path / "one", [claim(**words)], shift=good, seeds=(3,)).findings
+    assert list(one["verdict"]) == ["same direction"]
+
+
+def test_a_curve_that_crosses_is_not_always_better(tmp_path):
+    made = figure(tmp_path, [claim(curve="train/loss", at="throughout")], shift=-0.3)
+    assert "at 20 of 20 logged steps" in made.findings["we measure"][0]
+    for cell, result in made.cells_of("mgk_1"):
+        path = tmp_path / "runs" / cell.name / "0/metrics.csv"
+        assert result["run_folder"] in str(path)
+        table = pd.read_csv(path)
+        table.loc[0, "train/loss"] = 3.0
+        table.to_csv(path, index=False)
+    again = CellFigure(made.table, made.cells, "command", part=made.part).findings
+    assert list(again["verdict"]) == ["same direction"]
+    assert "at 19 of 20 logged steps" in again["we measure"][0]
+
+
+def test_settled_curves(tmp_path):
+    claims = [{"rows": ["mgk_1"], "is": "lower", "than": 0.05, "curve": "train/loss"}]
+    words = {**claims[0], "at": "settled"}
+    made = figure(tmp_path, [words])
+    assert made.findings["verdict"].iloc[0] in ("agrees", "same direction")
+    assert "share of the change of train/loss" in made.findings["we measure"][0]
+    strict = {**made.part, "says": {"one": {"says": "so", "holds": [{**words, "than": 1e-4}]}}}
+    again = CellFigure(made.table, made.cells, "command", part=strict).findings
+    assert again["verdict"].iloc[0] in ("differs", "cannot be told")
+
+
+@pytest.mark.parametrize(("margin", "verdict"), [(0.0, "differs"), (0.5, "agrees")])
+def test_comparable_is_within_a_margin(margin, verdict, tmp_path):
+    words = claim(curve="train/loss", at="best", margin=margin)
+    assert list(figure(tmp_path, [words], shift=0.2).findings["verdict"]) == [verdict]
+
+
+@pytest.mark.parametrize(("printed", "verdict"), [(0.0, "agrees"), (5.0, "differs")])
+def test_a_printed_value_lies_in_the_interval_or_not(printed, verdict, tmp_path):
+    words = {"rows": ["softmax_2"], "is": "near", "than": printed, "value": "test"}
+    assert list(figure(tmp_path, [words], noise=0.1).findings["verdict"]) == [verdict]
+    one = figure(tmp_path / "one", [words], seeds=(3,)).findings
+    assert list(one["verdict"]) == ["cannot be told"]
+
+
+def test_a_sentence_is_no_better_than_its_weakest_part(tmp_path):
+    parts = [claim(value="test"), claim(value="test", **{"is": "higher"})]
+    found = figure(tmp_path, parts, shift=-0.5).findings
+    assert list(found["verdict"]) == ["differs"]
+    assert "(agrees); " in found["we measure"][0]
+    assert found["we measure"][0].endswith("(differs)")
+
+
+def studied(made, rank):
+    """Write what the studies of every cell would: ranks by row."""
+    for cell, _ in made.results:
+        for study in made.studies.values():
+            folder = study.folder(cell)
+            folder.mkdir(parents=True)
+            (folder / f"{study.name}.md").write_text("done")
+        table = {"layer": [1, 1, 2], "rank": [rank[cell.row.name] + cell.seed, 8, 99]}
+        pd.DataFrame(table).to_csv(made.studies["rank"].folder(cell) / "rank.csv", index=False)
+
+
+def test_verdicts_of_studies(tmp_path):
+    words = claim(value="rank", **{"is": "higher"})
+    made = figure(tmp_path, [words], studied=True)
+    assert list(made.findings["verdict"]) == ["cannot be told"]  # nothing is studied
+    part = {**made.part, "panels": RANK_PANELS}
+    studied(made, {"mgk_1": 40, "softmax_2": 20})
+    made = StudyFigure(made.table, made.cells, "command", part=part)
+    assert list(made.findings["verdict"]) == ["agrees"]
+    assert "difference: +10.00 [" in made.findings["we measure"][0]
+    sample = made.sample("mgk_1", "rank")
+    assert sample is not None
+    assert sample.values == (25.5, 26.0, 26.5)
+    axis = made.pictures()["figure"].axes[0]
+    assert sum(len(patch.get_xy()) > 2 for patch in axis.patches) == 2  # two rows, pooled seeds
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"rows": ["mgk_9"], "value": "test"}, "unknown row mgk_9; rows: softmax_2, mgk_1"),
+        ({"value": "tset"}, "unknown value 'tset'; did you mean 'test'?"),
+        ({"value": "test", "is": "larger"}, "`is` must be one of higher, lower, equal, near"),
+        ({"curve": "train/loss"}, "a claim needs either value, or curve and at"),
+        ({"curve": "train/loss", "at": "end"}, "`at` must be one of throughout, best"),
+        ({"value": "test", "then": 3}, "a claim has no key 'then'; did you mean 'than'?"),
+    ],
+)
+def test_wrong_claims_are_one_line(words, message, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        _ = figure(tmp_path, [claim(**words)]).findings
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_two_real_cells_are_trained_studied_drawn_and_judged(tmp_path, capsys):
+    tables = write_tables(tmp_path / "tables")
+    holds = [claim(value="rank", **{"is": "higher"}), claim(curve="train/loss", at="throughout")]
+    panels = [*FIGURE["panels"][:1], *RANK_PANELS]
+    says = {"one": {"says": "It is so.", "holds": holds}}
+    entry = {**FIGURE, **STUDIED, "panels": panels, "says": says}
+    (tables / "cell_figures.yaml").write_text(yaml.safe_dump({"tiny_figure": entry}))
+    words = ["tiny_figure", "--tables", str(tables), "--runs", str(tmp_path / "runs")]
+    assert main([*words, "--seeds", "3", "--accelerator", "cpu"]) == 0
+    out = tmp_path / "runs/reproduce/reports/tiny_figure"
+    verdicts = pd.read_csv(out / "verdicts.csv")
+    assert len(verdicts) == 1
+    assert verdicts["verdict"][0] in ("same direction", "cannot be told")
+    for name in ("figure", "pictures1"):
+        assert (out / f"figures/{name}.png").stat().st_size > 10_000
+    rows = pd.read_csv(out / "rows.csv")
+    assert rows["rank"].notna().all()
+    results = [json.loads(p.read_text()) for p in tmp_path.glob("runs/reproduce/cells/*.json")]
+    assert len(results) == 2

@@ -1,0 +1,116 @@
+"""Every figure of the five papers has a command, something to measure, and a judged sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from lit_probattn.compare.cells import Place
+from lit_probattn.compare.tables import FOLDER, kinds
+from lit_probattn.reproduce.__main__ import main
+from lit_probattn.reproduce.figures.cells import CellFigure
+from lit_probattn.reproduce.figures.panels import Panel
+from lit_probattn.reproduce.figures.registry import figure_class
+from lit_probattn.reproduce.figures.sweeps import Panel as CostPanel
+from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from tests.support.paths import ROOT
+
+DRAWINGS = ["fish_figure1"]
+FIGURES = [
+    *(f"mgk_figure{number}" for number in range(1, 17)),
+    *(f"fish_figure{number}" for number in range(2, 9)),
+    *(f"low_rank_figure{number}" for number in ("1", "3a", "3b", "4")),
+    *(f"value_aware_figure{number}" for number in range(1, 4)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_list_knows_every_figure():
+    known = {name for name, part in kinds().items() if "figure" in name}
+    assert set(FIGURES) | set(DRAWINGS) <= known
+    assert all(kinds()[name]["kind"] == "drawing" for name in DRAWINGS)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_something_to_measure_and_to_judge(name):
+    part = kinds()[name]
+    if part["kind"] == "sweep_figure":
+        figure = SweepFigure(name, part)
+        sentences = [
+            (config, sentence)
+            for stem, config in figure.sweeps.items()
+            for sentence in config.sentences
+            if (sentence.figure or stem) == name
+        ]
+        assert sentences
+        for panel in (CostPanel(**entry) for entry in part["panels"]):
+            config = figure.sweeps[panel.sweep or part["sweeps"][0]]
+            assert set(panel.variants or ()) <= set(config.variants)
+            assert panel.mode in (None, *config.grid.mode)
+        return
+    made = figure_class(name, part)
+    table = made.table_of(name, part, FOLDER, Place(), False)
+    assert table.pairs()
+    assert table.baseline in table.rows
+    report = made.for_part(part, False)(table, [], "command")
+    assert part["says"]
+    if not issubclass(made, CellFigure):
+        return
+    # With no cell finished nothing is told, and every name is known.
+    assert list(report.findings["verdict"]) == ["cannot be told"] * len(part["says"])
+    for panel in (Panel(**entry) for entry in part["panels"]):
+        assert set(panel.rows or ()) <= set(table.rows)
+        assert not panel.study or panel.study in report.studies
+        assert panel.metric or panel.study
+    assert set(report.values) >= {
+        claim[key]
+        for sentence in part["says"].values()
+        for claim in sentence["holds"]
+        for key in ("value", "than_value")
+        if key in claim and claim[key] not in next(iter(table.tasks.values())).metrics
+    }
+    assert report.pictures()
+    plt.close("all")
+
+
+@pytest.mark.parametrize("name", ["mgk_figure13", "fish_figure2", "value_aware_figure1"])
+def test_shortened_figures_have_a_protocol_and_studies(name):
+    part = kinds()[name]
+    made = figure_class(name, part)
+    table = made.table_of(name, part, FOLDER, Place(), False)
+    assert all(task.shortened for task in table.tasks.values())
+    report = made(table, [], "command", part=part, is_short=True)
+    assert set(report.studies) == set(part["studies"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fish_figure1"], "fish_figure1 (FiSH, figure 1: the admixture of global heads beside"),
+        (["mgk_figure3", "--seeds", "1"], "--seeds does not apply to mgk_figure3"),
+        (["mgk_figure3", "--shortened"], "--shortened does not apply to mgk_figure3"),
+        (["mgk_figure3", "--only", "mgk4"], "--only does not apply to mgk_figure3"),
+        (
+            ["mgk_figure17"],
+            "expected a table, received 'mgk_figure17'; did you mean 'mgk_figure7'?",
+        ),
+        (["mgk_figure1", "--only", "mgk_8"], "mgk_figure1 has no task or row 'mgk_8'"),
+    ],
+)
+def test_wrong_usage_is_one_line(words, message, capsys):
+    assert main([*words, "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_a_sweep_that_is_not_measured_is_named(tmp_path, capsys):
+    assert main(["mgk_figure4", "--report", "--runs", str(tmp_path)]) == 2
+    assert f"no results in {tmp_path}/profiling/mgk_figure4" in capsys.readouterr().err
+    assert not Path(tmp_path / "reproduce").exists()

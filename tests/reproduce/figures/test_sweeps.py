@@ -1,0 +1,66 @@
+"""A figure of costs from nothing: its sweep is run, drawn and judged."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import yaml
+
+from lit_probattn.reproduce.__main__ import main
+from tests.support.paths import ROOT
+
+SWEEP = {
+    "name": "tiny_figure",
+    "model": {"kind": "attention", "head_dim": 8},
+    "baseline": "softmax",
+    "variants": {
+        "softmax": {"attention": {"config": "configs/attention/softmax.yaml"}},
+        "mgk": {"attention": {"config": "configs/attention/mgk.yaml"}, "heads_divisor": 2},
+    },
+    "grid": {"embed_dim": [16], "seq_len": [32], "num_heads": [2, 4], "mode": ["eval"]},
+    "measure": ["cost"],
+}
+
+
+def write(folder, claim):
+    says = [{"says": "It needs fewer.", "holds": [claim]}]
+    report = {"title": "Tiny", "paper": says, "notes": ["A remark."]}
+    path = folder / "tiny_figure.yaml"
+    path.write_text(yaml.safe_dump({**SWEEP, "report": report}, sort_keys=False))
+    panel = {"title": "FLOPs", "metric": "macs", "x": "grid_heads"}
+    panels = [{**panel, "scope": "attention"}, {**panel, "scope": "attention", "ratio": False}]
+    entry = {"title": "Tiny", "kind": "sweep_figure", "sweeps": [str(path)], "panels": panels}
+    tables = folder / "tables"
+    tables.mkdir(exist_ok=True)
+    (tables / "sweep_figures.yaml").write_text(yaml.safe_dump({"tiny_figure": entry}))
+    (tables / "other_tables.yaml").write_text("{}")
+    return ["tiny_figure", "--tables", str(tables), "--runs", str(folder / "runs")]
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(1, "agrees"), (0.5, "differs")])
+def test_a_sweep_is_run_drawn_and_judged(bound, verdict, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    words = write(tmp_path, {"metric": "macs", "scope": "attention", "below": bound})
+    assert main([*words, "--dry-run"]) == 0
+    assert "4 points on cpu" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    assert main(words) == 0
+    out = tmp_path / "runs/reproduce/reports/tiny_figure"
+    assert list(pd.read_csv(out / "verdicts.csv")["verdict"]) == [verdict]
+    assert (out / "figures/figure.png").stat().st_size > 10_000
+    text = (out / "report.md").read_text()
+    for part in ("Command: ", "It needs fewer.", "A remark.", "Hardware: meta tensors"):
+        assert part in text
+    elsewhere = tmp_path / "elsewhere"
+    assert main([*words, "--report", "--out", str(elsewhere)]) == 0
+    assert (elsewhere / "report.md").is_file()
+
+
+def test_a_sweep_without_a_sentence_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    words = write(tmp_path, {"metric": "macs", "scope": "attention", "below": 1})
+    path = tmp_path / "tiny_figure.yaml"
+    sweep = {**SWEEP, "report": {"title": "Tiny", "paper": ["It needs fewer."]}}
+    path.write_text(yaml.safe_dump(sweep, sort_keys=False))
+    assert main(words) == 2
+    assert "no sentence of this figure that says what must hold" in capsys.readouterr().err
