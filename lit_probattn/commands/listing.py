@@ -62,19 +62,27 @@ def _files(kind: str) -> Lines:
 
 
 def _figures() -> Lines:
-    return ((name, text) for name, text in _files("measurement") if "_figure" in name)
+    return _published(is_figure=True)
 
 
 def _tables() -> Lines:
+    return _published(is_figure=False)
+
+
+def _published(*, is_figure: bool) -> Lines:
+    """List the figures of configs/reproduce, or its tables."""
     found: dict[str, str] = {}
     for path in files_in("configs/reproduce").values():
         try:
             content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-        entries = content if path.stem == "other_tables" else {path.stem: content}
+        is_group = isinstance(content, dict) and "kind" not in content
+        entries = content if is_group else {path.stem: content}
         for name, entry in entries.items():
-            if isinstance(entry, dict) and "kind" in entry:
+            if not isinstance(entry, dict) or "kind" not in entry:
+                continue
+            if (entry["kind"] in _FIGURE_KINDS) == is_figure:
                 made = "" if entry["kind"] != "out_of_scope" else " (not made)"
                 found[name] = f"{entry.get('title', '')}{made}"
     yield from sorted(found.items(), key=lambda item: re.sub(r"\d+", _padded, item[0]))
@@ -100,6 +108,8 @@ def _data() -> Lines:
         yield name, _docstring(path, cls)
 
 
+_FIGURE_KINDS = ("figure", "sweep_figure", "drawing")
+
 # What can be listed -> how it is used, and its lines.
 KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
     "tasks": ("fit --task NAME", lambda: _files("task")),
@@ -109,7 +119,7 @@ KINDS: dict[str, tuple[str, Callable[[], Lines]]] = {
     ),
     "trainers": ("fit --trainer NAME", lambda: _files("trainer")),
     "tables": ("python -m lit_probattn.reproduce NAME", _tables),
-    "figures": ("python -m profiling sweep --config NAME", _figures),
+    "figures": ("python -m lit_probattn.reproduce NAME", _figures),
     "measurements": (
         "python -m profiling sweep|kernels|memory --config NAME",
         lambda: _files("measurement"),

@@ -28,15 +28,20 @@ NAMES = {
     "attention": stems("attention"),
     "trainers": stems("trainer"),
     "measurements": stems("profiling"),
-    "figures": stems("profiling", "*_figure*.yaml"),
     "data": set(REGISTRY),
     "studies": {entry.name for entry in STUDIES} | {f"profiling {name}" for name in study.STUDIES},
 }
 
 
+def figures() -> set[str]:
+    kinds_of = {"figure", "sweep_figure", "drawing"}
+    return {name for name, part in kinds().items() if part["kind"] in kinds_of}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_name_has_a_line_that_says_something(kind):
-    names = NAMES[kind] if kind in NAMES else set(kinds())
+    known = {"figures": figures, "tables": lambda: set(kinds()) - figures()}
+    names = NAMES[kind] if kind in NAMES else known[kind]()
     width = max(map(len, names))
     found = {line[:width].strip(): line[width:].strip() for line in lines_of(kind)}
     assert found.keys() == names
@@ -51,9 +56,11 @@ def test_data_sets_say_what_their_class_says():
 
 
 def test_the_order_is_that_of_numbers():
-    names = [line.split()[0] for line in lines_of("tables")]
-    assert names.index("mgk_table2") < names.index("mgk_table10")
-    assert names == sorted(kinds(), key=names.index)
+    for kind, word in (("tables", "table"), ("figures", "figure")):
+        names = [line.split()[0] for line in lines_of(kind)]
+        assert names.index(f"mgk_{word}2") < names.index(f"mgk_{word}10")
+        known = [name for name in kinds() if (name in figures()) == (kind == "figures")]
+        assert names == sorted(known, key=names.index)
 
 
 def test_own_folders_are_listed(tmp_path, monkeypatch):
