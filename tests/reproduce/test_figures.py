@@ -279,7 +279,7 @@ LM1B = ("low_rank_figure1", "low_rank_figure3a", "low_rank_figure3b", "low_rank_
 
 
 def test_every_figure_has_a_file_a_class_and_a_judge_for_each_sentence():
-    files = {name: part for name, part in kinds().items() if part["kind"] == "figure"}
+    files = {name: part for name, part in kinds().items() if name in FIGURES}
     assert set(files) == set(FIGURES)
     for name, part in files.items():
         known = FIGURES[name](None, [], "").judges()

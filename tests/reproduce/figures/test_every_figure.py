@@ -21,7 +21,7 @@ DRAWINGS = ["fish_figure1"]
 FIGURES = [
     *(f"mgk_figure{number}" for number in range(1, 17)),
     *(f"fish_figure{number}" for number in range(2, 9)),
-    *(f"low_rank_figure{number}" for number in ("1", "3a", "3b", "4")),
+    *(f"low_rank_figure{number}" for number in ("1", "2", "3a", "3b", "4")),
     *(f"value_aware_figure{number}" for number in range(1, 4)),
 ]
 
