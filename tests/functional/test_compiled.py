@@ -22,8 +22,12 @@ def _no_graphs_of_other_tests():
     torch.compiler.reset()
 
 
+RNG = torch.Generator().manual_seed(0)
+
+
 def heads(*counts):
-    return [torch.randn(B, *(c if isinstance(c, tuple) else (c,)), N, E) for c in counts]
+    sizes = [c if isinstance(c, tuple) else (c,) for c in counts]
+    return [torch.randn(B, *size, N, E, generator=RNG) for size in sizes]
 
 
 FORMS = {
@@ -31,10 +35,14 @@ FORMS = {
     "mgk": (LF.mgk_attention, heads(H, (H, 2), H), {"variance": torch.ones(2)}),
     "fish": (
         *(LF.fish_attention, heads(2, 2, H)),
-        {"head_mix": torch.randn(H, 2), "noise_scale": torch.ones(2)},
+        {"head_mix": torch.randn(H, 2, generator=RNG), "noise_scale": torch.ones(2)},
     ),
     "linear": (LF.linear_attention, heads(H, H, H), {}),
-    "lfish": (LF.linear_fish_attention, heads(H, 2, 2), {"head_mix": torch.randn(H, 2)}),
+    "lfish": (
+        LF.linear_fish_attention,
+        heads(H, 2, 2),
+        {"head_mix": torch.randn(H, 2, generator=RNG)},
+    ),
 }
 
 

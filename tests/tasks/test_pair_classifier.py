@@ -160,7 +160,7 @@ def test_m_step_statistics_are_those_of_both_texts() -> None:
 def test_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected pairs \(B, 2, N\), received inputs \(5, 17\)"):
         pair_model()(batch()["inputs"][:, 0])
-    with pytest.raises(ValueError, match="pooling must be mean or mean_valid"):
+    with pytest.raises(ValueError, match="pooling must be mean, mean_valid or cls"):
         pair_model(pooling="max")
 
 
