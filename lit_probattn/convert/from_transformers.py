@@ -221,8 +221,8 @@ def convert(
     layout = layout_of(family, sizes["num_layers"], named)
     if "words" in layout.parts and family == "bert" and sizes["activation"] != "gelu":
         raise ConversionError(
-            f"{path}: hidden_act {sizes['activation']!r} with a head for masked words cannot be kept: "
-            "ours has gelu"
+            f"{path}: hidden_act {sizes['activation']!r} with a head for masked words cannot be "
+            "kept: ours has gelu"
         )
     state = to_ours(layout, drop_tied(layout, named))
     if "labels" in layout.parts:
