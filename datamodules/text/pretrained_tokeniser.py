@@ -12,7 +12,7 @@ from datamodules.core.files import expand, write_whole
 from datamodules.text.learned_pieces import CONTINUED, learn_bytes, learn_words
 from datamodules.text.vocabulary import tokenizers_package
 
-__all__ = ["Pieces", "PretrainedTokeniser"]
+__all__ = ["Kind", "Pieces", "PretrainedTokeniser"]
 
 Kind = Literal["wordpiece", "bpe"]
 _WHOLE, _WORDS, _BYTES, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"

@@ -6,12 +6,16 @@ The one home of its private members and of patterns over its wording; each has a
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
+import itertools
 import re
 from argparse import ArgumentError
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from jsonargparse import Namespace
 
 from lit_probattn.attention import Attention
 from lit_probattn.configs import KEY, nearest, public_path
@@ -27,6 +31,7 @@ EXPECTED = re.compile(
 )
 NOT_KEYS = re.compile(r"Unable to load config ['\"](.*?)['\"]")
 NOT_A_PATH = re.compile(r"Expected a dot import path string: (\S+)")
+BY_NUMBER = re.compile(r"^Does not validate.*dict\[int, .*^Given value: ({.*})$", re.M | re.S)
 NOT_A_SUBCLASS = re.compile(r"Expected '([\w.]+)' to be a subclass")
 
 
@@ -54,7 +59,12 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
     causes = list(_causes(error))
     cause = causes[-1] if causes else None
     owners = [item for item in causes if isinstance(item, Refused)]
-    path = ".init_args.".join(KEY.findall(message))
+    number = _refused_number(causes)
+    keys = [
+        f"{key}.{number}" if key == "layers" and number is not None else key
+        for key in KEY.findall(message)
+    ]
+    path = ".init_args.".join(keys)
     text = str(cause)
     flag = UNKNOWN_FLAG.search(message)
     key = UNKNOWN_KEY.search(text) if isinstance(cause, KeyError) else None
@@ -76,9 +86,9 @@ def readable(message: str, error: BaseException | None, options: list[str]) -> s
     problem = _unknown_class(cause)
     if problem:
         return f"{path}: {problem[0]} {problem[1]!r}{_suggest_class(problem[1], path)}"
-    keys = NOT_KEYS.search(message)
-    if keys and KEY.search(message):
-        return f"{KEY.findall(message)[-1]}: expected its keys, received {keys[1]!r}"
+    not_keys = NOT_KEYS.search(message)
+    if not_keys and KEY.search(message):
+        return f"{KEY.findall(message)[-1]}: expected its keys, received {not_keys[1]!r}"
     return _wrong_value(message, path) or _in_one_line(message)
 
 
@@ -91,6 +101,31 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def _refused_number(causes: Sequence[BaseException]) -> int | None:
+    """The number of the class that was refused, of classes given by number; None of others."""
+    texts = [str(cause) for cause in causes]
+    for text, refusal in itertools.pairwise(texts):
+        found = BY_NUMBER.search(text)
+        if found is None:
+            continue
+        try:
+            given: Mapping[Any, Any] = ast.literal_eval(found[1])
+        except (SyntaxError, ValueError):
+            return None
+        for number, entry in given.items():
+            if refusal.endswith(f"Got value: {_shown(entry)}"):
+                return int(number)
+    return None
+
+
+def _shown(entry: Any) -> str:
+    """A class and its arguments, as the library prints them."""
+    if not isinstance(entry, Mapping):
+        return str(entry)
+    inner = {"init_args": Namespace(**entry["init_args"])} if "init_args" in entry else {}
+    return str(Namespace(**{**entry, **inner}))
 
 
 def _nearest_option(key: str, options: list[str]) -> str:

@@ -11,8 +11,10 @@ own). The vocabulary and the longest sequence are the data's to say.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,7 @@ _COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "max_position_embeddings", "type_vocab_size"),
 )
+_SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 ATTENTION = "lit_probattn.attention.SoftmaxAttention"
 _PADDING: dict[Family, int] = {"bert": 0, "roberta": 1}
 # Names of weights that a masked language model has not, in a file of one.
@@ -89,10 +92,20 @@ def first_row(family: Family, config: Mapping[str, Any]) -> int:
     """Return the row of the table of positions that stands for the first position.
 
     Source: RoBERTa counts from the padding token's id, fairseq's rule; the rows before have no use.
+
+    Raises:
+        ConversionError: the padding token's id is not one.
     """
     if family == "bert":
         return 0
-    return int(config.get("pad_token_id", _PADDING[family])) + 1
+    padding = config.get("pad_token_id", _PADDING[family])
+    if not _is_number(padding, int) or padding < 0:
+        raise ConversionError(f"pad_token_id must be a number from 0, received {padding!r}")
+    return int(padding) + 1
+
+
+def _is_number(value: Any, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def read_family(config: Mapping[str, Any]) -> Family:
@@ -103,6 +116,8 @@ def read_family(config: Mapping[str, Any]) -> Family:
     """
     kind = config.get("model_type")
     family = next((name for name in FAMILIES if name == kind), None)
+    if kind is None:
+        raise ConversionError(f"model_type is missing: expected {' or '.join(FAMILIES)}")
     if family is None:
         raise ConversionError(f"model_type {kind!r} is not read, only {' and '.join(FAMILIES)}")
     for key, needed, name in _REQUIRED:
@@ -110,6 +125,8 @@ def read_family(config: Mapping[str, Any]) -> Family:
         if value not in (needed, None) and value:
             raise ConversionError(f"{key} is {value!r}: {name} cannot be kept")
     named = config.get("architectures") or []
+    if not isinstance(named, list):
+        raise ConversionError(f"architectures must be a list of names, received {named!r}")
     for name in named:
         if name not in architectures():
             known = ", ".join(sorted(architectures()))
@@ -126,8 +143,15 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
     given = {**_DEFAULTS, **config}
     for key in _COUNTS:
         value = given[key]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not _is_number(value, int) or value < 1:
             raise ConversionError(f"{key} must be a number from 1, received {value!r}")
+    for key in _SHARES:
+        value = given[key]
+        if not _is_number(value, int, float) or not 0 <= value < 1:
+            raise ConversionError(f"{key} must be a number from 0 and below 1, received {value!r}")
+    eps = given["layer_norm_eps"]
+    if not _is_number(eps, int, float) or not 0 < eps < math.inf:
+        raise ConversionError(f"layer_norm_eps must be a number above 0, received {eps!r}")
     width, heads = given["hidden_size"], given["num_attention_heads"]
     if width % heads:
         raise ConversionError(
@@ -167,38 +191,55 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
     return sizes, heads
 
 
-def convert(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Imported:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Put the file in front of what is wrong with its content."""
+    try:
+        yield
+    except ConversionError as error:
+        raise ConversionError(f"{path}: {error}") from None
+
+
+def convert(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path = Path(CONFIG)
+) -> Imported:
     """Return weights in our words.
+
+    Args:
+        config: content of config.json.
+        tensors: of the model, by transformers' names.
+        path: where `config` was read, for messages.
 
     Raises:
         ConversionError: something cannot be kept, or a tensor is missing, unexpected or of another
             shape.
     """
-    family = read_family(config)
-    sizes, heads = read_sizes(family, config)
+    with _named(path):
+        family = read_family(config)
+        sizes, heads = read_sizes(family, config)
     named = tidy(tensors)
     layout = layout_of(family, sizes["num_layers"], named)
     if "words" in layout.parts and family == "bert" and sizes["activation"] != "gelu":
         raise ConversionError(
-            f"hidden_act {sizes['activation']!r} with a head for masked words cannot be kept: "
-            "ours has gelu"
+            f"{path}: hidden_act {sizes['activation']!r} with a head for masked words cannot be "
+            "kept: ours has gelu"
         )
     state = to_ours(layout, drop_tied(layout, named))
     if "labels" in layout.parts:
         sizes["num_classes"] = len(state["classifier.weight"])
-    _require_shapes(layout, state, sizes, int(config.get("max_position_embeddings", 512)))
     first = first_row(family, config)
+    _require_shapes(layout, state, {**sizes, "max_seq_len": first + sizes["max_seq_len"]}, path)
     state["positions.offsets.weight"] = state["positions.offsets.weight"][first:].clone()
     return Imported(state, sizes, heads, layout, dict(config))
 
 
 def _require_shapes(
-    layout: Layout, state: Mapping[str, Tensor], sizes: Mapping[str, Any], positions: int
+    layout: Layout, state: Mapping[str, Tensor], sizes: Mapping[str, Any], path: Path
 ) -> None:
-    """Raise a ConversionError for a tensor of another shape than config.json says."""
+    """Raise a ConversionError for a tensor of another shape than config.json, in `path`, says."""
     known = {
         "V": sizes["vocab_size"],
-        "N": positions,
+        "N": sizes["max_seq_len"],
         "T": sizes["num_token_types"],
         "C": sizes["embed_dim"],
         "I": sizes["mlp_dim"],
@@ -209,7 +250,7 @@ def _require_shapes(
         expected = tuple(known[letter] for letter in shape)
         found = tuple(state[ours].shape)
         if found != expected:
-            raise ConversionError(f"{theirs} has shape {found}, {CONFIG} says {expected}")
+            raise ConversionError(f"{theirs} has shape {found}, {path} says {expected}")
 
 
 def import_folder(folder: Path, output: Path) -> list[str]:
@@ -220,7 +261,8 @@ def import_folder(folder: Path, output: Path) -> list[str]:
         CheckpointError: the checkpoint cannot be written.
     """
     check_output(output)
-    found = convert(read_json(folder / CONFIG), read_weights(folder))
+    path = folder / CONFIG
+    found = convert(read_json(path), read_weights(folder), path)
     own, extra = dict(found.state), {}
     if "words" in found.layout.parts:
         extra = {name: own.pop(name) for name in found.state if name.startswith(EXTRA_HEADS)}

@@ -97,9 +97,10 @@ def _numbered(
     layers, head_dims = layers or {}, head_dims or {}
     beyond = sorted({*layers, *head_dims} - set(range(num_layers)))
     if beyond:
+        there = "1 layer, number 0" if num_layers == 1 else f"{num_layers} layers, numbered from 0"
         raise ValueError(
-            f"attention is given for layer {', '.join(map(str, beyond))}, but the model has "
-            f"{num_layers} layers, numbered from 0"
+            f"attention is given for layer{'s' if len(beyond) > 1 else ''} "
+            f"{', '.join(map(str, beyond))}, but the model has {there}"
         )
     factories = []
     for number in range(num_layers):

@@ -92,6 +92,25 @@ WRONG_FILES = [
 ]
 
 
+WRONG_LAYERS = [
+    ("num_head: 4", r"attention.init_args.layers.1.init_args.num_head' .*did you mean 'num_heads'"),
+    ("num_heads: four", "layers.1.init_args.num_heads: expected int, received 'four'"),
+    ("class_path: lit_probattn.attention.MGKAtention", "layers.1: unknown class .*did you mean"),
+]
+
+
+@pytest.mark.parametrize(("layer", "expected"), WRONG_LAYERS)
+def test_what_is_wrong_with_one_layer_names_its_number(tmp_path, capsys, layer, expected):
+    default = "{class_path: lit_probattn.attention.MGKAttention, init_args: {num_heads: 2}}"
+    layers = f"{{0: {{num_heads: 4}}, 1: {{{layer}}}}}"
+    (tmp_path / "wrong.yaml").write_text(
+        f"model: {{init_args: {{attention: {{default: {default}, layers: {layers}}}}}}}"
+    )
+    command = arguments("fit", tmp_path, "--config", str(tmp_path / "wrong.yaml"))
+    line = error_of(command, capsys)
+    assert re.search(expected, line), line
+
+
 @pytest.mark.parametrize(("text", "expected"), WRONG_FILES, ids=lambda value: str(value)[:40])
 def test_wrong_file_is_one_line(tmp_path, capsys, text, expected):
     (tmp_path / "wrong.yaml").write_text(text)

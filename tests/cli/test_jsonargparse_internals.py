@@ -30,6 +30,7 @@ def parser() -> RunParser:
     made.add_argument("--number", type=int)
     made.add_argument("--choice", type=Literal["a", "b"])
     made.add_argument("--attention", type=AttentionFactory)
+    made.add_argument("--numbered", type=dict[int, AttentionFactory] | None)
     made.add_class_arguments(Group, "group")
     made.add_subclass_arguments(Inner, "inner", required=False)
     return made
@@ -99,6 +100,15 @@ def test_an_unknown_class_is_told_by_python():
     _, causes = library_error(["--attention", "nowhere.Softmx"])
     assert isinstance(causes[-1], ModuleNotFoundError)
     assert causes[-1].name == "nowhere"
+
+
+def test_of_classes_by_number_the_refused_one_is_found():
+    softmax = "class_path: lit_probattn.attention.SoftmaxAttention, init_args: "
+    given = f"{{2: {{{softmax}{{num_heads: 1}}}}, 3: {{{softmax}{{num_heads: 1, heads: 4}}}}}}"
+    _, causes = library_error(["--numbered", given])
+    assert any(internals.BY_NUMBER.search(str(cause)) for cause in causes)
+    assert internals._refused_number(causes) == 3
+    assert internals._refused_number(library_error(["--number", "x"])[1]) is None
 
 
 def test_options_of_a_parser_and_of_its_commands():

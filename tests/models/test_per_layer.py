@@ -139,6 +139,9 @@ def test_what_is_not_of_the_form_is_named(entry, message):
 def test_layers_that_the_model_does_not_have_are_refused():
     with pytest.raises(ValueError, match="given for layer 2, but the model has 2 layers"):
         Transformer(LAYERS, 8, 4, 2, 16)
+    one = "given for layers 1, 2, but the model has 1 layer, number 0"
+    with pytest.raises(ValueError, match=one):
+        Transformer(LAYERS, 8, 4, 1, 16)
     with pytest.raises(ValueError, match="head_dim of a layer must be at least 1, received 0"):
         layer_factories(per_layer(softmax, None, {0: 0}), 1)
     with pytest.raises(ValueError, match="needs a model that numbers its layers"):

@@ -10,7 +10,7 @@ from datamodules.core.base import CachedDataModule
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.text.fine_tuning.batches import TypedCollate
 from datamodules.text.fine_tuning.order import BucketOrder
-from datamodules.text.fine_tuning.tokens import TokeniserChoice
+from datamodules.text.pretrained_pieces import TokeniserChoice
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
 __all__ = ["EncodedTexts"]

@@ -24,7 +24,7 @@ from datamodules.text.fine_tuning.documents import (
 )
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.sequences import DocumentSplit, MaskedCollate
-from datamodules.text.fine_tuning.tokens import Kind, TokeniserChoice, as_bytes
+from datamodules.text.pretrained_pieces import Kind, TokeniserChoice, as_bytes
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
 __all__ = ["PretrainingText"]

@@ -19,8 +19,8 @@ from datamodules.core.report import compare_size
 from datamodules.text.fine_tuning.batches import WindowSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets, read_squad
-from datamodules.text.fine_tuning.tokens import Kind, TokeniserChoice, as_bytes
 from datamodules.text.fine_tuning.windows import Windows, token_span
+from datamodules.text.pretrained_pieces import Kind, TokeniserChoice, as_bytes
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
 __all__ = ["Question", "QuestionAnswering", "find_questions"]

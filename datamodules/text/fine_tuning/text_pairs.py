@@ -19,8 +19,8 @@ from datamodules.core.tables import TABLES, labels_of, read_table
 from datamodules.text.fine_tuning.batches import TextPairSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.pairs import CORPORA, find_corpus, read_corpus
-from datamodules.text.fine_tuning.tokens import Kind, TokeniserChoice
 from datamodules.text.labelled import LABEL_GUESSES, TEXT_GUESSES
+from datamodules.text.pretrained_pieces import Kind, TokeniserChoice
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 
 __all__ = ["TextPairs"]

@@ -115,6 +115,7 @@ def _import_cases() -> Iterator[Case]:
     for given, config in {
         "another model_type": {"model_type": "robert"},
         "no model_type": {"model_type": None},
+        "architectures are a number": {"architectures": 3},
         "another architecture": {"architectures": ["BertForTokenClassification"]},
         "another activation": {"hidden_act": "gelu_new"},
         "relu with a head for masked words": {"hidden_act": "relu"},
@@ -126,6 +127,13 @@ def _import_cases() -> Iterator[Case]:
         "heads that do not divide the width": {"num_attention_heads": 3},
         "no layers": {"num_hidden_layers": 0},
         "a size that is no number": {"hidden_size": "4"},
+        "a size that is null": {"intermediate_size": None},
+        "a dropout that is no number": {"hidden_dropout_prob": "0.1"},
+        "a dropout above 1": {"attention_probs_dropout_prob": 10},
+        "an epsilon that is null": {"layer_norm_eps": None},
+        "a RoBERTa whose padding is null": {
+            **{"model_type": "roberta", "architectures": None, "pad_token_id": None},
+        },
         "more layers than it has": {"num_hidden_layers": 2},
         "a RoBERTa without positions": {
             **{"model_type": "roberta", "architectures": None},

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import MaskedText
+from datamodules import MaskedText, TextPairs
 from datamodules.core.errors import DataError
 from datamodules.text.masked_text import MaskedSplit
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from tests.datamodules.text import made as made_text
+from tests.datamodules.text.fine_tuning import made
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,21 @@ def test_text_in_the_tokens_of_a_pretrained_encoder(folder, tmp_path):
         data(folder, tokenizer=str(tmp_path / "vocabulary"), vocab_size=9).setup()
     with pytest.raises(DataError, match="subwords and tokenizer are set"):
         data(folder, tokenizer=str(tmp_path / "vocabulary"), subwords=300)
+
+
+def test_the_cache_of_other_data_is_a_tokeniser(folder, tmp_path):
+    pytest.importorskip("tokenizers")
+    PretrainedTokeniser.train(made_text.lines(60, 0), tmp_path / "vocabulary", 60)
+    options = {"tokenizer": str(tmp_path / "vocabulary"), "cache_dir": str(tmp_path / "cache")}
+    pairs = TextPairs(corpus="mnli", path=str(made.write_mnli(tmp_path / "mnli")), **options)
+    pairs.prepare_data()
+    pairs.setup("fit")
+    (cache,) = (tmp_path / "cache").glob("text_pairs-*")
+    first, second = (data(folder, tokenizer=str(p)) for p in (tmp_path / "vocabulary", cache))
+    assert second.settings() == first.settings()
+    second.prepare_data()
+    second.setup("fit")
+    assert second.pretrained.text == pairs.tokeniser.text
 
 
 def test_training_keeps_full_sequences_only(folder):

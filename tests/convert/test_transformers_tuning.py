@@ -1,0 +1,166 @@
+"""Imported models with a head in the fine-tuning tasks: tested, predicted with, trained from."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import datamodules
+from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from lit_probattn.__main__ import main
+from lit_probattn.training.checkpoints import find_file, load_checkpoint
+from tests.bad_inputs.cases import command_error
+from tests.datamodules.text.fine_tuning import made
+from tests.support.runs import only_version, run
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+
+POSITIONS = 40
+SIZES = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 13,
+    "layer_norm_eps": 3e-3,  # so large that another one shows
+}
+# Class of transformers -> the task whose head it has.
+CLASSES = {
+    "BertForQuestionAnswering": "squad",
+    "RobertaForQuestionAnswering": "squad",
+    "BertForSequenceClassification": "mnli",
+    "RobertaForSequenceClassification": "mnli",
+}
+
+
+def imported(name: str, folder: Path, labels: int = 3) -> Any:
+    """A model of transformers with random weights, written with its tokeniser, and converted."""
+    bert = name.startswith("Bert")
+    texts = [text for n in range(70) for text in (made.context(n), made.asked(n, "")["question"])]
+    own = PretrainedTokeniser.train(texts, folder / "theirs", 300, "wordpiece" if bert else "bpe")
+    torch.manual_seed(3)
+    config = (transformers.BertConfig if bert else transformers.RobertaConfig)(
+        **SIZES,
+        vocab_size=own.vocab_size,
+        pad_token_id=own.padding,
+        type_vocab_size=2 if bert else 1,
+        max_position_embeddings=POSITIONS + (0 if bert else own.padding + 1),
+        num_labels=labels if name.endswith("Classification") else 2,
+    )
+    model = getattr(transformers, name)(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, mean=0.1, std=0.4)
+    model.save_pretrained(folder / "theirs")
+    words = ["convert", "from_transformers", str(folder / "theirs"), str(folder / "bert.ckpt")]
+    assert main(words) == 0
+    return model
+
+
+def arguments_of(folder: Path, task: str) -> dict[str, Any]:
+    """Arguments of the data, whose files are written."""
+    text = folder / task
+    if not text.exists():
+        (made.write_squad if task == "squad" else made.write_mnli)(text)
+    places = {"path": text, "cache_dir": folder / "cache", "tokenizer": folder / "theirs"}
+    return {
+        **{name: str(place) for name, place in places.items()},
+        **{"max_positions": POSITIONS, "max_length": 24, "vocab_limit": 8000},
+    }
+
+
+def command(name: str, folder: Path, task: str, *more: str) -> list[str]:
+    data = [
+        word
+        for key, value in arguments_of(folder, task).items()
+        for word in (f"--data.init_args.{key}", str(value))
+    ]
+    files = ["--task", f"tiny/{task}", "--config", str(folder / "bert.yaml")]
+    place = ["--run.root", str(folder / "runs"), "--trainer.accelerator", "cpu"]
+    place += ["--trainer.devices", "1", "--trainer.enable_progress_bar", "false"]
+    return [name, *files, *data, *place, *more]
+
+
+def taken(folder: Path) -> dict[str, Any]:
+    """What a run's record says of its initial weights."""
+    (start,) = json.loads((folder / "versions.json").read_text())["starts"]
+    found: dict[str, Any] = start["init_from"]
+    return found
+
+
+def losses_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """The losses of transformers' model for the real rows of a batch of ours."""
+    real = batch["sample_ids"] >= 0
+    names = {"inputs": "input_ids", "key_mask": "attention_mask", "token_types": "token_type_ids"}
+    out = model(**{theirs: batch[ours] for ours, theirs in names.items()})
+    if "logits" in out:
+        return cross_entropy(out.logits, batch["target"], reduction="none")[real]
+    pairs = zip((out.start_logits, out.end_logits), batch["target"].unbind(-1), strict=True)
+    losses = [
+        cross_entropy(x.masked_fill(~batch["key_mask"], -torch.inf), place, reduction="none")
+        for x, place in pairs
+    ]
+    return torch.stack(losses).mean(0)[real]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_it_is_tested_and_predicts_as_it_was_imported(name, tmp_path):
+    model, task = imported(name, tmp_path), CLASSES[name]
+    words = ["--ckpt_path", str(tmp_path / "bert.ckpt")]
+    for step in ("test", "predict"):
+        run(command(step, tmp_path, task, *words))
+    report = json.loads((tmp_path / "test-bert.json").read_text())
+    table = pd.read_parquet(tmp_path / "predictions-bert.parquet")
+    assert len(table) == report.get("test/questions", report["num_samples"])
+    options = arguments_of(tmp_path, task)
+    data: Any = (
+        datamodules.QuestionAnswering(stride=4, max_query_length=8, **options)
+        if task == "squad"
+        else datamodules.TextPairs(corpus="mnli", **options)
+    )
+    data.prepare_data()
+    data.setup("test")
+    with torch.no_grad():
+        losses = torch.cat([losses_of(model, batch) for batch in data.test_dataloader()])
+    assert len(losses) == report["num_samples"]
+    assert float(losses.std()) > 0.01
+    assert report["test/loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_training_begins_with_all_its_weights(name, tmp_path):
+    imported(name, tmp_path)
+    words = ["--init_from", str(tmp_path / "bert.ckpt"), "--model.init_args.lr", "1e-7"]
+    run(command("fit", tmp_path, CLASSES[name], *words, "--trainer.max_steps", "1"))
+    folder = only_version(tmp_path)
+    state = load_checkpoint(tmp_path / "bert.ckpt")["state_dict"]
+    told = taken(folder)
+    assert (told["left"], told["new"], told["other_shape"]) == ([], [], {})
+    assert told["taken"] == len(state)
+    trained = load_checkpoint(find_file(folder / "last"))["state_dict"]
+    steps = [float((trained[key] - tensor).abs().max()) for key, tensor in state.items()]
+    assert 0 < max(steps) < 1e-5
+
+
+def test_a_head_of_another_task_or_of_other_labels_begins_anew(tmp_path):
+    imported("BertForSequenceClassification", tmp_path, labels=5)
+    start = ["--init_from", str(tmp_path / "bert.ckpt"), "--trainer.max_steps", "1"]
+    heads = {f"model.classifier.{x}" for x in ("weight", "bias")}
+    for number, task in enumerate(("mnli", "squad")):
+        run(command("fit", tmp_path, task, *start, "--run.name", task))
+        told = taken(tmp_path / f"runs/{task}/0")
+        if number == 0:
+            assert set(told["other_shape"]) == heads
+            assert told["left"] == told["new"] == []
+        else:
+            assert set(told["left"]) == heads | {f"model.pooler.{x}" for x in ("weight", "bias")}
+            assert set(told["new"]) == {"model.spans.weight", "model.spans.bias"}
+        words = command("test", tmp_path, task, "--ckpt_path", str(tmp_path / "bert.ckpt"))
+        assert "the checkpoint does not fit this configuration" in command_error(words)
