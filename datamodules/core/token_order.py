@@ -175,6 +175,27 @@ class TokenBatchOrder:
         return permutation(self.steps_per_epoch, ~self.seed, epoch)
 
 
+def evaluation_tokens(lengths: Lengths, max_tokens: int | None, share: int, name: str) -> int:
+    """Return the tokens of one evaluation batch of one rank.
+
+    Args:
+        lengths: Of the samples of a split.
+        max_tokens: What is asked for. None takes `share`, or as many as the longest sample has.
+        share: Tokens of a micro-batch of training.
+        name: Of the split.
+
+    Raises:
+        DataError: The longest sample does not fit into what is asked for.
+    """
+    most = max(lengths.longest, share) if max_tokens is None else max_tokens
+    if lengths.longest > most:
+        raise DataError(
+            f"eval_max_tokens={most} is below the longest sentence of {name}, "
+            f"{lengths.longest} tokens; raise it"
+        )
+    return most
+
+
 class TokenEvaluationOrder:
     """All pairs once; a batch sampler of the same length on every rank, of lists of places.
 

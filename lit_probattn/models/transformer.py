@@ -107,9 +107,9 @@ class Block(nn.Module):
     ) -> Tensor:
         """Map (B, N, C) to (B, N, C); `memory` is (B, S, C), or what was projected from it."""
 
-        def attend(inputs: Tensor) -> Tensor:
+        def attend(*inputs: Tensor) -> Tensor:
             masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
-            return self.dropout(self.attention(inputs, **masks, cache=cache, rng=rng))
+            return self.dropout(self.attention(*inputs, **masks, cache=cache, rng=rng))
 
         def look(inputs: Tensor) -> Tensor:
             assert self.cross_attention is not None
@@ -122,7 +122,8 @@ class Block(nn.Module):
             return self.dropout(out)
 
         if self.norm_first:
-            x = x + attend(self.norm1(x))
+            x, *inputs = self.before_attention(x)
+            x = x + attend(*inputs)
             if self.norm_cross is not None:
                 x = x + look(self.norm_cross(x))
             x = x + self.mlp(self.norm2(x))
@@ -132,6 +133,10 @@ class Block(nn.Module):
                 x = self.norm_cross(x + look(x))
             x = self.norm2(x + self.mlp(x))
         return x
+
+    def before_attention(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return what a pre-norm block adds to, its queries, and keys if they differ; (B, N, C)."""
+        return x, self.norm1(x)
 
 
 def _require_cross(layer: Attention) -> None:

@@ -15,7 +15,7 @@ from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import length_line
 from datamodules.core.report import compare_size
-from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
+from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder, evaluation_tokens
 from datamodules.text.running import OwnText
 from datamodules.text.sentences.batches import SentenceCollate, Sentences, ends_of
 from datamodules.text.sentences.release import (
@@ -250,14 +250,8 @@ class LM1B(TextStream):
     def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
         rank, world_size = self._layout()
         lengths = self._sentences(name).batch_lengths(self.pad_multiple)
-        most = self.eval_max_tokens
-        if most is None:
-            most = max(lengths.longest, self.max_tokens // (world_size * self._accumulation()))
-        if lengths.longest > most:
-            raise DataError(
-                f"eval_max_tokens={most} is below the longest sentence of {name}, "
-                f"{lengths.longest} tokens; raise it"
-            )
+        share = self.max_tokens // (world_size * self._accumulation())
+        most = evaluation_tokens(lengths, self.eval_max_tokens, share, name)
         return TokenEvaluationOrder(lengths, most, rank, world_size)
 
     def collate(self) -> Callable[[list[Any]], Any]:

@@ -21,7 +21,7 @@ from datamodules.core.errors import (
 from datamodules.core.files import expand
 from datamodules.core.own import length_line, required_path
 from datamodules.core.report import compare_size
-from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder
+from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder, evaluation_tokens
 from datamodules.text.translation.batches import PairCollate, SentencePairs
 from datamodules.text.translation.coder import Cutter, Method, TextCoder
 from datamodules.text.translation.files import (
@@ -403,14 +403,8 @@ class Translation(CachedDataModule):
     def _evaluation_order(self, name: str) -> TokenEvaluationOrder:
         rank, world_size = self._layout()
         lengths = self._pairs(name).side_lengths(self.pad_multiple)
-        most = self.eval_max_tokens
-        if most is None:
-            most = max(lengths.longest, self.max_tokens // (world_size * self._accumulation()))
-        if lengths.longest > most:
-            raise DataError(
-                f"eval_max_tokens={most} is below the longest sentence of {name}, "
-                f"{lengths.longest} tokens; raise it"
-            )
+        share = self.max_tokens // (world_size * self._accumulation())
+        most = evaluation_tokens(lengths, self.eval_max_tokens, share, name)
         return TokenEvaluationOrder(lengths, most, rank, world_size)
 
     def collate(self) -> Callable[[list[Any]], Any]:

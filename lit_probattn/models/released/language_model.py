@@ -9,12 +9,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lit_probattn.attention.cache import Cache, Memory
 from lit_probattn.attention.functional import check_choice
 from lit_probattn.attention.layer import AttentionFactory
 from lit_probattn.models.language_model import LanguageModel
 from lit_probattn.models.transformer import Block, Transformer
-from lit_probattn.randomness import RandomKey
 
 PreNorm = Literal["keys", "residual"]
 
@@ -27,22 +25,9 @@ class RawQueryBlock(Block):
        └─────────────────────────────────────────────┘└───────────────┘
     """
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        is_causal: bool = False,
-        rng: RandomKey | None = None,
-        cache: Cache | None = None,
-        query_mask: Tensor | None = None,
-        memory: Tensor | Memory | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Map (B, N, C) to (B, N, C); a cache keeps normalised tokens' keys and values."""
-        masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
-        out = self.attention(x, self.norm1(x), **masks, cache=cache, rng=rng)
-        x = x + self.dropout(out)
-        return x + self.mlp(self.norm2(x))
+    def before_attention(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the input, itself as queries, and the normalised keys; (B, N, C) each."""
+        return x, x, self.norm1(x)
 
 
 class NormedResidualBlock(Block):
@@ -52,22 +37,10 @@ class NormedResidualBlock(Block):
                └─────────────────────┘  └───────────────┘
     """
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        is_causal: bool = False,
-        rng: RandomKey | None = None,
-        cache: Cache | None = None,
-        query_mask: Tensor | None = None,
-        memory: Tensor | Memory | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Map (B, N, C) to (B, N, C)."""
+    def before_attention(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the normalised input, (B, N, C), as what is added to and as queries."""
         x = self.norm1(x)
-        masks: Any = {"key_mask": key_mask, "query_mask": query_mask, "is_causal": is_causal}
-        x = x + self.dropout(self.attention(x, **masks, cache=cache, rng=rng))
-        return x + self.mlp(self.norm2(x))
+        return x, x
 
 
 class ReleasedTransformer(Transformer):
