@@ -12,6 +12,7 @@ from lit_probattn.base.torch_internals import FollowingModule
 
 Positions = Literal["reversed", "forward", "rotary"]
 TokenPositions = Literal["learned", "sinusoidal"]
+PositionInit = Literal["normal", "sinusoidal"]
 _BASE = 10000.0
 _FIRST_FORWARD = 2  # where the library of the value-aware model begins to count
 

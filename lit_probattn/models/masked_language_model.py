@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lit_probattn.attention.layer import AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, FullSoftmax
+from lit_probattn.models.embeddings import PositionInit
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.models.transformer import Activation
@@ -94,12 +95,14 @@ class MaskedLanguageModel(TextEncoder):
         activation: Activation = "gelu",
         attention_dropout: float | None = 0.0,
         position_period: int | None = None,
+        position_init: PositionInit = "normal",
         num_token_types: int = 0,
         norm_eps: float = 1e-5,
         activation_checkpointing: bool = False,
         max_logits: int = MAX_LOGITS,
         next_sentence: bool = False,
         share_layers: bool = False,
+        init_std: float = 0.02,
     ) -> None:
         if vocab_size <= NUM_SPECIAL:
             raise ValueError(
@@ -118,10 +121,12 @@ class MaskedLanguageModel(TextEncoder):
             activation=activation,
             attention_dropout=attention_dropout,
             position_period=position_period,
+            position_init=position_init,
             num_token_types=num_token_types,
             norm_eps=norm_eps,
             activation_checkpointing=activation_checkpointing,
             share_layers=share_layers,
+            init_std=init_std,
         )
         self.head = nn.Sequential(
             nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.LayerNorm(embed_dim, eps=norm_eps)

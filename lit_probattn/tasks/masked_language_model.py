@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS
+from lit_probattn.models.embeddings import PositionInit
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.masked_language_model import MaskedLanguageModel, mask_tokens
 from lit_probattn.models.transformer import Activation
@@ -41,6 +42,7 @@ class MaskedLanguageModeling(CountedTask):
             given.
         dropout: dropout of embeddings and of both branches of a block.
         position_period: for long inputs, see `PeriodicPositions`.
+        position_init: `normal` or `sinusoidal`, see `TextEncoder`; `--init_from` goes before it.
         num_token_types: kinds of segments; 0 means that tokens have no type. Batches may have
             `token_types` (B, N), without them all tokens have type 0.
         norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
@@ -51,6 +53,7 @@ class MaskedLanguageModeling(CountedTask):
         next_sentence: whether the model tells too if the second part of a sequence follows on the
             first; batches then have `elsewhere` (B,), 1 where it does not.
         share_layers: one block for all layers, stored and counted once.
+        init_std: standard deviation of matrices and tables at the start, see `TextEncoder`.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
@@ -73,6 +76,7 @@ class MaskedLanguageModeling(CountedTask):
         activation: Activation = "gelu",
         attention_dropout: float | None = 0.0,
         position_period: int | None = None,
+        position_init: PositionInit = "normal",
         num_token_types: int = 0,
         norm_eps: float = 1e-5,
         activation_checkpointing: bool = False,
@@ -81,6 +85,7 @@ class MaskedLanguageModeling(CountedTask):
         mask_token: int | None = None,
         next_sentence: bool = False,
         share_layers: bool = False,
+        init_std: float = 0.02,
         **training_options: Any,
     ) -> None:
         super().__init__(**training_options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -69,3 +71,36 @@ def test_token_types_are_seen():
     model = made(SpanModel)
     types = (torch.arange(7) > 2).long().expand(3, 7)
     assert not torch.allclose(model(INPUTS)[0], model(INPUTS, token_types=types)[0])
+
+
+@pytest.mark.parametrize("period", [None, 5])
+def test_positions_begin_as_sines(period):
+    model = made(SpanModel, position_init="sinusoidal", position_period=period, init_std=0.05)
+    steps = torch.arange(period or 12, dtype=torch.float64)
+    table = model.positions.offsets.weight
+    assert table.requires_grad
+    for channel, wave in ((0, steps.sin()), (1, steps.cos()), (4, (steps / 100).sin())):
+        expected = 0.05 * math.sqrt(2) * wave
+        torch.testing.assert_close(table[:, channel], expected, rtol=1e-6, atol=1e-8)
+    if period:
+        third = model.positions.blocks.weight[2, :2]
+        torch.testing.assert_close(third[0] / third[1], torch.tensor(2.0).double().tan())
+    plain = made(SpanModel, position_period=period, init_std=0.05).state_dict()
+    others = {name for name, value in model.state_dict().items() if not value.equal(plain[name])}
+    assert others == {name for name in plain if name.startswith("positions.")}
+
+
+def test_matrices_and_tables_begin_with_the_deviation_that_is_asked_for():
+    narrow, wide = (made(SpanModel, init_std=std).state_dict() for std in (0.02, 0.5))
+    for name, value in wide.items():
+        factor = 25.0 if narrow[name].dim() > 1 else 1.0  # biases and norms are not drawn
+        torch.testing.assert_close(value, factor * narrow[name], rtol=1e-5, atol=1e-8)
+    with pytest.raises(ValueError, match="init_std must be a number above 0, received 0"):
+        made(SpanModel, init_std=0.0)
+
+
+def test_sines_need_an_even_width_and_the_start_a_known_name():
+    with pytest.raises(ValueError, match="position_init sinusoidal needs an even embed_dim, not 7"):
+        SpanModel(softmax, **SIZES | {"embed_dim": 7}, mlp_dim=8, position_init="sinusoidal")
+    with pytest.raises(ValueError, match="position_init must be normal or sinusoidal"):
+        made(SpanModel, position_init="sines")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_probattn.attention import AttentionFactory
+from lit_probattn.models.embeddings import PositionInit
 from lit_probattn.models.fine_tuned import SpanModel
 from lit_probattn.models.text_encoder import TextEncoder
 from lit_probattn.models.transformer import Activation
@@ -53,12 +54,14 @@ class QuestionAnswering(FineTuning):
     Args:
         dropout: dropout of embeddings and of both branches of a block.
         position_period: for long inputs, see `PeriodicPositions`.
+        position_init: `normal` or `sinusoidal`, see `TextEncoder`; `--init_from` goes before it.
         num_token_types: kinds of segments that the model tells apart; 0 for none, as in RoBERTa.
         norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
         n_best: answers of a window, and of a question, that are kept.
         max_answer_length: most tokens of an answer.
         null_threshold: in data of version 2.0, no answer is predicted where `null_odds` exceed it.
         share_layers: one block for all layers, stored and counted once.
+        init_std: standard deviation of matrices and tables at the start, see `TextEncoder`.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
@@ -81,6 +84,7 @@ class QuestionAnswering(FineTuning):
         activation: Activation = "gelu",
         attention_dropout: float | None = 0.1,
         position_period: int | None = None,
+        position_init: PositionInit = "normal",
         num_token_types: int = 2,
         norm_eps: float = 1e-12,
         activation_checkpointing: bool = False,
@@ -91,6 +95,7 @@ class QuestionAnswering(FineTuning):
         weight_decay: float = 0.01,
         schedule: ScheduleName = "linear",
         share_layers: bool = False,
+        init_std: float = 0.02,
         **training_options: Any,
     ) -> None:
         optimisation: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
