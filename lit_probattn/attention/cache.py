@@ -21,11 +21,13 @@ class Cache(ABC):
     """Memory of one layer over the tokens seen so far; made by `layer.new_cache()`.
 
     Attributes:
-        length: positions seen, masked ones included.
+        length: positions held, masked ones included.
+        num_dropped: positions that were held and given up.
         store_offsets: whether the layer should pass key offsets to `append`.
     """
 
     length: int = 0
+    num_dropped: int = 0
     store_offsets: bool = False
 
     @abstractmethod
