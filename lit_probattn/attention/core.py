@@ -26,9 +26,15 @@ from lit_probattn.attention.backends import (
     choose_backend,
     common_refusal,
 )
-from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
+from lit_probattn.attention.cache import (
+    BoundedCache,
+    Cache,
+    KVCache,
+    kept_places,
+    merge_partials,
+    partial_attention,
+)
 from lit_probattn.attention.draws import fresh_key, is_traced
-from lit_probattn.attention.eviction import BoundedCache, kept_places
 from lit_probattn.attention.functional import (
     Heads,
     autocast_off,

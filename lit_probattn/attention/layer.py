@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.cache import Cache, Memory
+from lit_probattn.attention.cache import BoundedCache, Cache, CacheBound, Memory
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
-from lit_probattn.attention.eviction import BoundedCache, CacheBound
 from lit_probattn.attention.masks import make_masks
 from lit_probattn.attention.own.derived import DerivedCore, count_score_macs
 from lit_probattn.attention.rotary import Rotary

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         CommandError: a flag is wrong, or the run is not of a language model.
     """
-    from lit_probattn.attention.eviction import CacheBound
+    from lit_probattn.attention.cache import CacheBound
     from lit_probattn.cli.errors import CommandError
     from lit_probattn.models.decoding import Sampling
     from lit_probattn.training.callbacks import PredictionWriter

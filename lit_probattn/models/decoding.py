@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.eviction import CacheBound
+from lit_probattn.attention.cache import Cache, CacheBound
 from lit_probattn.randomness import STREAM_SAMPLING, RandomKey, philox4x32
 
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.cache import Cache
-from lit_probattn.attention.eviction import CacheBound
+from lit_probattn.attention.cache import Cache, CacheBound
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS, AdaptiveSoftmax, FullSoftmax
 from lit_probattn.models.embeddings import Positions, Sinusoid

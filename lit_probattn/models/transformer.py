@@ -9,8 +9,7 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_probattn.attention.cache import Cache, Memory
-from lit_probattn.attention.eviction import CacheBound
+from lit_probattn.attention.cache import Cache, CacheBound, Memory
 from lit_probattn.attention.layer import Attention, AttentionFactory
 from lit_probattn.models.per_layer import differs_by_layer, layer_factories
 from lit_probattn.randomness import RandomKey

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import AttentionFactory
-from lit_probattn.attention.eviction import CacheBound
+from lit_probattn.attention.cache import CacheBound
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS
 from lit_probattn.models.decoding import Sampling, generate
 from lit_probattn.models.embeddings import Positions

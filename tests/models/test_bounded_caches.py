@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, PolynomialAttention
-from lit_probattn.attention.eviction import CacheBound, output_movements
+from lit_probattn.attention.cache import CacheBound, output_movements
 from lit_probattn.models.decoding import generate
 from tests.attention.decoding_layers import CACHED, B, C, N, make
 from tests.models.test_decoding import tiny
