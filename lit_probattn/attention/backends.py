@@ -21,9 +21,12 @@ from lit_probattn.base.memory import is_predicting
 from lit_probattn.base.torch_internals import constant_in_graphs
 from lit_probattn.randomness import STREAM_DROPOUT, RandomKey
 
-Backend = Literal["auto", "reference", "sdpa", "blockwise", "rows", "native", "triton"]
+Backend = Literal["auto", "reference", "sdpa", "merged", "blockwise", "rows", "native", "triton"]
 
 BACKENDS: tuple[str, ...] = get_args(Backend)
+
+# Those that end in PyTorch's fused attention.
+FUSED = ("sdpa", "merged")
 
 logger = logging.getLogger("lit_probattn")
 
@@ -229,10 +232,12 @@ def common_refusal(core: Refusing, backend: str, call: Call) -> str | None:
     """Say why a backend cannot serve a call of a variant with one softmax per head, or None."""
     if backend in core.refused:
         return core.refused[backend]
-    if backend == "sdpa" and call.dropout:
+    if backend in FUSED and call.dropout:
         return "cannot draw the counter-based attention dropout"
-    if backend == "sdpa" and call.bias_needs_grad:
+    if backend in FUSED and call.bias_needs_grad:
         return "cannot give a gradient to the additive bias without storing all scores"
+    if backend == "merged" and call.device not in ("cpu", "meta"):
+        return f"cannot run on {call.device}: it is for the CPU"
     if backend == "native":
         return native_refusal(call.device)
     if backend == "rows" and call.device != "cpu":

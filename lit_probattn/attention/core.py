@@ -26,7 +26,14 @@ from lit_probattn.attention.backends import (
     choose_backend,
     common_refusal,
 )
-from lit_probattn.attention.cache import Cache, KVCache, merge_partials, partial_attention
+from lit_probattn.attention.cache import (
+    BoundedCache,
+    Cache,
+    KVCache,
+    kept_places,
+    merge_partials,
+    partial_attention,
+)
 from lit_probattn.attention.draws import fresh_key, is_traced
 from lit_probattn.attention.functional import (
     Heads,
@@ -165,6 +172,8 @@ class Core(nn.Module):
     auto_rules: Mapping[str, AutoRule] = AUTO_RULES
     # Score tensors per head that the reference stores; for the choice of backend.
     score_maps: int = 1
+    # Whether a bounded cache may give up some of the keys; such a variant has `cached_scores`.
+    can_drop_keys: ClassVar[bool] = False
     # Whether `cached_scores` exists: short calls with a cache then read it part by part.
     steps_over_cache: ClassVar[bool] = False
     # The implementation whose products `cost` states.
@@ -214,6 +223,8 @@ class Core(nn.Module):
                 choice = self.choose(call, self.pick(call))
                 given = Heads(call.query, choice.key, call.value, call.masks, call.dropout)
                 out = self.backends[choice.backend](given, choice.arguments)
+            if isinstance(call.cache, BoundedCache):
+                evict(self, call, call.cache)
         return out.to(call.query.dtype)
 
     if TYPE_CHECKING:
@@ -323,6 +334,10 @@ class Core(nn.Module):
         """Return an empty memory for decoding, with room for `capacity` positions."""
         return KVCache(capacity, store_offsets=True)
 
+    def bound_refusal(self) -> str | None:
+        """Say why a cache of bounded length cannot serve ("cannot …"), or None if it can."""
+        return None if self.can_drop_keys else "cannot decode from a bounded number of keys"
+
     def absorb(self, call: HeadCall) -> None:
         """Take keys without queries into the call's cache, where it keeps sums of them."""
 
@@ -359,6 +374,21 @@ class Core(nn.Module):
 def key_or_fresh(rng: RandomKey | None) -> RandomKey:
     """Return the key, or one from torch's generator where a call names none."""
     return fresh_key() if rng is None else rng
+
+
+@torch.no_grad()
+def evict(core: Core, call: HeadCall, cache: BoundedCache) -> None:
+    """Drop the positions beyond a cache's bound, by what the latest query of a call sees."""
+    if not cache.num_surplus:
+        return
+    cols, last = range(cache.length), call.masks.num_queries - 1
+    key, value, offset = cache.part(cols)
+    dtype = compute_dtype(call.query)
+    scores = core.cached_scores(call.query[:, :, -1:].to(dtype), key.to(dtype), offset, cols, call)
+    rows = range(last, last + 1)
+    scores = biased(scores, call.masks, rows, cols)
+    allowed = call.masks.allowed(rows, cols, scores.device)
+    cache.keep(kept_places(scores, value.to(dtype), allowed, cache.bound, core.row_eps))
 
 
 def attend_to_cache(core: Core, call: HeadCall) -> Tensor:

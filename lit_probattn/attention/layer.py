@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_probattn.attention.backends import Backend
-from lit_probattn.attention.cache import Cache, Memory
+from lit_probattn.attention.cache import BoundedCache, Cache, CacheBound, Memory
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.cost import Cost, CostTerm, PairMacs
 from lit_probattn.attention.masks import make_masks
@@ -257,9 +257,22 @@ class Attention(RenamingModule):
         """Return the number of parameters."""
         return sum(p.numel() for p in self.parameters())
 
-    def new_cache(self, capacity: int = 0) -> Cache:
-        """Return an empty memory for decoding, with room for `capacity` positions."""
-        return self.core.new_cache(capacity)
+    def new_cache(self, capacity: int = 0, bound: CacheBound | None = None) -> Cache:
+        """Return an empty memory for decoding, with room for `capacity` positions.
+
+        Args:
+            capacity: positions to reserve.
+            bound: how many positions it keeps, and which. None keeps all.
+
+        Raises:
+            NotImplementedError: the variant cannot decode from a part of its keys.
+        """
+        if bound is None:
+            return self.core.new_cache(capacity)
+        reason = self.core.bound_refusal()
+        if reason is not None:
+            raise NotImplementedError(f"{self.core.variant} {reason}: leave the bound out")
+        return BoundedCache(bound, capacity)
 
     def cross_refusal(self) -> str | None:
         """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
@@ -365,7 +378,7 @@ class Attention(RenamingModule):
         q = split_heads(self.query_proj(query), self.layout.query)
         k = split_heads(self.key_proj(key), self.layout.key, self.layout.keys_per_head)
         v = split_heads(self.project_values(value, of_self=of_self), self.layout.value)
-        first = 0 if cache is None else cache.length
+        first = 0 if cache is None else cache.length + cache.num_dropped
         if self.rotary is not None:
             k = self.rotary(k, first)
             q = self.rotary(q, first + k.shape[-2] - q.shape[-2])

@@ -173,6 +173,7 @@ class SoftmaxCore(Core):
 
     variant: ClassVar[str] = "softmax"
     steps_over_cache: ClassVar[bool] = True
+    can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ("dense/softmax",)
     # PyTorch's kernels are at least as fast as ours; ours serve dropout and learned biases. With

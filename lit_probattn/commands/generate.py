@@ -64,6 +64,13 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"divides the logits; 0 takes the likeliest token (default {TEMPERATURE})",
     )
     add_draw(parser)
+    add("--max_keys", type=int, metavar="N", help="keep N keys in the cache of each layer, not all")
+    add(
+        "--evict_by",
+        choices=("movement", "weight", "age"),
+        help="which key a full cache gives up: the one whose loss moves the output of attention "
+        "least (movement, the default), the one with the smallest weight, or the oldest (age)",
+    )
     add("--out", type=Path, metavar="FILE.parquet", help="write token ids and text too")
     add_run(parser)
     return parser
@@ -84,16 +91,26 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         CommandError: a flag is wrong, or the run is not of a language model.
     """
+    from lit_probattn.attention.cache import CacheBound
+    from lit_probattn.cli.errors import CommandError
     from lit_probattn.models.decoding import Sampling
     from lit_probattn.training.callbacks import PredictionWriter
 
-    check_least(options, max_new_tokens=1, seed=0)
+    check_least(options, max_new_tokens=1, seed=0, max_keys=1)
+    if options.evict_by is not None and options.max_keys is None:
+        raise CommandError("--evict_by is for a cache of bounded length: add --max_keys N")
     if options.out is not None:
         check_table(options.out)
     sampling = Sampling(options.temperature, options.top_k, options.top_p, seed=options.seed)
     trained = _open(options)
     trained.task.sampling = sampling
     trained.task.max_new_tokens = _new_tokens(trained, options)
+    if options.max_keys is not None:
+        trained.task.cache_bound = CacheBound(options.max_keys, options.evict_by or "movement")
+        try:
+            trained.task.model.new_caches(0, trained.task.cache_bound)
+        except NotImplementedError as error:
+            raise CommandError(f"--max_keys: {error}".replace("the bound", "--max_keys")) from error
     writer = [PredictionWriter(options.out)] if options.out else []
     with _without_notes():
         trainer = _trainer(trained.config, trained.device, writer)

@@ -215,10 +215,9 @@ def compare_models(
     converted = put_into(copy.deepcopy(task), layers).eval()
     rows = [_real_rows(batch) for batch in batches]
     rows = [batch for batch in rows if len(batch["sample_ids"])]
-    count = sum(len(batch["sample_ids"]) for batch in rows)
     pairs = [(_outputs(task, batch), _outputs(converted, batch)) for batch in rows]
     if not all(isinstance(part, Tensor) and part.dim() > 1 for pair in pairs for part in pair):
-        return ModelLosses(_mean_loss(task, rows), _mean_loss(converted, rows), count)
+        return compare_losses(task, layers, batches)
     difference = size = 0.0
     same = predicted = 0
     for before, after in ((a.double(), b.double()) for a, b in pairs):
@@ -227,6 +226,16 @@ def compare_models(
         same += int((before.argmax(-1) == after.argmax(-1)).sum())
         predicted += before[..., 0].numel()
     return ModelErrors((difference / size) ** 0.5, same / max(1, predicted), predicted)
+
+
+@torch.no_grad()
+def compare_losses(task: Any, layers: Mapping[str, Attention], batches: Batches) -> ModelLosses:
+    """Compare the losses of a task with its old and with the new layers, on real rows."""
+    converted = put_into(copy.deepcopy(task), layers).eval()
+    rows = [_real_rows(batch) for batch in batches]
+    rows = [batch for batch in rows if len(batch["sample_ids"])]
+    count = sum(len(batch["sample_ids"]) for batch in rows)
+    return ModelLosses(_mean_loss(task, rows), _mean_loss(converted, rows), count)
 
 
 def _mean_loss(task: Any, rows: Batches) -> float:

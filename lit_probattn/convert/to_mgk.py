@@ -17,8 +17,9 @@ With the run's config.yaml (found beside the checkpoint, or --config) batches of
 the model, and what each layer sees decides groups of heads, factors, priors and value maps. Without
 it (--weights_only) only the weights count, and --head_dim is needed.
 
-Two other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads a
-BERT or a RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one.
+Other conversions have their own --help: `convert from_transformers FOLDER OUT.ckpt` reads a BERT or
+a RoBERTa, `convert to_transformers CHECKPOINT FOLDER` writes one, `convert prune CHECKPOINT
+OUT.ckpt` drops components of MGK or sMGK that are hardly used.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     options.checkpoint = find_file(options.checkpoint)
     checkpoint = load_checkpoint(options.checkpoint)
     state = checkpoint.get("state_dict", {})
-    run = None if options.weights_only else _open_run(options)
+    run = None if options.weights_only else open_run(options)
     old = [] if run is None else list(run.layers.values())
     sizes = {layer.head_dim for layer in old}
     head_dim = options.head_dim or (sizes.pop() if len(sizes) == 1 else None)
@@ -177,13 +178,12 @@ def convert_checkpoint(options: argparse.Namespace) -> list[str]:
     return [*lines, done]
 
 
-def _open_run(options: argparse.Namespace) -> Trained:
+def open_run(options: argparse.Namespace) -> Trained:
     """Open the run that the checkpoint belongs to."""
     path = options.config or options.checkpoint.resolve().parent.parent / "config.yaml"
     if not find(path).is_file():
-        raise ConversionError(
-            f"no config at {path}: give the run's --config, or --weights_only with --head_dim"
-        )
+        without = ", or --weights_only with --head_dim" if "weights_only" in options else ""
+        raise ConversionError(f"no config at {path}: give the run's --config{without}")
     wanted = argparse.Namespace(checkpoint=options.checkpoint, config=[path], data=[], device="cpu")
     try:
         trained = open_trained(wanted)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention import AttentionFactory
+from lit_probattn.attention.cache import CacheBound
 from lit_probattn.models.adaptive_softmax import MAX_LOGITS
 from lit_probattn.models.decoding import Sampling, generate
 from lit_probattn.models.embeddings import Positions
@@ -90,6 +91,7 @@ class LanguageModeling(Task):
         self.max_new_tokens = max_new_tokens
         self.sampling = Sampling(temperature, top_k, top_p, seed=self.seed)
         self.model = self.make_model(attention, **model_arguments(LanguageModel, locals()))
+        self.cache_bound: CacheBound | None = None  # of `predict`
         self._scores: dict[str, Tensor] = {}  # form -> (sum of losses, tokens, those of words: two)
         self._generated: list[tuple[int, int, float]] = []  # rows, tokens of a row, seconds
 
@@ -169,6 +171,7 @@ class LanguageModeling(Task):
                 prompt_mask=None if bool(mask.all()) else mask,
                 sampling=self.sampling,
                 sample_ids=ids,
+                bound=self.cache_bound,
             )
             tokens = made.tokens
             self._generated.append((*tokens.shape, made.decode_seconds))

@@ -116,6 +116,7 @@ def _matmul_handle(inputs: list[Any], outputs: list[Any]) -> int:
 _HANDLES: dict[str, Callable[..., int]] = {
     "aten::matmul": _matmul_handle,
     "aten::scaled_dot_product_attention": _sdpa_handle,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _sdpa_handle,
     "aten::einsum": _einsum_handle,
     "aten::baddbmm": _baddbmm_handle,
     "aten::cdist": _cdist_handle,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lit_probattn.attention import MGKAttention, SoftmaxAttention
+from lit_probattn.attention.backends import FUSED
 from lit_probattn.attention.mgk.layer import MGKCore
 from lit_probattn.attention.softmax import SoftmaxCore
 from lit_probattn.randomness import RandomKey
@@ -87,7 +88,7 @@ PAIRS = [
     pytest.param(*case, backend, id=f"{case[2]}-{backend}")
     for case in CASES
     for backend in CORES[case[0]].backends
-    if not (backend == "sdpa" and case[3].get("e_step") == "hard")
+    if not (backend in FUSED and case[3].get("e_step") == "hard")
     if backend != "triton"  # no float64 in kernels; they have tests of their own
 ]
 
@@ -121,7 +122,7 @@ def make_call(layer, num_queries, num_keys, masks, is_causal, rng=None):
 
     def call(leaves):
         leaf_bias = leaves[3] if len(leaves) > 3 else None
-        if leaf_bias is not None and layer.backend == "sdpa":
+        if leaf_bias is not None and layer.backend in FUSED:
             leaf_bias = leaf_bias.detach()  # the fused path refuses a bias that wants a gradient
         return layer(
             *leaves[:3],
@@ -146,7 +147,7 @@ def test_backend_equals_the_sums(cls, oracle, name, options, backend, share):
         expected = run_with_gradients(layer, inputs, call)
         use_backend(layer, backend)
         found = run_with_gradients(layer, inputs, call)
-        if backend == "sdpa" and "bias" in masks:
+        if backend in FUSED and "bias" in masks:
             expected[1].pop("input3")
         out, grad = largest_difference(found, expected)
         record_parity(
@@ -249,6 +250,6 @@ def test_single_precision_error_is_within_twice_eager(cls, oracle, name, options
                 true[group] = true.get(group, 0.0) + b.square().sum().item() / 2
     for part, square in ours.items():
         budget = 2 * plain[part] ** 0.5
-        if backend == "sdpa":  # not our kernel: sums of prior and norm gradients lose a little more
+        if backend in FUSED:  # not our kernel: sums of prior and norm gradients lose a little more
             budget = max(budget, 2e-5 * true[part] ** 0.5)
         assert square**0.5 <= budget, part

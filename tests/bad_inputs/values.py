@@ -140,6 +140,16 @@ def _pairs() -> Iterator[Case]:
         "hard E-step on the fused reduction",
         variant("MGKAttention", e_step="hard", backend="sdpa"),
     )
+    yield Case(
+        area,
+        "hard E-step on merged components",
+        variant("MGKAttention", e_step="hard", backend="merged"),
+    )
+    yield Case(
+        area,
+        "variances by the M-step without densities",
+        variant("MGKAttention", e_step="soft", m_step_variance=True),
+    )
     yield Case(area, "a kernel on the CPU", variant("MGKAttention", backend="triton"))
     yield Case(area, "an unknown backend", variant("MGKAttention", backend="flash"))
     yield Case(area, "MGK: no component", variant("MGKAttention", num_components=0))

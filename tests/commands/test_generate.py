@@ -118,6 +118,30 @@ def test_the_trainer_does_not_speak_of_devices(folder, monkeypatch):
     assert logger.level == level
 
 
+def test_a_bounded_cache_is_passed_on(folder, monkeypatch, capsys):
+    """The rule reaches the caches of every layer; a bound that is not reached changes no text."""
+    from lit_probattn.attention.cache import BoundedCache
+
+    kept = []
+    keep = BoundedCache.keep
+
+    def watched(cache, places):
+        keep(cache, places)
+        kept.append((cache.bound.evict_by, cache.length))
+
+    monkeypatch.setattr(BoundedCache, "keep", watched)
+    assert generate(folder) == 0
+    whole = texts(capsys)
+    assert generate(folder, "--max_keys", "16") == 0
+    assert texts(capsys) == whole
+    assert not kept
+    assert generate(folder, "--max_keys", "3", "--evict_by", "weight") == 0
+    assert set(kept) == {("weight", 3)}
+    kept.clear()
+    assert generate(folder, "--max_keys", "3") == 0
+    assert set(kept) == {("movement", 3)}
+
+
 REFUSED = {
     "--max_new_tokens 15": "--max_new_tokens 15 does not fit: max_seq_len of the model is 16",
     "--max_new_tokens 0": "--max_new_tokens must be at least 1, received 0",
@@ -126,6 +150,8 @@ REFUSED = {
     "--top_k 0": "top_k must be at least 1, received 0",
     "--top_p 1.5": "top_p must be in (0, 1], received 1.5",
     "--out text.csv": "--out must end in .parquet, received text.csv",
+    "--max_keys 0": "--max_keys must be at least 1, received 0",
+    "--evict_by age": "--evict_by is for a cache of bounded length: add --max_keys N",
     "--device cuda:x": "unknown device 'cuda:x'",
     "--data data_dir=nowhere": "no text of other in",
 }

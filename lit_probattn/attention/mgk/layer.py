@@ -10,7 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_probattn.attention.backends import AUTO_RULES, AutoRule, Backend, BackendFunction
+from lit_probattn.attention.backends import (
+    AUTO_RULES,
+    FUSED,
+    AutoRule,
+    Backend,
+    BackendFunction,
+)
 from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout, Learned
 from lit_probattn.attention.cost import (
     Cost,
@@ -43,6 +49,7 @@ from lit_probattn.attention.mgk.functions import (
     mixture_scores,
 )
 from lit_probattn.attention.mgk.m_step import responsibility_sums
+from lit_probattn.attention.mgk.merged import mgk_merged
 from lit_probattn.attention.mgk.priors import (
     PRIOR_FLOOR,
     EStep,
@@ -76,12 +83,14 @@ class MGKCore(Core):
 
     variant: ClassVar[str] = "mgk"
     steps_over_cache: ClassVar[bool] = True
+    can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
     has_components = True
     kernels: ClassVar[tuple[str, ...]] = ("dense/mgk", "dense/smgk")
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         "reference": mgk_reference,
         "sdpa": mgk_sdpa,
+        "merged": mgk_merged,
         "blockwise": mgk_blockwise,
         "rows": mgk_rows,
         "native": mgk_native,
@@ -99,6 +108,7 @@ class MGKCore(Core):
         score: Score = "gaussian",
         variance: VariancePreset | list[float] = "equal",
         learn_variance: bool = False,
+        m_step_variance: bool = False,
         prior_share: PriorShare = "head",
         prior_param: PriorParam = "clamp",
         prior_floor: float = PRIOR_FLOOR,
@@ -125,7 +135,9 @@ class MGKCore(Core):
         # Heads with shifts, priors and variances of their own.
         self.num_mixtures = owners = layout.key if mixture_heads == "kv" else layout.query
         multipliers = variance_multipliers(variance, num_components)
-        self.variance = MixtureVariance(multipliers, owners, layout.head_dim, learn_variance)
+        self.variance = MixtureVariance(
+            multipliers, owners, layout.head_dim, learn_variance, m_step_variance
+        )
         self.prior: MixturePrior | None = None
         if e_step != "hard":
             self.prior = MixturePrior(
@@ -150,6 +162,8 @@ class MGKCore(Core):
                     )
             shift = torch.randn(owners, num_components, size) * shift_init_std
             self.key_shift = nn.Parameter(shift)
+        if m_step_variance:
+            self._check_m_step_variance(learn_variance, key_norm_weight)
         self.start_norm_weight = key_norm_weight
         self.key_norm_weight: Tensor | None
         self.register_buffer("key_norm_weight", self._weight_of_norms(key_norm_weight))
@@ -162,12 +176,31 @@ class MGKCore(Core):
                 stacklevel=3,
             )
 
+    def _check_m_step_variance(self, learn: bool, key_norm_weight: float | None) -> None:
+        """Raise a ValueError where σ² of an M-step is not what makes the queries likeliest."""
+        needed = {
+            "e_step": (self.e_step, "soft"),
+            "em_weighting": (self.em_weighting, "posterior"),
+            "score": (self.score, "gaussian"),
+            "include_log_det": (self.include_log_det, True),
+            "learn_variance": (learn, False),
+            "key_norm_weight": (key_norm_weight, None),
+        }
+        wrong = [name for name, (given, wanted) in needed.items() if given != wanted]
+        if wrong:
+            given, wanted = needed[wrong[0]]
+            raise ValueError(
+                f"m_step_variance needs {wrong[0]}={wanted}, received {given}: its σ² is the "
+                "likeliest only of Gaussian densities, weighted by the posterior"
+            )
+
     def set_rules(self) -> None:
         """Set what the choice of a backend depends on."""
         if self.shares_product and self.layout.head_dim >= 16:
             self.auto_rules = SHIFTED_RULES
         if self.e_step == "hard":
-            self.refused["sdpa"] = "cannot take the maximum over components (e_step=hard)"
+            reason = "cannot take the maximum over components (e_step=hard)"
+            self.refused |= dict.fromkeys(FUSED, reason)
         if self.key_norm_weight is not None:
             self.refused["triton"] = "cannot weigh the norms of keys (key_norm_weight)"
 
@@ -329,24 +362,51 @@ class MGKCore(Core):
             masks=call.masks,
             query_mask=call.query_mask,
             weighting=self.em_weighting,
+            with_squares=self.variance.by_m_step,
         )
-        self.prior.accumulate(*sums)
+        self.prior.accumulate(sums.numerator, sums.denominator)
+        if sums.squares is not None:
+            self.variance.accumulate(sums.squares, sums.numerator.sum(-1))
 
     def prior_statistics(self) -> Tensor | None:
-        """Return numerator and denominator since the last update, (2, *prior shape), or None."""
-        return self.prior.statistics() if self.prior is not None and self.by_m_step else None
+        """Return the sums of an M-step since the last update, or None where there is none.
+
+        Numerator and denominator of the priors, (2, *prior shape); where variances follow too, one
+        vector, those first.
+        """
+        if self.prior is None or not self.by_m_step:
+            return None
+        of_prior = self.prior.statistics()
+        if not self.variance.by_m_step:
+            return of_prior
+        return torch.cat([of_prior.flatten(), self.variance.statistics().flatten()])
 
     def apply_prior_update(self, statistics: Tensor) -> None:
-        """Replace the priors by an M-step over `statistics` (summed over ranks by the caller).
+        """Replace priors, and variances that follow, by an M-step over `statistics`.
+
+        They are `prior_statistics`, summed over ranks by the caller.
 
         Raises:
             ValueError: the priors do not follow an M-step.
         """
         if self.prior is None or not self.by_m_step:
             raise ValueError(f"e_step={self.e_step} has no M-step; only e_step=soft updates priors")
+        if self.variance.by_m_step:
+            of_prior, of_variance = self.prior.statistics(), self.variance.statistics()
+            parts = statistics.split([of_prior.numel(), of_variance.numel()])
+            statistics = parts[0].view_as(of_prior)
+            self.variance.apply_statistics(parts[1].view_as(of_variance))
         self.prior.apply_statistics(statistics)
 
     # ------------------------------------------------------------------ decoding
+    def bound_refusal(self) -> str | None:
+        """Shifts before rotation, and priors of positions, need every key at its own position."""
+        if self.shifted_keys and self.rotary is not None and self.rotary_shift == "before":
+            return "cannot decode from a bounded number of keys with rotary_shift=before"
+        if self.prior is not None and self.prior.share == "head_position":
+            return "cannot decode from a bounded number of keys with prior_share=head_position"
+        return super().bound_refusal()
+
     def key_offset(self, key: Tensor, first_position: int) -> Tensor | None:
         """Return β_jr of stored keys, (B, H_prior, K, L); see `functions`."""
         log_prior = None if self.prior is None else self.prior(first_position + key.shape[-2])
@@ -403,6 +463,10 @@ class MGKAttention(Attention):
         variance: multipliers c_r or a preset: `equal` (1, …), `paper_main` (1, 3), `code_lm`
             (1, 1/3).
         learn_variance: make σ² a parameter per head and component.
+        m_step_variance: let σ² per head and component follow the M-step of setting B, Σ_ij P_ijr
+            ‖query[i] − key[j, r]‖² / (E Σ_ij P_ijr) with P the joint posterior; needs
+            `em_weighting="posterior"` and `include_log_det`. An update of priors and variances
+            never makes the queries less likely under these keys.
         prior_share: one prior per layer, per head, or per head and key position.
         prior_param: setting A keeps clamped values (the paper) or logits.
         max_positions: longest key sequence, for `head_position`.
@@ -485,6 +549,7 @@ class MGKAttention(Attention):
         score: Score = "gaussian",
         variance: VariancePreset | list[float] = "equal",
         learn_variance: bool = False,
+        m_step_variance: bool = False,
         prior_share: PriorShare = "head",
         prior_param: PriorParam = "clamp",
         max_positions: int | None = None,
@@ -560,7 +625,8 @@ class MGKAttention(Attention):
             total += (1 if core.prior.share == "layer" else owners) * k * positions
         if core.key_shift is not None:
             total += owners * k * core.key_shift.shape[-1]
-        return total + (owners * k if core.variance.log_variance is not None else 0)
+        learned = isinstance(core.variance.log_variance, nn.Parameter)
+        return total + (owners * k if learned else 0)
 
     def pair_macs(self, backend: str, dtype: torch.dtype) -> PairMacs:
         """K keys, with coordinates that carry prior and norm.
@@ -574,10 +640,10 @@ class MGKAttention(Attention):
         if backend in ("rows", "native", "triton") and core.shares_product:
             heads = self.num_heads + (core.num_mixtures if gaussian else 0)
             pairs = PairMacs(e, e_v, per_token=heads * k * e)
-        elif backend in ("sdpa", "blockwise"):
+        elif backend in (*FUSED, "blockwise"):
             parts = num_parts(backend, dtype)
             size = e + parts
-            if gaussian and not core.variance.is_equal:
+            if gaussian and not core.variance.is_equal and backend != "merged":
                 size += {1: 1, 3: 6}[parts]
             pairs = fused_pairs(size, e_v, k, backend)
         return replace(pairs, m_step=k * e if core.by_m_step else 0)

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_probattn.attention.functional import biased, compute_dtype, masked_softmax
+from lit_probattn.attention.functional import (
+    biased,
+    compute_dtype,
+    masked_softmax,
+    repeat_rows,
+)
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments, component_scores
 from lit_probattn.base.memory import telling
+
+
+class ResponsibilitySums(NamedTuple):
+    """Sums over queries and batch, float64.
+
+    Args:
+        numerator: of the priors, (H_prior, K, L).
+        denominator: of the priors, (H_prior, K, L).
+        squares: of the variances, Σ_ij w_ij γ_ijr ‖query[i] − key[j, r]‖², (H_prior, K), with the
+            weights of `numerator`. None where they were not asked for.
+    """
+
+    numerator: Tensor
+    denominator: Tensor
+    squares: Tensor | None
 
 
 @torch.no_grad()
@@ -23,8 +43,9 @@ def responsibility_sums(
     masks: Masks,
     query_mask: Tensor | None,
     weighting: Literal["uniform", "posterior"],
+    with_squares: bool = False,
     block_scores: int = 1 << 21,
-) -> tuple[Tensor, Tensor]:
+) -> ResponsibilitySums:
     """Sum responsibilities γ_ijr = exp(s_ijr − logsumexp_r s_ijr) over queries and batch.
 
     Source: MGK, ICML 2022, Eq. (8) and the M-step below it:
@@ -40,10 +61,9 @@ def responsibility_sums(
         masks: what each query may see.
         query_mask: real queries, (B, N) bool. None means all.
         weighting: weight of a pair.
+        with_squares: whether squared distances are summed too, of Gaussian scores without
+            `norm_weight`.
         block_scores: scores per block of queries.
-
-    Returns:
-        Numerator and denominator, both (H_prior, K, L) float64.
     """
     dtype = compute_dtype(query)
     query, key, variance = query.to(dtype), key.to(dtype), arguments.variance.to(dtype)
@@ -53,6 +73,7 @@ def responsibility_sums(
     shape = (prior_heads, components, num_keys)
     numerator = torch.zeros(shape, dtype=torch.float64, device=query.device)
     denominator = torch.zeros_like(numerator)
+    squares = torch.zeros_like(numerator[..., 0]) if with_squares else None
     step = max(1, block_scores // (batch * heads * components * num_keys))
     for start in telling(range(0, num_queries, step)):
         rows = range(start, min(start + step, num_queries))
@@ -66,9 +87,26 @@ def responsibility_sums(
             pairs = pairs * allowed
         if query_mask is not None:
             pairs = pairs * query_mask[:, None, rows.start : rows.stop, None]
-        weighted = (scores.softmax(2) * pairs[:, :, None]).to(torch.float64).sum((0, 3))
+        joint = scores.softmax(2) * pairs[:, :, None]  # (B, H, K, n, L)
+        weighted = joint.to(torch.float64).sum((0, 3))
         counts = pairs.to(torch.float64).sum((0, 2))[:, None].expand_as(weighted)
         grouped = (prior_heads, heads // prior_heads)
         numerator += weighted.unflatten(0, grouped).sum(1)
         denominator += counts.unflatten(0, grouped).sum(1)
-    return numerator, denominator
+        if squares is not None:
+            distances = _squared_distances(scores, arguments, query.shape[-1])
+            moments = (joint * distances).to(torch.float64).sum((0, 3, 4))
+            squares += moments.unflatten(0, grouped).sum(1)
+    return ResponsibilitySums(numerator, denominator, squares)
+
+
+def _squared_distances(scores: Tensor, arguments: MGKArguments, head_dim: int) -> Tensor:
+    """Return ‖query[i] − key[j, r]‖² from Gaussian scores, (B, H, K, N, L): no second product."""
+    heads = scores.shape[1]
+    sigma2 = repeat_rows(arguments.variance, heads)[None, :, :, None, None]
+    if arguments.log_prior is not None:
+        prior = repeat_rows(arguments.log_prior.to(scores.dtype), heads)
+        scores = scores - prior[None, :, :, None, :]
+    if arguments.include_log_det:
+        scores = scores + (head_dim / 2.0) * sigma2.log()
+    return (-2.0 * sigma2 * scores).clamp_min(0.0)

@@ -60,29 +60,41 @@ def variance_multipliers(
 class MixtureVariance(FollowingModule):
     """Variances σ²_r, fixed or learnable (σ² = exp θ), shared by positions.
 
-    Learnable variances stay within a factor 8 of √E, so that no component can become flat enough
-    to switch itself off; the gradient of a variance at the bound that pushes outwards is zero.
+    Variances that change stay within a factor 8 of √E, so that no component can become flat enough
+    to switch itself off; the gradient of a variance at the bound that pushes outwards is zero, and
+    an M-step stops there, which is the best that the bound allows.
 
     Args:
         multipliers: c_r, initial (or fixed) variances in units of √E.
         num_heads: heads that have variances of their own.
         head_dim: E.
         learn: whether σ² is a parameter.
+        by_m_step: whether σ² is a buffer that follows `apply_statistics`.
     """
 
     fixed: Tensor
 
     def __init__(
-        self, multipliers: tuple[float, ...], num_heads: int, head_dim: int, learn: bool
+        self,
+        multipliers: tuple[float, ...],
+        num_heads: int,
+        head_dim: int,
+        learn: bool,
+        by_m_step: bool = False,
     ) -> None:
         super().__init__()
         self._exact = tuple(c * head_dim**0.5 for c in multipliers)
         variance = torch.tensor(self._exact, dtype=torch.float64)
-        self.is_equal = not learn and len(set(multipliers)) == 1
+        self.is_equal = not learn and not by_m_step and len(set(multipliers)) == 1
         self.bound = head_dim**0.5 / 8.0, head_dim**0.5 * 8.0
-        if learn:
-            start = variance.log().to(torch.get_default_dtype())
-            self.log_variance: nn.Parameter | None = nn.Parameter(start.repeat(num_heads, 1))
+        self.head_dim, self.by_m_step = head_dim, by_m_step
+        self._sums: Tensor | None = None
+        self.log_variance: Tensor | None
+        start = variance.log().to(torch.get_default_dtype()).repeat(num_heads, 1)
+        if by_m_step:
+            self.register_buffer("log_variance", start)
+        elif learn:
+            self.log_variance = nn.Parameter(start)
         else:
             self.log_variance = None
             self.register_buffer("fixed", variance.repeat(num_heads, 1), persistent=False)
@@ -102,6 +114,33 @@ class MixtureVariance(FollowingModule):
         if self.log_variance is None:
             return self.fixed
         return self.log_variance.to(compute_dtype(self.log_variance)).exp().clamp(*self.bound)
+
+    @torch.no_grad()
+    def accumulate(self, squares: Tensor, weights: Tensor) -> None:
+        """Add Σ P_ijr ‖q_i − k_jr‖² and Σ P_ijr of one forward pass, both (num_heads, K)."""
+        sums = torch.stack([squares, weights]).to(torch.float64)
+        if self._sums is None or self._sums.device != sums.device:
+            self._sums = torch.zeros_like(sums)
+        self._sums += sums
+
+    def statistics(self) -> Tensor:
+        """Return what was accumulated since the last `apply_statistics`, (2, num_heads, K)."""
+        if self._sums is not None:
+            return self._sums
+        assert self.log_variance is not None
+        shape = (2, *self.log_variance.shape)
+        return torch.zeros(shape, dtype=torch.float64, device=self.log_variance.device)
+
+    @torch.no_grad()
+    def apply_statistics(self, sums: Tensor) -> None:
+        """M-step: σ²_r = Σ P_ijr ‖q_i − k_jr‖² / (E Σ P_ijr) where seen; forget the sums."""
+        assert self.log_variance is not None
+        squares, weights = sums
+        seen = weights > 0
+        fresh = (squares / (self.head_dim * weights.where(seen, 1.0))).clamp(*self.bound)
+        kept = self.log_variance.to(torch.float64)
+        self.log_variance.copy_(torch.where(seen, fresh.log(), kept))
+        self._sums = None
 
 
 class MixturePrior(nn.Module):

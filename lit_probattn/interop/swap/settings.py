@@ -17,7 +17,7 @@ from lit_probattn.base.config_files import nearest
 VARIANTS = ("softmax", "mgk", "smgk")
 # Arguments of the cores that the swap sets itself, or that need a training loop of ours.
 _OWN = {"self", "layout", "num_components", "shifted_keys", "score", "rotary", "rotary_shift"}
-_OWN |= {"em_weighting", "prior_floor"}
+_OWN |= {"em_weighting", "m_step_variance", "prior_floor"}
 
 
 @dataclass(frozen=True)

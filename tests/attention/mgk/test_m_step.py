@@ -40,7 +40,7 @@ def test_responsibilities_equal_sums_over_real_pairs(mixture, weighting):
     q, bias = draw(B, 2 * H, L, E), draw(1, 2 * H, L, L)
     key_mask = torch.rand(B, L) < 0.7
     masks = Masks(L, L, key_mask=key_mask, is_causal=True, bias=bias)
-    numerator, denominator = responsibility_sums(
+    numerator, denominator, _ = responsibility_sums(
         q,
         k,
         MGKArguments(prior.log(), sigma2),
@@ -137,3 +137,106 @@ def test_saved_configurations_with_a_momentum_of_zero_open():
     saved["init_args"]["prior_momentum"] = 0.9
     with pytest.raises(ConfigError, match="no longer has the option prior_momentum"):
         upgrade(saved)
+
+
+# ---------------------------------------------------------------------- variances by the M-step
+EM = {"e_step": "soft", "em_weighting": "posterior", "include_log_det": True}
+
+
+def em_layer(seed, **options):
+    """A layer whose priors and variances start away from where they end."""
+    torch.manual_seed(seed)
+    options = {**EM, "num_components": K, "variance": [0.6, 1.0, 2.5], **options}
+    return MGKAttention(C, H, head_dim=E, m_step_variance=True, **options).double().train()
+
+
+def log_likelihood(layer, x, key_mask):
+    """Σ_i log p(q_i) over real queries and heads, one by one; p is uniform over visible keys."""
+    call = layer.call(x, key_mask=key_mask, is_causal=True)
+    keys, core, total = layer.core.components(call.key), layer.core, 0.0
+    prior, sigma2 = core.prior(L).exp(), core.variance()
+    for b, h, i in itertools.product(range(B), range(H), range(L)):
+        seen = [j for j in range(i + 1) if key_mask[b, j]]
+        if not key_mask[b, i]:
+            continue
+        pi = prior[h].expand(K, L)[:, seen]
+        squares = (call.query[b, h, i] - keys[b, h, :, seen]).square().sum(-1)  # (K, seen)
+        scale = (2 * torch.pi * sigma2[h, :, None]) ** (-E / 2)
+        densities = pi * scale * torch.exp(-squares / (2 * sigma2[h, :, None]))
+        total += float((densities.sum() / len(seen)).log())
+    return total
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", ["layer", "head", "head_position"])
+@torch.no_grad()
+def test_an_iteration_never_makes_queries_less_likely(seed, share):
+    layer = em_layer(seed, prior_share=share, max_positions=L)
+    x, key_mask = 2.0 * draw(B, L, C), torch.rand(B, L) < 0.8
+    found = [log_likelihood(layer, x, key_mask)]
+    for _ in range(12):
+        layer(x, key_mask=key_mask, is_causal=True)
+        layer.core.apply_prior_update(layer.core.prior_statistics())
+        found.append(log_likelihood(layer, x, key_mask))
+    steps = [b - a for a, b in itertools.pairwise(found)]
+    assert min(steps) >= -1e-10, steps
+    assert steps[0] > 1e-2, "the first iteration gains"
+    spread = layer.core.variance() / E**0.5
+    assert (spread - torch.tensor([0.6, 1.0, 2.5])).abs().max() > 1e-2, "variances moved"
+
+
+@torch.no_grad()
+def test_variances_of_the_m_step_equal_the_sums():
+    """Two heads share a mixture; masks, padding and a bias weigh pairs; bounds hold."""
+    layer = em_layer(0, num_kv_heads=1).double()
+    x, key_mask, bias = draw(B, L, C), torch.rand(B, L) < 0.8, draw(1, H, L, L)
+    call = layer.call(x, key_mask=key_mask, is_causal=True, bias=bias)
+    weights, shares = layer.core.posterior(call)
+    keys = layer.core.components(call.key)
+    squares = (call.query[:, :, None, :, None] - keys[:, :, :, None]).square().sum(-1)
+    joint = weights[:, :, None] * shares * key_mask[:, None, None, :, None]
+    expected = (joint * squares).sum((0, 1, 3, 4)) / (E * joint.sum((0, 1, 3, 4)))
+    layer(x, key_mask=key_mask, is_causal=True, bias=bias)
+    layer.core.apply_prior_update(layer.core.prior_statistics())
+    torch.testing.assert_close(layer.core.variance()[0], expected, atol=EXACT, rtol=0)
+    layer(1e3 * x, key_mask=key_mask)
+    layer.core.apply_prior_update(layer.core.prior_statistics())
+    assert (layer.core.variance() <= 8 * E**0.5 + EXACT).all()
+
+
+def test_variances_of_micro_batches_and_of_nothing():
+    whole = em_layer(1)
+    parts, x = copy.deepcopy(whole), draw(4, L, C)
+    whole(x)
+    for piece in (slice(0, 1), slice(1, 4)):
+        parts(x[piece])
+    start = whole.core.variance().clone()
+    for layer in (whole, parts):
+        layer.core.apply_prior_update(layer.core.prior_statistics())
+    torch.testing.assert_close(whole.core.variance(), parts.core.variance(), atol=EXACT, rtol=0)
+    assert (whole.core.variance() - start).abs().max() > 1e-3
+    assert whole.core.prior_statistics().abs().sum() == 0, "sums start again"
+    before = copy.deepcopy(whole.core.state_dict())
+    whole.core.apply_prior_update(whole.core.prior_statistics())  # a step that was skipped
+    for name, value in whole.core.state_dict().items():
+        torch.testing.assert_close(value, before[name], atol=EXACT, rtol=0)
+    assert "core.variance.log_variance" not in dict(whole.named_parameters())
+    other = em_layer(2)
+    other.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(other.core.variance(), whole.core.variance(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"e_step": "learned"}, "e_step=soft, received learned"),
+        ({"em_weighting": "uniform"}, "em_weighting=posterior, received uniform"),
+        ({"score": "dot"}, "score=gaussian, received dot"),
+        ({"include_log_det": False}, "include_log_det=True, received False"),
+        ({"learn_variance": True}, "learn_variance=False, received True"),
+        ({"key_norm_weight": 1.0}, "key_norm_weight=None, received 1.0"),
+    ],
+)
+def test_variances_of_the_m_step_need_densities(options, needed):
+    with pytest.raises(ValueError, match=f"m_step_variance needs {needed}"):
+        em_layer(0, **options)

@@ -23,6 +23,17 @@ def _convert(flags: str) -> Callable[[Path], str]:
     return tell
 
 
+def _prune(attention: str, flags: str) -> Callable[[Path], str]:
+    """Pruning of a sound run."""
+
+    def tell(folder: Path) -> str:
+        make_run(folder / "run", attention)
+        place = [str(folder / "run"), str(folder / "out.ckpt")]
+        return command_error(["convert", "prune", *place, *flags.split()])
+
+    return tell
+
+
 def _study(flags: str) -> Callable[[Path], str]:
     """A study of conversions of a sound run."""
 
@@ -50,6 +61,9 @@ def cases() -> Iterator[Case]:
     ):
         yield Case(area, f"`convert {flags}` of 4 heads", _convert(flags))
     mgk = "MGKAttention"
+    yield Case(area, "`convert prune` of softmax", _prune("SoftmaxAttention", ""))
+    yield Case(area, "`convert prune` of components in use", _prune(mgk, "--threshold 0.001"))
+    yield Case(area, "`convert prune --threshold 2`", _prune(mgk, "--threshold 2"))
     yield Case(area, "`norm_annealing_steps 5` of softmax", fit(_STEPS, "5"))
     yield Case(area, "`norm_annealing_steps 0`", fit(_STEPS, "0"))
     yield Case(area, "`key_norm_weight 2`", variant(mgk, key_norm_weight=2.0))

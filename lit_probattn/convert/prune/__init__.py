@@ -1,0 +1,1 @@
+"""Dropping components of mixtures that hardly any attention goes through."""

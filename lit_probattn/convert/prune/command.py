@@ -1,0 +1,171 @@
+"""Drop the components of MGK or sMGK that hardly any attention goes through.
+
+    lit-probattn convert prune runs/listops-mgk/0 pruned.ckpt --threshold 0.05
+
+The usage of a component, U_r = mean over queries of Σ_j P_ijr with P the joint posterior of key and
+component, is measured on validation batches of the run. Every head keeps as many components as the
+head of the model that uses most of them (usage at least the threshold), its own most used ones, so
+that one number serves all layers; priors shared by positions are normalised again. Where components
+are not a head's own, it is the largest usage that counts: of the heads of a layer with one prior
+per layer, of all heads of all layers where fixed variances tell components apart.
+
+Writes `pruned.ckpt`, to start from (`--init_from pruned.ckpt`), and `pruned.yaml`, the attention
+file that goes with it (`--config pruned.yaml` after the run's own). Usage, and what the model loses
+on the same batches, are printed and stored in the checkpoint under "pruning".
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+from lit_probattn.attention import Attention, MGKAttention
+from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.configs import instantiate
+from lit_probattn.convert.files import ConversionError, check_output, find_layers, write
+from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
+from lit_probattn.convert.prune.components import (
+    component_usage,
+    kept_components,
+    prune_state,
+    pruned_entry,
+)
+from lit_probattn.convert.to_mgk import open_run
+from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
+
+
+def _own_layers(found: Mapping[str, Attention]) -> dict[str, MGKAttention]:
+    layers = {}
+    for name, layer in found.items():
+        if not isinstance(layer, MGKAttention):
+            raise ConversionError(
+                f"{name} is {type(layer).__name__}: only models whose attention is MGK or sMGK "
+                "have components to prune"
+            )
+        layers[name] = layer
+    return layers
+
+
+def _entry_of(config: Mapping[str, Any], layers: Mapping[str, MGKAttention]) -> dict[str, Any]:
+    entry: dict[str, Any] = config["init_args"]["attention"]
+    name = str(entry.get("class_path", "")).rpartition(".")[2]
+    if any(type(layer).__name__ != name for layer in layers.values()):
+        raise ConversionError(
+            f"the attention of the run is {name}, one for each layer: pruning needs the same "
+            "attention in all layers"
+        )
+    return entry
+
+
+def prune_checkpoint(options: argparse.Namespace) -> list[str]:
+    """Prune `options.checkpoint` to `options.output`; return the lines to print.
+
+    Raises:
+        ConversionError: the checkpoint or the options do not fit.
+        CheckpointError: a file cannot be read or written.
+    """
+    check_output(options.output)
+    options.checkpoint = find_file(options.checkpoint)
+    checkpoint = load_checkpoint(options.checkpoint)
+    state, run = checkpoint.get("state_dict", {}), open_run(options)
+    layers = _own_layers(run.layers)
+    entry = _entry_of(run.config["model"], layers)
+    batches = list(islice(run.data.val_dataloader(), options.num_batches))
+    seen = layer_inputs(run.task, [f"model.{name}" for name in layers], batches)
+    usage = {name: component_usage(layer, seen[f"model.{name}"]) for name, layer in layers.items()}
+    places = kept_components(layers, usage, options.threshold)
+    first = next(iter(layers))
+    before, after = layers[first].num_components, places[first].shape[1]
+    least = min(float(values.min()) for values in usage.values())
+    if after == before:
+        raise ConversionError(
+            f"nothing to prune: a head uses all {before} components at least {options.threshold:g} "
+            f"(the smallest usage is {least:.4f}); raise --threshold"
+        )
+    fresh = dict(state)
+    for full in find_layers(state):  # the model's, and those of a moving average of its weights
+        name = next(n for n in layers if full.endswith(f".{n}"))
+        fresh |= prune_state(state, full, layers[name], places[name])
+    config = copy.deepcopy(run.config["model"])
+    config["init_args"]["attention"] = pruned_entry(entry, layers[first], places[first])
+    new = _build(config, fresh)
+    replaced = {f"model.{name}": new.model.get_submodule(name) for name in layers}
+    compared = compare_models(run.task, replaced, batches)
+    losses = compare_losses(run.task, replaced, batches)
+    report = {
+        "source": str(options.checkpoint.name),
+        "source_step": int(checkpoint.get("global_step", 0)),
+        "threshold": options.threshold,
+        "usage": {name: values.tolist() for name, values in usage.items()},
+        "kept": {name: values.tolist() for name, values in places.items()},
+        "model": asdict(compared) | asdict(losses),
+    }
+    written = {"model": {"init_args": {"attention": config["init_args"]["attention"]}}}
+    done = write(options.output, checkpoint, written, state_dict=fresh, pruning=report)
+    lines = [_line(name, usage[name], places[name]) for name in layers]
+    lines.append(f"components of a head: {before} before, {after} after")
+    return [*lines, *dict.fromkeys((compared.line(), losses.line())), done]
+
+
+def _line(name: str, usage: Tensor, places: Tensor) -> str:
+    heads = [
+        " ".join(
+            f"{value:.3f}" if place in kept else f"({value:.3f})" for place, value in enumerate(row)
+        )
+        for row, kept in zip(usage.tolist(), places.tolist(), strict=True)
+    ]
+    return f"{name}: usage by head, dropped in brackets: {'; '.join(heads)}"
+
+
+def _build(config: dict[str, Any], state: Mapping[str, Tensor]) -> Any:
+    try:
+        task: Any = instantiate(pl.LightningModule, config)
+        task.load_state_dict(state)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConversionError(f"the pruned model cannot be built: {reason}") from error
+    if getattr(task, "ema", None) is not None:
+        task.model = task.ema.module
+    return task.eval()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="lit-probattn convert prune",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a checkpoint with MGK or sMGK, or its run folder")
+    add("output", type=Path, help="the checkpoint to write, NAME.ckpt")
+    add("--threshold", type=float, default=0.05, help="smallest usage to keep; default: 0.05")
+    add("--config", type=Path, help="the run's config.yaml")
+    add("--num_batches", type=int, default=8, help="validation batches to look at")
+    add_flag(parser)
+    options = parser.parse_args(arguments)
+    if options.num_batches < 1:
+        parser.error(f"--num_batches must be at least 1, received {options.num_batches}")
+    if not 0.0 < options.threshold <= 1.0:
+        parser.error(f"--threshold must be in (0, 1], received {options.threshold:g}")
+    try:
+        lines = prune_checkpoint(options)
+    except (CheckpointError, ConversionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

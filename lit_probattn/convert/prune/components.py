@@ -1,0 +1,107 @@
+"""Which components of MGK and sMGK carry attention, and the weights of those that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_probattn.attention import MGKAttention
+from lit_probattn.attention.mgk.priors import variance_multipliers
+from lit_probattn.convert.layer import LayerInputs
+
+
+@torch.no_grad()
+def component_usage(layer: MGKAttention, inputs: LayerInputs) -> Tensor:
+    """Return U_r of the components that can be dropped together, (R, K).
+
+    R are key heads, or with shifted keys the heads that have shifts; of query heads that share
+    them, the largest usage.
+    """
+    total = torch.zeros(layer.num_heads, layer.num_components, dtype=torch.float64)
+    for one in inputs.each():
+        call = layer.call(one.x, key_mask=one.key_mask, is_causal=one.is_causal)
+        weights, shares = layer.core.posterior(call)
+        read = (weights[:, :, None] * shares).sum(-1)[0]  # (H, K, N)
+        total += read[..., one.real[0]].sum(-1).double()
+    rows = layer.core.num_mixtures if layer.shifted_keys else layer.layout.key
+    return (total / int(inputs.real.sum())).unflatten(0, (rows, -1)).amax(1)
+
+
+def kept_components(
+    layers: Mapping[str, MGKAttention], usage: Mapping[str, Tensor], threshold: float
+) -> dict[str, Tensor]:
+    """Return the components that each row of `component_usage` keeps, ascending, by layer."""
+    counted = dict(usage)
+    for name, layer in layers.items():
+        prior = layer.core.prior
+        if prior is not None and prior.share == "layer":
+            counted[name] = usage[name].amax(0).expand_as(usage[name])
+    if any(_fixed_and_different(layer) for layer in layers.values()):
+        largest = torch.cat(list(usage.values())).amax(0)
+        counted = {name: largest.expand_as(values) for name, values in usage.items()}
+    most = max(int((values >= threshold).sum(1).max()) for values in counted.values())
+    return {
+        name: values.argsort(dim=1, descending=True, stable=True)[:, : max(1, most)].sort(1).values
+        for name, values in counted.items()
+    }
+
+
+def _fixed_and_different(layer: MGKAttention) -> bool:
+    variance = layer.core.variance
+    return variance.log_variance is None and not variance.is_equal
+
+
+def prune_state(
+    state: Mapping[str, Tensor], name: str, layer: MGKAttention, places: Tensor
+) -> dict[str, Tensor]:
+    """Return the entries of a layer that change.
+
+    Priors shared by positions are normalised again. Logits of priors per position cannot be kept
+    as they are: each position's are normalised again, which moves weight between positions.
+
+    Args:
+        state: of the whole model.
+        name: of the layer in it.
+        layer: as it was.
+        places: components that are kept, (R, K').
+    """
+    rows, new = len(places), {}
+    for part in ("weight", "bias"):
+        key = f"{name}.key_proj.{part}"
+        if key in state and not layer.shifted_keys:
+            heads = state[key].unflatten(0, (rows, layer.num_components, layer.head_dim))
+            new[key] = _taken(heads, places).flatten(0, 2)
+    of_mixtures = places.repeat_interleave(layer.core.num_mixtures // rows, 0)
+    for part in ("key_shift", "variance.log_variance"):
+        key = f"{name}.core.{part}"
+        if key in state:
+            new[key] = _taken(state[key], of_mixtures)
+    key, prior = f"{name}.core.prior.value", layer.core.prior
+    if prior is not None:
+        values = state[key]
+        kept = values[places[0]] if prior.share == "layer" else _taken(values, of_mixtures)
+        # Of positions of their own, what is kept keeps its weight beside other positions.
+        if prior.share != "head_position" and (prior.param == "clamp" or prior.by_m_step):
+            total = kept.clamp(0.0, 1.0).sum(-1, keepdim=True)
+            kept = kept.clamp(0.0, 1.0) / total.where(total > 0, 1.0)
+        new[key] = kept
+    return new
+
+
+def _taken(values: Tensor, places: Tensor) -> Tensor:
+    """Take components, the second dimension, of every head, the first."""
+    return torch.stack([values[row, each] for row, each in enumerate(places)])
+
+
+def pruned_entry(entry: Mapping[str, Any], layer: MGKAttention, places: Tensor) -> dict[str, Any]:
+    """Return the attention entry of a configuration with fewer components."""
+    arguments = dict(entry.get("init_args") or {})
+    variance = arguments.get("variance", "equal")
+    if variance != "equal":
+        multipliers = variance_multipliers(variance, layer.num_components)
+        arguments["variance"] = [multipliers[place] for place in places[0].tolist()]
+    arguments["num_components"] = places.shape[1]
+    return {"class_path": entry["class_path"], "init_args": arguments}
