@@ -225,6 +225,33 @@ def test_differences_are_computed_from_the_configurations(tmp_path):
     assert "- published: another evaluation" in written
 
 
+def test_what_as_published_has_switched_is_listed(tmp_path):
+    table, cells = tiny_cells(tmp_path, None, Options(as_published=True))
+    for cell in cells:
+        keep(cell, 30.0)
+    written = report_of(tmp_path, table, cells)[2]
+    line = '- as published (`--as_published`): `trainer.precision` "16-mixed", otherwise "32-true"'
+    assert written.count(line) == 1
+    table, cells = tiny_cells(tmp_path, None, Options())
+    for cell in cells:
+        keep(cell, 30.0)
+    assert "--as_published" not in report_of(tmp_path, table, cells)[2]
+
+
+def test_a_test_split_that_was_scored_during_training_is_told(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    for amount in (None, "all"):
+        for cell in cells:
+            keep(cell, 30.0)
+            result = cell.result()
+            assert result is not None
+            report = {**(result.get("report") or {}), "test_during_training": amount}
+            cell.keep({**result, "report": report})
+        written = report_of(tmp_path, table, cells)[2]
+        told = "**The test split was scored during training, for curves" in written
+        assert told == (amount is not None)
+
+
 def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):
     _, cells = tiny_cells(tmp_path)
     options = Options(settings={"data.init_args.generator_seed": 7, "model.init_args.lr": 1e-3})
