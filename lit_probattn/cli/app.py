@@ -270,7 +270,7 @@ class RunCLI(BareCLI):
                 checkpoint=plan.checkpoint,
                 job=job_name(),
                 initial_weights=None if taken is None else taken.record(),
-                test_during_training=self.settings.test_during_training,
+                test_during_training=TestScores.asked_of(self.trainer),
             )
             print("\n".join([*plan.notes, f"run folder: {plan.folder}"]), flush=True)
         signals = StopSignals()

@@ -208,6 +208,12 @@ class TestScores(Callback):
         self.batches = batches
         self._loader: Any = None
 
+    @classmethod
+    def asked_of(cls, trainer: pl.Trainer) -> NumBatches | None:
+        """Return the batches that a trainer's callback of this kind scores; None without one."""
+        every: list[Any] = getattr(trainer, "callbacks", [])
+        return next((callback.batches for callback in every if isinstance(callback, cls)), None)
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Have the task call this.
 
