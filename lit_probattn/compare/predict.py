@@ -353,7 +353,7 @@ def _validated(cell: Cell, sizes: Mapping[str, int]) -> int:
     rotating = setting(cell.config, "data.init_args.parity_eval")
     during = setting(cell.config, "run.test_during_training")
     batch = setting(cell.config, "data.init_args.eval_batch_size") or rows
-    tested = {"all": test, None: 0}.get(during, min(test, batch * (during or 0)))
+    tested = test if during == "all" else min(test, batch * int(during or 0))
     return (val if rotating is None else int(rotating) * rows) + tested
 
 
