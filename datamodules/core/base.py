@@ -232,6 +232,13 @@ class DataModule(pl.LightningDataModule):
         """Return this rank's part of the test split."""
         return self._evaluation_loader("test")
 
+    def test_as_validation(self) -> EvaluationLoader:
+        """Return this rank's part of the test split, scored in the way of the validation split.
+
+        It is read at validations, where the test split is scored during training.
+        """
+        return self._evaluation_loader("test")
+
     def predict_dataloader(self) -> EvaluationLoader:
         """Return this rank's part of the split named by `predict_split`."""
         return self._evaluation_loader(self.predict_split)
@@ -241,11 +248,14 @@ class DataModule(pl.LightningDataModule):
         return EvaluationLoader(self._loader(split, order, self.collate_of(name)), order)
 
     def _evaluation_order(self, name: str) -> EvaluationOrders:
+        return self._in_order(self.split(name))
+
+    def _in_order(self, split: Split) -> EvaluationOrder:
         rank, world_size = self._layout()
         rows = self.eval_batch_size
         if rows is None:
             rows = -(-self.batch_size // (world_size * self._accumulation()))
-        return EvaluationOrder(len(self.split(name)), rows, rank, world_size)
+        return EvaluationOrder(len(split), rows, rank, world_size)
 
     def _loader(
         self,

@@ -24,9 +24,11 @@ import numpy.typing as npt
 
 from datamodules.core.errors import DataError, require_at_least
 
-__all__ = ["FILL", "EvaluationOrder", "TrainingOrder", "choose_per_class", "hashes", "permutation"]
+__all__ = ["FILL", "EvaluationOrder", "RotatingOrder", "TrainingOrder"]
+__all__ += ["choose_per_class", "hashes", "permutation"]
 
 FILL = -1
+_ROTATION = 0x726F74617465  # keeps the orders of RotatingOrder apart from those of training
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -155,3 +157,53 @@ class EvaluationOrder:
             rows = -(-min(stride, self.num_samples - first) // self.world_size)
             mine = range(first + self.rank * rows, first + (self.rank + 1) * rows)
             yield [sample if sample < self.num_samples else FILL for sample in mine]
+
+
+class RotatingOrder(EvaluationOrder):
+    """A window of an endless stream of samples, which moves on by its own length.
+
+    The stream goes through the samples in their order first, and in an order of its own in every
+    later pass. Evaluation k = 0, 1, … sees samples k · `window` to (k + 1) · `window` − 1 of it, so
+    a window may cross from one pass into the next.
+
+    Source: `dataset.py` and `run_tasks.py` of MGK's code on the Long Range Arena.
+    Departs from the source: the later orders, which depend there on the state of a generator.
+
+    Args:
+        num_stream: samples of a pass.
+        window: samples of an evaluation.
+        seed: seed of the later orders.
+        evaluation: returns k; asked each time the iteration begins.
+        batch_size: largest number of rows of one batch of one rank.
+    """
+
+    def __init__(
+        self,
+        num_stream: int,
+        window: int,
+        seed: int,
+        evaluation: Callable[[], int],
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(window, batch_size, rank, world_size)
+        self.num_stream, self.seed, self.evaluation = num_stream, seed, evaluation
+
+    def samples_at(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the samples of evaluation `number`, counted from 0; shape (window,)."""
+        first = number * self.num_samples
+        begin, end = first // self.num_stream, -(-(first + self.num_samples) // self.num_stream)
+        passes = np.concatenate([self._order(number) for number in range(begin, end)])
+        skipped = first - begin * self.num_stream
+        return passes[skipped : skipped + self.num_samples]
+
+    def _order(self, number: int) -> npt.NDArray[np.int64]:
+        if number == 0:
+            return np.arange(self.num_stream)
+        return np.argsort(hashes(self.num_stream, self.seed, number, _ROTATION), kind="stable")
+
+    def __iter__(self) -> Iterator[list[int]]:
+        samples = self.samples_at(self.evaluation())
+        for places in super().__iter__():
+            yield [FILL if place == FILL else int(samples[place]) for place in places]

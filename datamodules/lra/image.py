@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import CachedDataModule, Published, Split
+from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.progress import progress
-from datamodules.lra import cifar
+from datamodules.lra import ArenaData, cifar
 from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
 
 __all__ = ["Image", "to_grey"]
@@ -33,7 +33,7 @@ def to_grey(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return (luma * np.float32(255.5)).astype(np.uint8)
 
 
-class Image(CachedDataModule):
+class Image(ArenaData):
     """CIFAR-10 in grey: 1024 pixels row after row, ten classes.
 
     Ids: the grey value 0..255. The first 90 % of the training pictures, in the order of the files,
@@ -47,7 +47,8 @@ class Image(CachedDataModule):
         key_mask: `non_zero`, as in both published pipelines, takes black pixels for padding: they
             are neither attended to nor pooled. `all` keeps every pixel.
         vocab_size: Rows of the model's embedding table, at least 256.
-        **kwargs: Arguments of DataModule; pictures have one size, so padding does not apply.
+        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule; pictures have one size,
+            so padding does not apply.
     """
 
     task = "image"

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import CachedDataModule, Published, Split
+from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.processes import num_useful
 from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
-from datamodules.lra import listops_release
+from datamodules.lra import ArenaData, listops_release
 from datamodules.lra.listops_generator import (
     GENERATOR_VERSION,
     TOKENS,
@@ -34,7 +34,7 @@ _BARREN_CHUNKS = 64
 _SAMPLES_PER_PROCESS = 5000
 
 
-class ListOps(CachedDataModule):
+class ListOps(ArenaData):
     """ListOps, generated or as released.
 
     Ids: 0 padding; 1..4 `[MIN [MAX [MED [SM`; 5 `]`; 6..15 the digits 0..9; 16 unknown (never in
@@ -63,7 +63,7 @@ class ListOps(CachedDataModule):
         max_length_tokens: Longer sequences are cut off (none is, with the defaults); max_seq_len is
             this number rounded up to a power of two.
         vocab_size: Rows of the model's embedding table, at least 17.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule.
     """
 
     task = "listops"

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.core.base import CachedDataModule, Published, Split
+from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.order import permutation
 from datamodules.core.processes import num_useful
 from datamodules.core.progress import progress
+from datamodules.lra import ArenaData
 from datamodules.lra import pathfinder_release as release
 from datamodules.lra.pathfinder_contours import GENERATOR_VERSION, GeneratorSettings
 from datamodules.lra.pixels import KeyMask, PixelCollate, pixel_split, write_pictures
@@ -25,7 +26,7 @@ __all__ = ["Pathfinder"]
 _NUM_PUBLISHED = 200_000
 
 
-class Pathfinder(CachedDataModule):
+class Pathfinder(ArenaData):
     """Pictures of dashed contours with two markers; 1 if one contour joins them, else 0.
 
     Ids: the grey value 0..255 of each pixel, row after row: 1024 of them at resolution 32,
@@ -55,7 +56,8 @@ class Pathfinder(CachedDataModule):
         key_mask: `non_zero`, as in both published pipelines, takes black pixels for padding: they
             are neither attended to nor pooled. `all` keeps every pixel.
         vocab_size: Rows of the model's embedding table, at least 256.
-        **kwargs: Arguments of DataModule; pictures have one size, so padding does not apply.
+        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule; pictures have one size,
+            so padding does not apply.
     """
 
     task = "pathfinder"

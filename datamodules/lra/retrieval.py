@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import CachedDataModule, Published, Split
+from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.progress import progress
 from datamodules.core.sequences import PairSplit, next_power_of_two
-from datamodules.lra import aan
+from datamodules.lra import ArenaData, aan
 
 __all__ = ["Retrieval"]
 
 
-class Retrieval(CachedDataModule):
+class Retrieval(ArenaData):
     """Pairs of papers of the ACL Anthology Network as bytes; 1 if they are linked, else 0.
 
     Ids: 0 padding, byte + 1 otherwise. Quotes and bytes that are not UTF-8 are tokens like all
@@ -34,7 +34,7 @@ class Retrieval(CachedDataModule):
         max_length_tokens: Longer texts are cut off; max_seq_len is this number rounded up to a
             power of two: 4000 gives 4096. At most 10000.
         vocab_size: Rows of the model's embedding table, at least 257.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule.
     """
 
     task = "retrieval"

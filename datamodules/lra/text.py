@@ -8,20 +8,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from datamodules.core.base import CachedDataModule, Published, Split
+from datamodules.core.base import Published, Split
 from datamodules.core.cache import Cache, CacheWriter
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.order import choose_per_class
 from datamodules.core.progress import progress
 from datamodules.core.sequences import TokenSplit, next_power_of_two, write_sequences
-from datamodules.lra import imdb
+from datamodules.lra import ArenaData, imdb
 
 __all__ = ["Text"]
 
 _NUM_REVIEWS = 50000  # in the release; for the progress bar and the comparison with it
 
 
-class Text(CachedDataModule):
+class Text(ArenaData):
     """IMDB reviews as bytes, negative (0) or positive (1).
 
     Ids: 0 padding, byte + 1 otherwise; bytes that are not UTF-8 are tokens like all others. Reviews
@@ -39,7 +39,7 @@ class Text(CachedDataModule):
         max_length_tokens: Longer reviews are cut off; max_seq_len is this number rounded up to a
             power of two: 4000 gives 4096, 1000 gives 1024.
         vocab_size: Rows of the model's embedding table, at least 257.
-        **kwargs: Arguments of DataModule.
+        **kwargs: Arguments of ArenaData (`parity_eval`) and DataModule.
     """
 
     task = "text"

@@ -273,6 +273,15 @@ class TextStream(CachedDataModule):
         """Return the function that makes a batch of one split."""
         return StreamCollate(self.form(name))
 
+    def test_as_validation(self) -> EvaluationLoader:
+        """Return this rank's part of the test split, with the stride of the validation split."""
+        if self.form("test") == self.form("val"):
+            return super().test_as_validation()
+        tokens = self.cache.array("test_tokens")
+        split: Any = WindowSplit(tokens, self.segment_len, self._strides["val"])
+        order = self._in_order(split)
+        return EvaluationLoader(self._loader(split, order, self.collate_of("val")), order)
+
     def predict_dataloader(self) -> EvaluationLoader:
         """Return this rank's part of the prompts."""
         split: Any = PromptSplit(self._prompt_tokens())

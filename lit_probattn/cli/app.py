@@ -52,7 +52,13 @@ from lit_probattn.training.callbacks import (
     make_progress_bar,
 )
 from lit_probattn.training.checkpoints import CheckedCheckpointIO
-from lit_probattn.training.evaluation import SampleCount, Scope, differences, limit_of
+from lit_probattn.training.evaluation import (
+    SampleCount,
+    Scope,
+    TestScores,
+    differences,
+    limit_of,
+)
 from lit_probattn.training.init_from import Taken, init_from
 from lit_probattn.training.lightning_internals import BareCLI, meet_on_loopback
 from lit_probattn.training.logs import RunCSVLogger, RunTensorBoardLogger
@@ -67,8 +73,12 @@ from lit_probattn.training.run_folder import (
     plan_fit,
     share_plan,
 )
-from lit_probattn.training.run_record import remove_left_overs, write_record
-from lit_probattn.training.saving import RunCheckpoint
+from lit_probattn.training.run_record import (
+    remove_left_overs,
+    tested_during_training,
+    write_record,
+)
+from lit_probattn.training.saving import RunCheckpoint, refuse_test_monitors
 
 TRAINER_DEFAULTS = {
     "use_distributed_sampler": False,  # the DataModules decide who gets which sample
@@ -188,7 +198,10 @@ class RunCLI(BareCLI):
             kwargs["plugins"] = [*plugins, CheckedCheckpointIO()]
         callbacks = config.get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        refuse_test_monitors(callbacks)
         added = [MemoryAdvice(), SignsOfLife(), StepNumbers(), Throughput(), FinalValidation()]
+        if self.settings.test_during_training is not None:
+            added.append(TestScores(self.settings.test_during_training))
         wants_bar = config.get("enable_progress_bar") is not False
         if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
             added.append(make_progress_bar())
@@ -257,6 +270,7 @@ class RunCLI(BareCLI):
                 checkpoint=plan.checkpoint,
                 job=job_name(),
                 initial_weights=None if taken is None else taken.record(),
+                test_during_training=TestScores.asked_of(self.trainer),
             )
             print("\n".join([*plan.notes, f"run folder: {plan.folder}"]), flush=True)
         signals = StopSignals()
@@ -340,6 +354,7 @@ class RunCLI(BareCLI):
             **values,
             "checkpoint": str(plan.checkpoint),
             "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
+            "test_during_training": tested_during_training(plan.folder),
             "num_samples": samples.count,
             "most_frequent_label": samples.most_frequent_label,
             "above_chance": above,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -143,12 +143,14 @@ class MeasuredReport(Report):
     def figures(self) -> dict[str, Figure]:
         """Return training loss and validation score over optimiser steps, a row of panels a task.
 
-        Lines are means over seeds, bands go from the lowest to the highest seed.
+        Lines are means over seeds, bands go from the lowest to the highest seed; dashed lines are
+        of the test split, where runs have scored it during training.
         """
         tasks = list(dict.fromkeys(cell.task.name for cell, _ in self.results))
         figure, panes = panels(len(tasks), 2, 4.5, 3.6)
         for pane, task in zip(panes, tasks, strict=True):
             by_row: dict[str, list[tuple[Cell, pd.DataFrame]]] = {}
+            dashed = ""
             for cell, result in self.results:
                 if cell.task.name == task:
                     log = pd.read_csv(Path(result["run_folder"]) / "metrics.csv")
@@ -160,8 +162,14 @@ class MeasuredReport(Report):
                 scale = 100 if "accuracy" in monitor else 1
                 _curve(pane[0], logs, "train/loss", f"{label}, seed {seeds}", smooth=_SMOOTH)
                 _curve(pane[1], logs, monitor, label, scale=scale, marker="o")
+                tested = test_curve_of(monitor, logs)
+                if tested is not None:
+                    colour = pane[1].lines[-1].get_color()
+                    style: dict[str, Any] = {"color": colour, "linestyle": "--"}
+                    _curve(pane[1], logs, tested, "", scale=scale, marker="o", style=style)
+                    dashed = " (dashed: test)"
             unit = ", %" if "accuracy" in monitor else ""
-            name = f"validation {monitor.removeprefix('val/')}"
+            name = f"validation {monitor.removeprefix('val/')}{dashed}"
             pane[0].set(xlabel="optimiser step", ylabel="training loss, nats")
             pane[1].set(xlabel="optimiser step", ylabel=f"{name}{unit}")
             pane[0].legend(frameon=False, title=task if len(tasks) > 1 else None)
@@ -177,6 +185,12 @@ class MeasuredReport(Report):
         return {"learning_curves": figure}
 
 
+def test_curve_of(monitor: str, logs: Sequence[pd.DataFrame]) -> str | None:
+    """Return the test split's part of a validation metric; None unless all runs logged it."""
+    name = f"test/{monitor.removeprefix('val/')}"
+    return name if all(name in log for log in logs) else None
+
+
 def _curve(
     axis: Axes,
     logs: list[pd.DataFrame],
@@ -186,6 +200,7 @@ def _curve(
     scale: float = 1,
     smooth: int = 1,
     marker: str = "",
+    style: Mapping[str, Any] | None = None,
 ) -> None:
     """Draw the mean of several runs over the steps that all have, and the band between them."""
     series = []
@@ -196,7 +211,9 @@ def _curve(
     if not series:
         return
     table = scale * pd.concat(series, axis=1, join="inner")
-    (line,) = axis.plot(table.index, table.mean(axis=1), label=label, marker=marker)
+    (line,) = axis.plot(
+        table.index, table.mean(axis=1), label=label, marker=marker, **(style or {})
+    )
     if len(series) > 1:
         low, high = table.min(axis=1), table.max(axis=1)
         axis.fill_between(table.index, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

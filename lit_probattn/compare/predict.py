@@ -32,6 +32,7 @@ from datamodules.core.base import CachedDataModule, DataModule
 from datamodules.core.errors import DataError
 from lit_probattn.attention.backends import Backend, Call
 from lit_probattn.compare.cells import Cell
+from lit_probattn.compare.protocol import setting
 from lit_probattn.configs import attention_factory, class_of, link_sizes
 from lit_probattn.models.language_model import IGNORE
 from lit_probattn.models.search import Beam, beam_search
@@ -331,7 +332,7 @@ def _evaluated_seconds(
 ) -> float:
     """Seconds of all validations and of the test; splits of unknown size count as none."""
     sizes = split_sizes(steps.data)
-    samples = cell.max_steps // _validation_interval(cell) * sizes.get("val", 0)
+    samples = cell.max_steps // _validation_interval(cell) * _validated(cell, sizes)
     tested = sizes.get("test", 0)
     seconds = (samples + tested) * per_sample / 3
     if isinstance(steps.task, Translation):
@@ -344,6 +345,16 @@ def _evaluated_seconds(
     if isinstance(steps.task, DecisionMaking):
         seconds += 2 * _EPISODE_STEPS * steps.task.test_episodes * per_sample / 3  # two targets
     return seconds
+
+
+def _validated(cell: Cell, sizes: Mapping[str, int]) -> int:
+    """Samples of a validation, those of the test split among them where it is scored too."""
+    val, test, rows = sizes.get("val", 0), sizes.get("test", 0), rows_of_step(cell.config)
+    rotating = setting(cell.config, "data.init_args.parity_eval")
+    during = setting(cell.config, "run.test_during_training")
+    batch = setting(cell.config, "data.init_args.eval_batch_size") or rows
+    tested = test if during == "all" else min(test, batch * int(during or 0))
+    return (val if rotating is None else int(rotating) * rows) + tested
 
 
 def _validation_interval(cell: Cell) -> int:

@@ -201,6 +201,14 @@ def differences(task: TaskEntry, row: Row, options: Options) -> list[Difference]
     return found
 
 
+def switched(task: TaskEntry, options: Options) -> list[Difference]:
+    """Return the published settings that `as_published` has switched to; `here` is without it."""
+    if not options.as_published:
+        return []
+    own = compose([task.config], task.settings)
+    return [Difference(key, value, setting(own, key)) for key, value in task.published.items()]
+
+
 def setting(config: Mapping[str, Any], key: str) -> Any:
     """Return a setting by dotted key, its default where a configuration leaves it out."""
     flat = flatten(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lit_probattn.compare.protocol import (
     differences,
     draws_noise_at_eval,
     setting,
+    switched,
 )
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
@@ -341,6 +343,11 @@ class Report:
             )
         if self.summary["selected_on_test"].eq(True).any():
             lines.append("**Checkpoints were selected on the test split.**")
+        if any((r.get("report") or {}).get("test_during_training") for _, r in self.results):
+            lines.append(
+                "**The test split was scored during training, for curves "
+                "(`run.test_during_training`); no checkpoint was chosen by these scores.**"
+            )
         lines += [*self._unlearned(), *self._unequal_sides()]
         return [part for line in lines for part in (line, "")]
 
@@ -422,12 +429,24 @@ class Report:
             for text, rows in counts.items():
                 where = "" if len(rows) == len(mine) else f" ({', '.join(rows)})"
                 lines.append(f"- {escaped(text + where)}")
+            lines += self._switched_lines(task)
             lines += [f"- {note}" for note in task.not_in_config]
             seeds = sorted({cell.seed for cell, _ in self.results if cell.task.name == task.name})
             lines.append(
                 f"- seeds: published {self.table.published_runs} runs, here "
                 f"{', '.join(map(str, seeds))}"
             )
+        return lines
+
+    def _switched_lines(self, task: TaskEntry) -> list[str]:
+        """Published settings that --as_published has taken in place of ours."""
+        options = next(cell.options for cell, _ in self.results if cell.task.name == task.name)
+        lines = []
+        for found in switched(task, options):
+            published, here = (json.dumps(value) for value in (found.published, found.here))
+            usual = "" if published == here else f", otherwise {here}"
+            text = f"- as published (`--as_published`): `{found.key}` {published}{usual}"
+            lines.append(escaped(text))
         return lines
 
     def _run_lines(self) -> list[str]:

@@ -207,6 +207,8 @@ class Task(pl.LightningModule):
         self._overflows_in_a_row = 0
         self.stop_requested = 0  # set from outside: the signal that asks this process to end
         self.stop_agreed = 0  # set here: the signal that some rank received, as all ranks know
+        # Set from outside: scores the test split after a validation, to be logged and no more.
+        self.score_test: Callable[[], None] | None = None
 
     def keep_arguments(self) -> None:
         """Store the arguments of the constructor that calls this in checkpoints."""
@@ -237,6 +239,11 @@ class Task(pl.LightningModule):
     def log_scores(self, split: Split) -> None:
         """Log the metrics of a whole split, where `evaluate` does not."""
 
+    def is_final(self, split: Split) -> bool:
+        """Whether these are the scores of `test`; a test split may be scored in training too."""
+        trainer = self.trainer_or_none
+        return split == "test" and (trainer is None or trainer.state.fn != "fit")
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Score one batch of the validation split."""
         self.evaluate(batch, "val")
@@ -254,8 +261,10 @@ class Task(pl.LightningModule):
         return {}
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of the validation split."""
+        """Log the metrics of the validation split, and those of the test split if asked to."""
         self.log_scores("val")
+        if self.score_test is not None and not self.trainer.sanity_checking:
+            self.score_test()
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the test split."""

@@ -195,9 +195,9 @@ class DecisionMaking(CountedTask):
             self._log_returns(split, count)
 
     def _episodes_now(self, split: Split) -> int:
-        if split == "test":
+        if self.is_final(split):
             return self.test_episodes
-        if not self.val_episodes or self.trainer.sanity_checking:
+        if split == "test" or not self.val_episodes or self.trainer.sanity_checking:
             return 0
         self._validations += 1
         if self.trainer.state.fn == "fit" and self._validations < self.val_every:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_probattn.attention import AttentionFactory
@@ -109,8 +110,9 @@ class ImageClassifier(LabelTask):
         if ema_decay is not None:
             self.ema = ModelEmaV3(self.model, decay=ema_decay, use_warmup=ema_warmup)
             self.ema.requires_grad_(False)
-        self.eval_top5 = MulticlassAccuracy(
-            num_classes, average="micro", top_k=min(TOP_K, num_classes)
+        top: dict[str, Any] = {"average": "micro", "top_k": min(TOP_K, num_classes)}
+        self.accuracies_top5 = nn.ModuleDict(
+            {split: MulticlassAccuracy(num_classes, **top) for split in get_args(Split)}
         )
 
     heads = ("net.head", "net.fc", "net.classifier")
@@ -194,9 +196,10 @@ class ImageClassifier(LabelTask):
             return super().predict_step(batch, batch_idx)
 
     def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
+        accuracy = cast(Metric, self.accuracies_top5[split])
         if len(target):
-            self.eval_top5.update(logits, target)
-        self.log(f"{split}/accuracy_top5", self.eval_top5, on_step=False, on_epoch=True)
+            accuracy.update(logits, target)
+        self.log(f"{split}/accuracy_top5", accuracy, on_step=False, on_epoch=True)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -57,8 +57,11 @@ class LabelTask(Task):
         super().__init__(**training_options)
         self.keep_arguments()  # the subclass's too
         self.num_classes = num_classes
-        self.eval_loss = WeightedMean()
-        self.eval_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        splits = get_args(Split)
+        self.losses = nn.ModuleDict({split: WeightedMean() for split in splits})
+        self.accuracies = nn.ModuleDict(
+            {split: MulticlassAccuracy(num_classes, average="micro") for split in splits}
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of a batch, in float32 or better. Shape (B, num_classes)."""
@@ -92,13 +95,14 @@ class LabelTask(Task):
         logits = self(batch)
         real = batch["sample_ids"] >= 0
         losses = F.cross_entropy(logits, batch["target"], reduction="none")
-        self.eval_loss.update(torch.where(real, losses, 0.0), weight=real.float())
+        mean, accuracy = (cast(Metric, kind[split]) for kind in (self.losses, self.accuracies))
+        mean.update(torch.where(real, losses, 0.0), weight=real.float())
         if bool(real.any()):
-            self.eval_accuracy.update(logits[real], batch["target"][real])
+            accuracy.update(logits[real], batch["target"][real])
         self._evaluate_more(logits[real], batch["target"][real], split)
         once: Any = {"on_step": False, "on_epoch": True}
-        self.log(f"{split}/loss", self.eval_loss, **once)
-        self.log(f"{split}/accuracy", self.eval_accuracy, prog_bar=split == "val", **once)
+        self.log(f"{split}/loss", mean, **once)
+        self.log(f"{split}/accuracy", accuracy, prog_bar=split == "val", **once)
 
     def _evaluate_more(self, logits: Tensor, target: Tensor, split: Split) -> None:
         """Hook for further metrics, on the R real rows of a batch; R may be 0."""
@@ -110,7 +114,8 @@ class SequenceClassifier(LabelTask):
     Logged: see `LabelTask`.
 
     Source: MGK, ICML 2022, model and training set-up on the Long Range Arena.
-    Departs from the source: whole validation and test sets are scored, each sample once.
+    Departs from the source: whole validation and test sets are scored, each sample once, unless
+    `parity_eval` of the data says otherwise.
 
     Args:
         max_seq_len: N, the padded length.
@@ -161,8 +166,8 @@ class PairClassifier(SequenceClassifier):
     Everything else, arguments and logged values included, is as in SequenceClassifier.
 
     Source: MGK, ICML 2022, Retrieval set-up on the Long Range Arena.
-    Departs from the source: one M-step per optimiser step instead of one per text; whole validation
-    and test sets are scored, each pair once.
+    Departs from the source: one M-step per optimiser step instead of one per text; evaluation as
+    in SequenceClassifier.
     """
 
     model_class: ClassVar[Callable[..., nn.Module]] = PairModel

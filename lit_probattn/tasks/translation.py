@@ -264,7 +264,7 @@ class Translation(Task):
         losses = self.token_losses(rows).double()
         total = torch.cat([losses.sum(0), losses.new_tensor([len(losses)])])
         self._sums += total.to(self._sums)
-        size = self.beam.size if split == "test" else self.val_beam_size
+        size = self.beam.size if self.is_final(split) else self.val_beam_size
         if size:
             found = self._search(rows, replace(self.beam, size=size, n_best=1))
             self._lines += self._lines_of(rows, [best[0] for best in found], split)
@@ -287,11 +287,12 @@ class Translation(Task):
         if not everyone:
             return
         lines = sorted(everyone)
-        for form in FORMS if split == "test" else (self.bleu_form,):
+        is_final = self.is_final(split)
+        for form in FORMS if is_final else (self.bleu_form,):
             found = score_lines(lines, form)
             if form == self.bleu_form:
                 self.log(f"{split}/bleu", found.score, prog_bar=split == "val")
-            if split == "test":
+            if is_final:
                 self.log(f"{split}/bleu_{form}", found.score)
                 self._say(str(found))
             told = self.provenance.setdefault("bleu", {"form": self.bleu_form})

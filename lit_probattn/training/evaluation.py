@@ -3,6 +3,8 @@
 Results of a run's own configuration and the whole split are in `test-<checkpoint>.json` and
 `predictions-<checkpoint>.parquet`. Any others have names of their own, `…-<hash>`, so that no
 number ever takes the place of another's.
+
+The test split may be scored at every validation of a training too, for curves: `TestScores`.
 """
 
 from __future__ import annotations
@@ -11,19 +13,25 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from lit_probattn.tasks.base import Task
 from lit_probattn.tasks.distributed import gather_objects
 from lit_probattn.training.checkpoints import named_by_a_run
 from lit_probattn.training.run_folder import (
     CONFIG,
+    NumBatches,
     RunFolderError,
     Sources,
     config_differences,
@@ -32,6 +40,7 @@ from lit_probattn.training.run_folder import (
     read_own_config,
     source_differences,
 )
+from lit_probattn.training.saving import RunCheckpoint, refuse_test_metric
 
 # Parts of a configuration that decide a score, and settings among them that do not.
 _DECIDING = ("model.", "data.", "seed_everything", "trainer.precision")
@@ -44,6 +53,7 @@ _UNDECIDING = (
     *(f"{_ATTENTION}.init_args.{name}" for name in ("backend", "dropout")),
     *(f"data.init_args.{name}" for name in ("batch_size", "eval_batch_size", "pad_multiple")),
 )
+_SETTING = "run.test_during_training"
 _LIMITS = {"test": "limit_test_batches", "predict": "limit_predict_batches"}
 
 
@@ -174,3 +184,106 @@ class SampleCount(Callback):
 
     def _least(self, share: float) -> float:
         return share + 1.96 * math.sqrt(share * (1 - share) / self.count)
+
+
+class TestScores(Callback):
+    """Scores the test split after every validation of a training.
+
+    Its metrics are logged as `test/…` beside those of the validation, and are found in the way of
+    the validation: a language model's windows have its stride, a translation its beam, and no
+    episodes are played. Nothing reads them: what watches a metric is refused those of the test
+    split. Training is the same with and without: no random state and no weight changes, and a
+    compiled model runs as it is written.
+
+    A run that is asked to end meanwhile is saved before this validation, which a resumed run
+    repeats.
+
+    Args:
+        batches: batches of each rank, from the beginning of the split; or `all`.
+    """
+
+    __test__ = False  # for pytest, which takes classes of this name for tests
+
+    def __init__(self, batches: NumBatches) -> None:
+        self.batches = batches
+        self._loader: Any = None
+
+    @classmethod
+    def asked_of(cls, trainer: pl.Trainer) -> NumBatches | None:
+        """Return the batches that a trainer's callback of this kind scores; None without one."""
+        every: list[Any] = getattr(trainer, "callbacks", [])
+        return next((callback.batches for callback in every if isinstance(callback, cls)), None)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Have the task call this.
+
+        Raises:
+            ValueError: the module is no task of this package.
+        """
+        if stage != "fit":
+            return
+        if not isinstance(pl_module, Task):
+            raise ValueError(
+                f"{_SETTING} needs a task of lit_probattn.tasks, received "
+                f"{type(pl_module).__name__}: leave it out, and use the command test"
+            )
+        pl_module.score_test = lambda: self._score(trainer, pl_module)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the test split.
+
+        Raises:
+            ValueError: there is none.
+        """
+        data: Any = getattr(trainer, "datamodule", None)
+        if not hasattr(data, "test_as_validation"):
+            raise ValueError(
+                f"{_SETTING} needs data of this package (datamodules), received "
+                f"{type(data).__name__}: leave it out, and use the command test"
+            )
+        try:
+            self._loader = data.test_as_validation()
+        except ValueError as error:
+            raise ValueError(f"{_SETTING}: {error}") from error
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse a learning rate that follows a metric of the test split.
+
+        Raises:
+            ValueError: there is one.
+        """
+        for schedule in trainer.lr_scheduler_configs:
+            refuse_test_metric("the monitor of the learning rate,", schedule.monitor)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let go of task and data."""
+        if isinstance(pl_module, Task):
+            pl_module.score_test = None
+        self._loader = None
+
+    def _score(self, trainer: pl.Trainer, task: Task) -> None:
+        most = None if self.batches == "all" else self.batches
+        most = 1 if getattr(trainer, "fast_dev_run", False) else most
+        with isolate_rng(), _as_written(task):
+            for index, batch in enumerate(islice(self._loader, most)):
+                batch = trainer.precision_plugin.convert_input(batch)
+                batch = trainer.strategy.batch_to_device(batch)
+                trainer.strategy.test_step(batch, index)
+                for callback in _checkpoints(trainer):
+                    callback.leave_if_asked(trainer, task)
+            task.log_scores("test")
+
+
+def _checkpoints(trainer: pl.Trainer) -> list[RunCheckpoint]:
+    found: list[Any] = getattr(trainer, "callbacks", [])
+    return [callback for callback in found if isinstance(callback, RunCheckpoint)]
+
+
+@contextmanager
+def _as_written(task: Task) -> Iterator[None]:
+    """Run a compiled model as it is written: other lengths would have it compiled again."""
+    if not task.compile_model:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

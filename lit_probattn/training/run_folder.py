@@ -77,6 +77,8 @@ _OF_A_RANK = (
 )
 # Names, and SHA-256, of the files that data were made from.
 Sources = Callable[[], Mapping[str, str]]
+# How much of a split is scored.
+NumBatches = int | Literal["all"]
 
 
 class RunFolderError(ValueError):
@@ -95,6 +97,9 @@ class RunSettings:
         keep_checkpoints: step checkpoints kept, at least 2; the best one is kept beside them.
         monitor: metric that decides which checkpoint is the best.
         monitor_mode: whether a larger (max) or smaller (min) metric is better.
+        test_during_training: score the test split at every validation too, `all` of it or so many
+            batches of each process, logged as `test/…`. For curves only: the weights are the same,
+            nothing can be chosen by it, and results say so.
         init_from: checkpoint of this or another task, or a run folder, whose weights a new run
             begins with; `--init_from` for short.
     """
@@ -106,6 +111,7 @@ class RunSettings:
     keep_checkpoints: int = 2
     monitor: str = "val/accuracy"
     monitor_mode: Literal["max", "min"] = "max"
+    test_during_training: NumBatches | None = None
     init_from: str | None = None
 
     def __post_init__(self) -> None:
@@ -117,6 +123,12 @@ class RunSettings:
                     f"run.{key} must be the name of one folder in run.root, in printable "
                     f"characters, received {value!r}"
                 )
+        batches = self.test_during_training
+        if isinstance(batches, int) and batches < 1:
+            raise RunFolderError(
+                "run.test_during_training must be all, or a number of batches of at least 1, "
+                f"received {batches}: null scores no test split"
+            )
 
 
 @dataclass

@@ -39,6 +39,7 @@ def write_record(
     checkpoint: Path | None,
     job: str | None = None,
     initial_weights: dict[str, Any] | None = None,
+    test_during_training: int | str | None = None,
 ) -> None:
     """Write `config.yaml`, and add one start to `versions.json`, which is set aside if damaged.
 
@@ -48,6 +49,7 @@ def write_record(
         checkpoint: what this start continues from.
         job: what a cluster calls the job, the same when it starts it again.
         initial_weights: what `--init_from` took, if this start has begun with it.
+        test_during_training: how much of the test split is scored at every validation.
 
     `saved` says whether this start has written a checkpoint: not yet.
     """
@@ -57,6 +59,7 @@ def write_record(
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "job": job,
         "init_from": initial_weights,
+        "test_during_training": test_during_training,
         "saved": False,
         "seed": seed,
         "python": platform.python_version(),
@@ -97,6 +100,12 @@ def read_starts(folder: Path) -> list[dict[str, Any]]:
         problem = f" ({error})"
     warnings.warn(f"{path} is damaged{problem}; going on without what it says", stacklevel=2)
     return []
+
+
+def tested_during_training(folder: Path) -> int | str | None:
+    """Return how much of the test split a run has scored at its validations; None for nothing."""
+    found = [start.get("test_during_training") for start in read_starts(folder)]
+    return next((amount for amount in reversed(found) if amount is not None), None)
 
 
 def set_aside(path: Path) -> Path:

@@ -1,16 +1,47 @@
 """Saving a run: every so many steps, at the best validation, at the end, and when asked to end."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.callbacks import Callback, Checkpoint, Timer
 
 from lit_probattn.tasks.distributed import agree_on_signal
 from lit_probattn.training.checkpoints import checkpoint_path, list_checkpoints
 from lit_probattn.training.lightning_internals import validate_now, write_step_metrics
 from lit_probattn.training.preemption import Preempted
 from lit_probattn.training.run_record import add_to_last_start
+
+_REFUSED = (
+    "{} {} would choose by the test split, whose scores are only logged: name a metric of the "
+    "validation, such as val/{}"
+)
+
+
+def refuse_test_metric(setting: str, metric: Any) -> None:
+    """Refuse a metric of the test split where something is chosen by it.
+
+    Args:
+        setting: what names the metric.
+        metric: its name.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(metric, str) and metric.startswith("test/"):
+        raise ValueError(_REFUSED.format(setting, metric, metric.removeprefix("test/")))
+
+
+def refuse_test_monitors(callbacks: Iterable[Callback]) -> None:
+    """Refuse callbacks, such as early stopping, that watch a metric of the test split.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for callback in callbacks:
+        name = f"the monitor of {type(callback).__name__} in trainer.callbacks,"
+        refuse_test_metric(name, getattr(callback, "monitor", None))
 
 
 class RunCheckpoint(Checkpoint):
@@ -33,7 +64,7 @@ class RunCheckpoint(Checkpoint):
         mode: whether larger (`max`) or smaller (`min`) is better.
 
     Raises:
-        ValueError: `keep` is below 2 or `every_n_steps` below 1.
+        ValueError: `keep` is below 2, `every_n_steps` below 1, or `monitor` of the test split.
     """
 
     def __init__(
@@ -49,6 +80,7 @@ class RunCheckpoint(Checkpoint):
             raise ValueError(f"run.keep_checkpoints must be at least 2, received {keep}")
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"run.checkpoint_every must be at least 1, received {every_n_steps}")
+        refuse_test_metric("run.monitor", monitor)
         self.folder = folder
         self.every_n_steps, self.keep = every_n_steps, keep
         self.monitor, self.mode = monitor, mode
@@ -140,6 +172,14 @@ class RunCheckpoint(Checkpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
         """Save and leave if a rank was asked to end; the validation is repeated."""
+        self.leave_if_asked(trainer, pl_module)
+
+    def leave_if_asked(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save and leave a validation if a rank was asked to end; it is repeated.
+
+        Raises:
+            Preempted: one was.
+        """
         if self.folder is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         task: Any = pl_module

@@ -142,6 +142,21 @@ def test_curves_of_several_runs(tmp_path):
     assert (out / "learning_curves.png").stat().st_size > 0
 
 
+def test_no_best_value_is_chosen_of_the_test_split(tmp_path):
+    columns = {"val_accuracy": [0.5, 0.4], "test_accuracy": [0.6, 0.3]}
+    folder, out = write_run(tmp_path / "a/0", **columns), tmp_path / "out"
+    assert main(["learning_curves", "--runs", str(folder), "--out", str(out)]) == 0
+    long = pd.read_csv(out / "learning_curves.csv")
+    assert set(long["metric"]) == {"val/accuracy", "test/accuracy"}  # both are drawn
+    best = curves.best_values(long).set_index("metric")
+    assert best.loc["val/accuracy", "best"] == 0.5
+    assert best.loc["test/accuracy", ["best", "at step"]].isna().all()
+    assert best.loc["test/accuracy", "last"] == 0.3
+    told = (out / "learning_curves.md").read_text()
+    assert "run.test_during_training" in told
+    assert "0.6" not in told
+
+
 def test_curves_of_what_was_not_logged(tmp_path, capsys):
     run = write_run(tmp_path / "a/0", train_loss=[3.0])
     out = ["--out", str(tmp_path / "out")]

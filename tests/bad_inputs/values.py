@@ -99,6 +99,38 @@ def _values() -> Iterator[Case]:
     yield Case(area, "a metric that is not logged", fit("--run.monitor", "val/accurracyy"))
 
 
+def _test_split(folder: Path, name: str) -> str:
+    """A fit with a callback that watches a metric of the test split."""
+    path = folder / "watch.yaml"
+    entry = {"class_path": f"lightning.pytorch.callbacks.{name}"}
+    callback = {**entry, "init_args": {"monitor": "test/accuracy"}}
+    path.write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    return command_error(arguments("fit", folder, "--config", str(path)))
+
+
+def _chosen_by_test() -> Iterator[Case]:
+    area = "The test split during training"
+    during = "--run.test_during_training"
+    yield Case(area, "`test_during_training 0`", fit(during, "0"))
+    yield Case(area, "`test_during_training some`", fit(during, "some"))
+    monitor = fit(during, "all", "--run.monitor", "test/accuracy")
+    yield Case(area, "`monitor test/accuracy`", monitor)
+    yield Case(area, "early stopping by it", lambda f: _test_split(f, "EarlyStopping"))
+    yield Case(area, "a callback's checkpoints by it", lambda f: _test_split(f, "ModelCheckpoint"))
+    for given, more in {
+        "`parity_eval 0`": ("--data.init_args.parity_eval", "0"),
+        "`parity_eval` of data that have no such evaluation": (
+            *("--data", "datamodules.Synthetic"),
+            *("--data.init_args.parity_eval", "62"),
+        ),
+    }.items():
+        yield Case(area, given, lambda folder, more=more: _arena(folder, *more))
+
+
+def _arena(folder: Path, *more: str) -> str:
+    return command_error(arguments("fit", folder, "--data", "datamodules.ListOps", *more))
+
+
 def _pairs() -> Iterator[Case]:
     area = "Impossible pairs"
     yield Case(
@@ -235,5 +267,6 @@ def _file_for_cache(folder: Path) -> str:
 def cases() -> Iterator[Case]:
     """Values, pairs, machine."""
     yield from _values()
+    yield from _chosen_by_test()
     yield from _pairs()
     yield from _machine()

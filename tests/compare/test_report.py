@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import matplotlib.image
+import pandas as pd
 import pytest
 import yaml
 from PIL import Image
@@ -14,6 +17,7 @@ from PIL import Image
 from lit_probattn.compare import report as report_module
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
+from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report
 from lit_probattn.compare.tables import read_table
@@ -223,6 +227,52 @@ def test_differences_are_computed_from_the_configurations(tmp_path):
     assert written.count("`trainer.max_steps`: published 16, here 8") == 1
     assert "- seeds: published 5 runs, here 3, 4" in written
     assert "- published: another evaluation" in written
+
+
+def test_what_as_published_has_switched_is_listed(tmp_path):
+    table, cells = tiny_cells(tmp_path, None, Options(as_published=True))
+    for cell in cells:
+        keep(cell, 30.0)
+    written = report_of(tmp_path, table, cells)[2]
+    line = '- as published (`--as_published`): `trainer.precision` "16-mixed", otherwise "32-true"'
+    assert written.count(line) == 1
+    table, cells = tiny_cells(tmp_path, None, Options())
+    for cell in cells:
+        keep(cell, 30.0)
+    assert "--as_published" not in report_of(tmp_path, table, cells)[2]
+
+
+def test_a_test_split_that_was_scored_during_training_is_told(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    for amount in (None, "all"):
+        for cell in cells:
+            keep(cell, 30.0)
+            result = cell.result()
+            assert result is not None
+            report = {**(result.get("report") or {}), "test_during_training": amount}
+            cell.keep({**result, "report": report})
+        written = report_of(tmp_path, table, cells)[2]
+        told = "**The test split was scored during training, for curves" in written
+        assert told == (amount is not None)
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_the_picture_of_curves_has_those_of_the_test_split_dashed(tmp_path, logged):
+    _, cells = tiny_cells(tmp_path)
+    results = []
+    for number, cell in enumerate(cells):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        log = {"step": [4, 8], "train/loss": [2.0, 1.0], "val/accuracy": [0.2, 0.3]}
+        log |= {"test/accuracy": [0.4, 0.1]} if logged else {}
+        pd.DataFrame(log).to_csv(folder / "metrics.csv", index=False)
+        results.append((cell, {"run_folder": str(folder)}))
+    drawn = SimpleNamespace(results=results, chance=None, curves_title=None)
+    _, axis = MeasuredReport.figures(cast(Any, drawn))["learning_curves"].axes
+    dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
+    assert len(axis.lines) - len(dashed) == len({cell.row.name for cell in cells})
+    assert [line.get_ydata().tolist() for line in dashed] == [[40.0, 10.0]] * 2 * logged
+    assert ("(dashed: test)" in axis.get_ylabel()) == logged
 
 
 def test_defaults_stand_for_what_a_configuration_leaves_out(tmp_path):

@@ -14,7 +14,7 @@ import yaml
 from lit_probattn.cli.app import main
 from lit_probattn.compare.cells import Cell, Place
 from lit_probattn.compare.command import make_cells
-from lit_probattn.compare.predict import build_task, counts
+from lit_probattn.compare.predict import _validated, build_task, counts
 from lit_probattn.compare.protocol import (
     ATTENTION,
     Options,
@@ -23,6 +23,7 @@ from lit_probattn.compare.protocol import (
     differences,
     draws_noise_at_eval,
     setting,
+    switched,
 )
 from lit_probattn.compare.tables import AVERAGE, kinds, read_published, read_table, read_tasks
 from lit_probattn.configs import ConfigError, attention_entry, compose
@@ -209,6 +210,28 @@ def test_the_uea_table_as_published_counts_padding_and_says_so():
     nothing = (None, None)
     assert shown.pop((True, True)) == (("all", "real"), ("max", "longest"))
     assert shown == {(True, False): nothing, (False, True): nothing, (False, False): nothing}
+
+
+@pytest.mark.parametrize(
+    ("name", "batches", "test"),
+    [("listops", 62, None), ("text", 781, None), ("retrieval", 565, "all")],
+)
+def test_the_arena_as_published_is_evaluated_in_the_authors_way(name, batches, test):
+    """Every setting reaches the configuration, the default has none of them, and the list says."""
+    task = read_tasks()[name]
+    row = next(row for task_, row in read_table("mgk_table1").pairs() if task_.name == name)
+    keys = {"data.init_args.parity_eval": batches, "run.test_during_training": test}
+    for options, expected in ((Options(), {}), (Options(as_published=True), keys)):
+        config = cell_config(task, row, options)
+        assert {key: setting(config, key) for key in keys} == {k: expected.get(k) for k in keys}
+        shown = {d.key: d.published for d in switched(task, options)}
+        assert shown == (dict(task.published) if expected else {})
+    assert not any("whole splits" in note for note in task.not_in_config)
+    cell = Cell(task, row, 0, Options(as_published=True))
+    rows = batches * cell.config["data"]["init_args"]["batch_size"]
+    assert _validated(cell, {"val": 10**6, "test": 1000}) == rows + (1000 if test else 0)
+    assert _validated(Cell(task, row, 0), {"val": 10**6, "test": 1000}) == 10**6
+    assert differences(task, row, Options(as_published=True)) == []
 
 
 def test_published_file_is_tidy():

@@ -21,7 +21,12 @@ from lit_probattn.analysis.study import Study
 from lit_probattn.records.tables import markdown_table
 from lit_probattn.training.logs import FILE_NAME
 
-_DEFAULT = ("train/loss", "val/loss", "val/accuracy", "val/bleu", "val/ppl_segments")
+_SCORES = ("loss", "accuracy", "bleu", "ppl_segments")
+_DEFAULT = ("train/loss", *(f"{split}/{score}" for split in ("val", "test") for score in _SCORES))
+_TEST_NOTE = (
+    "Metrics of test/ were logged during training (run.test_during_training). No checkpoint was "
+    "chosen by them, and no best value is, which would be a choice: their column has none."
+)
 
 
 class Curves(Study):
@@ -45,11 +50,12 @@ class Curves(Study):
         curves = [m for m in metrics if has_curve(long, m)]
         if curves:
             self.results.figure(draw(long, curves, options.smooth, options.log))
+        of_test = any(is_of_test(metric) for metric in metrics)
         smooth = f", training metrics averaged over {options.smooth} logged values"
         return (
             f"{long['run'].nunique()} runs{smooth if options.smooth > 1 else ''}. Best is the "
             "largest accuracy or BLEU, or the smallest loss or perplexity.\n\n"
-            f"{markdown_table(best_values(long))}"
+            f"{markdown_table(best_values(long))}" + (f"\n\n{_TEST_NOTE}" if of_test else "")
         )
 
 
@@ -107,12 +113,22 @@ def grows(metric: str) -> bool:
     return "accuracy" in metric or metric.endswith("/bleu")
 
 
+def is_of_test(metric: str) -> bool:
+    """Return whether a metric is of the test split."""
+    return metric.startswith("test/")
+
+
 def best_values(long: pd.DataFrame) -> pd.DataFrame:
-    """Return, per run and metric, the best value, its step, and the last value."""
+    """Return, per run and metric, the best value, its step, and the last value.
+
+    Of metrics of the test split only the last: the best would be chosen by the test split.
+    """
     rows = []
     for (name, metric), part in long.groupby(["run", "metric"], sort=False):
         place = part["value"].idxmax() if grows(str(metric)) else part["value"].idxmin()
         best, step = part.loc[place, "value"], part.loc[place, "step"]
+        if is_of_test(str(metric)):
+            best = step = None
         last = part.sort_values("step")["value"].iloc[-1]
         rows.append({"run": name, "metric": metric, "best": best, "at step": step, "last": last})
     return pd.DataFrame(rows)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import tiles
 from lit_probattn.compare.cells import Cell, Place
+from lit_probattn.compare.protocol import setting
 from lit_probattn.compare.statistics import Sample
 from lit_probattn.compare.tables import Row, Table, read_table
 from lit_probattn.configs import ConfigError, nearest
@@ -23,6 +24,13 @@ from lit_probattn.reproduce.figures.panels import Panel, show
 from lit_probattn.reproduce.figures.report import FigureReport
 from lit_probattn.reproduce.figures.verdicts import Finding, Judge, combined
 from lit_probattn.reproduce.studies import CellStudy, Value
+
+SETTING = "run.test_during_training"
+_TEST_NOTE = (
+    "Curves are of the test split, as in the paper: it was scored at every validation, and no "
+    "checkpoint was chosen by it. A best value of such a curve is a property of the curve, not a "
+    "result of the method."
+)
 
 
 @dataclass
@@ -70,6 +78,13 @@ class CellFigure(FigureReport):
         )
 
     # ---- what is read --------------------------------------------------------------------------
+
+    @cached_property
+    def drawn_of_test(self) -> Mapping[str, str]:
+        """Return what stands in for logged metrics: the paper's, where all runs have logged it."""
+        named: Mapping[str, str] = self.part.get("test_curves", {})
+        logged = all(setting(cell.config, SETTING) is not None for cell in self.cells)
+        return named if logged else {}
 
     @cached_property
     def studies(self) -> dict[str, CellStudy]:
@@ -145,13 +160,14 @@ class CellFigure(FigureReport):
     def _judge(self, claims: Sequence[Claim]) -> Judge:
         def judge() -> Finding:
             label = {name: row.label for name, row in self.table.rows.items()}.__getitem__
-            return combined([claim.judge(self.sample, self.curves, label) for claim in claims])
+            named = [claim.of_curve(self.drawn_of_test) for claim in claims]
+            return combined([claim.judge(self.sample, self.curves, label) for claim in named])
 
         return judge
 
     def text(self) -> list[str]:
         """Return the sentences with their verdicts, and what the picture has of ours."""
-        note = self.part.get("note")
+        note = _TEST_NOTE if self.drawn_of_test else self.part.get("note")
         return [*super().text(), *([note] if note else [])]
 
     # ---- what is drawn -------------------------------------------------------------------------
@@ -167,6 +183,9 @@ class CellFigure(FigureReport):
             for panel, axis in zip(drawn, axes, strict=True):
                 rows = list(panel.rows or self.table.rows)
                 if panel.draw == "curves":
+                    panel = replace(
+                        panel, metric=self.drawn_of_test.get(panel.metric, panel.metric)
+                    )
                     curves = {row: self.curves(row, panel.metric) for row in rows}
                     panel.draw_curves(axis, curves, label)
                 else:

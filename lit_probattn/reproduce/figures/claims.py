@@ -11,7 +11,7 @@ Every row must pass it; a sentence is no better than the weakest of its parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from lit_probattn.compare.statistics import Sample
@@ -100,6 +100,12 @@ class Claim:
             if row not in rows:
                 raise ConfigError(f"{place}: unknown row {row}; rows: {', '.join(rows)}")
         return claim
+
+    def of_curve(self, others: Mapping[str, str]) -> Claim:
+        """Return the condition on the metric that stands in for its own."""
+        return (
+            self if self.curve is None else replace(self, curve=others.get(self.curve, self.curve))
+        )
 
     @property
     def sign(self) -> Sign:

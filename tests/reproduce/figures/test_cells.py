@@ -56,8 +56,11 @@ def claim(**words):
     return {"rows": ["mgk_1"], "is": "lower", "than": "softmax_2", **words}
 
 
-def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0.05):
-    """A figure whose cells are finished: MGK is `shift` above softmax, with noise between seeds."""
+def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0.05, options=None):
+    """A figure whose cells are finished: MGK is `shift` above softmax, with noise between seeds.
+
+    On the test split it is as much below.
+    """
     part = {**FIGURE, "says": {"one": {"says": "It is so.", "holds": claims}}}
     made = CellFigure
     if studied:
@@ -65,13 +68,14 @@ def figure(folder, claims, *, seeds=(3, 4, 5), shift=0.0, studied=False, noise=0
     folder.mkdir(exist_ok=True)
     tables = write_tables(folder / "tables")
     table = made.table_of("tiny_figure", part, tables, Place(), False)
-    cells = make_cells(table, [], seeds, Options(), Place(runs=folder / "runs"))
+    cells = make_cells(table, [], seeds, options or Options(), Place(runs=folder / "runs"))
     for number, cell in enumerate(cells):
         run = folder / "runs" / cell.name / "0"
         run.mkdir(parents=True)
         own = (shift if cell.row.name == "mgk_1" else 0.0) + noise * np.sin(7.0 * number)
         loss = 1.0 + np.exp(-STEPS / 40) + own
         metrics = {"step": STEPS, "train/loss": loss, "val/accuracy": 1.0 - 0.2 * loss}
+        metrics["test/accuracy"] = 0.2 * loss
         pd.DataFrame(metrics).to_csv(run / "metrics.csv", index=False)
         report = {"checkpoint": "best-00000001.ckpt"}
         values = {"test": float(own), "parameters": 1.0}
@@ -97,6 +101,24 @@ def test_verdicts_of_curves_and_values(words, good, bad, tmp_path):
         assert list(found["verdict"]) == ["differs"]
     one = figure(tmp_path / "one", [claim(**words)], shift=good, seeds=(3,)).findings
     assert list(one["verdict"]) == ["same direction"]
+
+
+@pytest.mark.parametrize("scored", [None, "all"])
+def test_curves_of_the_test_split_stand_in_where_all_runs_have_logged_them(scored, tmp_path):
+    words = claim(curve="val/accuracy", at="throughout", **{"is": "higher"})
+    options = Options(settings={"run.test_during_training": scored} if scored else {})
+    made = figure(tmp_path, [words], shift=0.3, options=options)
+    part = {**made.part, "test_curves": {"val/accuracy": "test/accuracy"}, "note": "Of validation."}
+    made = CellFigure(made.table, made.cells, "command", part=part)
+    assert list(made.findings["verdict"]) == ["agrees" if scored else "differs"]
+    name = "test/accuracy" if scored else "val/accuracy"
+    assert name in made.findings["we measure"][0]
+    assert [axis.get_ylabel() for axis in made.pictures()["figure"].axes[:2]] == [
+        "train/loss",
+        name,
+    ]
+    note = made.text()[-1]
+    assert note.startswith("Curves are of the test split" if scored else "Of validation.")
 
 
 def test_a_curve_that_crosses_is_not_always_better(tmp_path):

@@ -1,0 +1,1 @@
+"""The test split during training, and evaluation in the authors' way."""

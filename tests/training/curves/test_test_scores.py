@@ -1,0 +1,279 @@
+"""The test split scored at validations: logged and told, never chosen by; training is the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import EarlyStopping
+
+from lit_probattn.cli.app import main
+from lit_probattn.tasks import SequenceClassifier
+from lit_probattn.training.evaluation import TestScores as Scores
+from lit_probattn.training.run_record import read_starts
+from lit_probattn.training.saving import refuse_test_monitors
+from tests.datamodules.text.fine_tuning import made as made_questions
+from tests.support.exact_metrics import language_model
+from tests.support.runs import (
+    arguments,
+    error_of,
+    fingerprint,
+    in_child,
+    in_ranks,
+    kill_me,
+    metrics,
+    only_version,
+    run,
+    write_attention,
+)
+from tests.tasks.distributed.layouts import Trial
+from tests.tasks.tiny import data, task, trainer
+
+ALL = ("--run.test_during_training", "all")
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+QUIET = ("--model.init_args.dropout", "0.0")  # torch's dropout differs by rank
+
+
+def command(folder: Path, *more: str, name: str = "fit") -> list[str]:
+    """Validations after steps 8 and 16; dropout within attention, M-step priors."""
+    attention = write_attention(folder, "MGKAttention", dropout=0.2, e_step="soft")
+    often = ("--trainer.log_every_n_steps", "1")
+    return arguments(name, folder, *often, *more, attention=attention)
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("without")
+    run(command(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scored")
+    run(command(folder, *ALL))
+    return folder
+
+
+def of_test(row: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in row.items() if key.startswith("test/") and value}
+
+
+def final_scores(folder: Path, capsys, checkpoint: str, *more: str) -> dict[str, float]:
+    run(command(folder, "--ckpt_path", checkpoint, *more, name="test"))
+    told = capsys.readouterr().out.splitlines()
+    (path,) = [line.removeprefix("results: ") for line in told if line.startswith("results: ")]
+    return json.loads(Path(path).read_text())
+
+
+def test_training_is_the_same_bit_for_bit(without, scored):
+    assert fingerprint(only_version(scored)) == fingerprint(only_version(without))
+    rows = metrics(only_version(scored))
+    bare = [{k: v for k, v in row.items() if not k.startswith("test/")} for row in rows]
+    assert bare == metrics(only_version(without))
+    assert [row["step"] for row in rows if of_test(row)] == ["8", "16"]
+    assert all(set(of_test(row)) <= {"test/loss", "test/accuracy"} for row in rows)
+
+
+def test_every_row_has_what_the_command_test_says_of_that_step(scored, capsys):
+    """So nothing of a validation, or of an earlier row, is in it."""
+    version = only_version(scored)
+    rows = {int(row["step"]): of_test(row) for row in metrics(version) if of_test(row)}
+    assert rows[8] != rows[16]
+    path = version / "checkpoints/step-00000008.ckpt"
+    for step, checkpoint in ((8, path), (16, "last")):
+        if not Path(checkpoint).exists() and step == 8:
+            continue  # only the newest two are kept
+        told = final_scores(scored, capsys, str(checkpoint), *ALL)
+        for name, value in rows[step].items():
+            assert float(value) == pytest.approx(told[name], rel=1e-6)
+
+
+def test_the_run_and_its_results_say_so(without, scored, capsys):
+    for folder, more, expected in ((scored, ALL, "all"), (without, (), None)):
+        (start,) = read_starts(only_version(folder))
+        assert start["test_during_training"] == expected
+        told = final_scores(folder, capsys, "last", *more)
+        assert told["test_during_training"] == expected
+
+
+def test_a_number_of_batches_is_the_beginning_of_the_split(tmp_path, capsys):
+    part = ("--run.test_during_training", "1")
+    run(command(tmp_path, *part))
+    row = of_test(metrics(only_version(tmp_path))[-1])
+    told = final_scores(tmp_path, capsys, "last", *part, "--trainer.limit_test_batches", "1")
+    assert told["num_samples"] == 8
+    assert float(row["test/loss"]) == pytest.approx(told["test/loss"], rel=1e-6)
+    assert told["test_during_training"] == 1
+
+
+# ---- ends and layouts --------------------------------------------------------------------------
+
+
+def in_the_test_split(monkeypatch, do):
+    """Call `do` in the second batch of the test split of step 8."""
+    score = SequenceClassifier.test_step
+
+    def step(self, batch, batch_idx):
+        if self.trainer.global_step == 8 and batch_idx == 1 and self.trainer.state.fn == "fit":
+            do()
+        score(self, batch, batch_idx)
+
+    monkeypatch.setattr(SequenceClassifier, "test_step", step)
+
+
+@pytest.mark.parametrize(
+    ("do", "status"),
+    [
+        pytest.param(kill_me, -signal.SIGKILL, id="killed"),
+        pytest.param(lambda: os.kill(os.getpid(), signal.SIGTERM), 143, id="asked to end"),
+    ],
+)
+def test_a_run_that_ends_within_the_test_split_goes_on_with_the_same_rows(
+    scored, tmp_path, monkeypatch, do, status
+):
+    with monkeypatch.context() as context:
+        in_the_test_split(context, do)
+        assert in_child(lambda: main(command(tmp_path, *ALL))) == status
+    if do is not kill_me:  # saved, and not validated yet
+        with (only_version(tmp_path) / "metrics.csv").open() as file:
+            assert not any(row.get("val/loss") for row in csv.DictReader(file))
+        assert (only_version(tmp_path) / "checkpoints/step-00000008.ckpt").is_file()
+    run(command(tmp_path, *ALL, "--ckpt_path", "last"))
+    assert fingerprint(only_version(tmp_path)) == fingerprint(only_version(scored))
+    ours, theirs = (metrics(only_version(folder)) for folder in (tmp_path, scored))
+    assert [sorted(row.items()) for row in ours] == [sorted(row.items()) for row in theirs]
+
+
+def test_two_processes_log_what_one_does(tmp_path):
+    """21 samples: the second process has a row that only fills up."""
+    for name, more in (("one", ()), ("two", TWO)):
+        folder = tmp_path / name
+        folder.mkdir()
+        work = command(folder, *ALL, *QUIET, *more)
+        assert set(in_ranks(lambda work=work: main(work), 2 if more else 1)) == {0}
+    one, two = (
+        [of_test(row) for row in metrics(only_version(tmp_path / name)) if of_test(row)]
+        for name in ("one", "two")
+    )
+    assert len(one) == len(two) == 2
+    for first, second in zip(one, two, strict=True):
+        assert second["test/accuracy"] == first["test/accuracy"]
+        assert float(second["test/loss"]) == pytest.approx(float(first["test/loss"]), rel=1e-5)
+
+
+def test_random_states_are_as_before():
+    class Noisy(SequenceClassifier):
+        def evaluate(self, batch, split):
+            super().evaluate(batch, split)
+            if split == "test":
+                tested.append(torch.rand(3))
+                random.random()
+
+        def on_validation_epoch_end(self):
+            before = torch.get_rng_state(), random.getstate()
+            super().on_validation_epoch_end()
+            assert torch.equal(torch.get_rng_state(), before[0])
+            assert random.getstate() == before[1]
+
+    tested: list[torch.Tensor] = []
+    made = task()
+    made.__class__ = Noisy
+    run_ = trainer(2, val_check_interval=2, callbacks=[Scores("all")])
+    run_.fit(made, data())
+    assert len(tested) == 3
+    assert "test/loss" in run_.callback_metrics
+
+
+# ---- other tasks -------------------------------------------------------------------------------
+
+
+def test_a_language_model_is_scored_in_the_form_of_its_validation(tmp_path):
+    """The command test slides its window; during training both splits are cut into segments."""
+    run(["fit", *language_model(tmp_path), *ALL])
+    rows = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
+    assert len(rows) == 2
+    for row in rows:
+        assert set(of_test(row)) == {"test/ppl_segments", "test/tokens_segments"}
+        assert row["test/ppl_segments"] != row["val/ppl_segments"]
+    tokens = float(rows[0]["test/tokens_segments"])
+    run(["test", *language_model(tmp_path), "--ckpt_path", "last"])
+    (path,) = only_version(tmp_path).glob("test-*.json")
+    assert tokens == json.loads(path.read_text())["test/tokens_sliding"]
+
+
+def test_a_decision_transformer_plays_no_episodes_for_it(tmp_path):
+    run(Trial("tiny/d4rl").command(tmp_path, *ALL))
+    (row, *_) = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
+    assert set(of_test(row)) == {"test/loss", "test/steps"}
+    assert row["val/return_high"]
+
+
+def test_questions_are_answered(tmp_path):
+    made_questions.write_squad(tmp_path / "text", "2.0")
+    place = lambda _: ("--data.init_args.path", str(tmp_path / "text"))  # noqa: E731
+    cache = ("--data.init_args.cache_dir", str(tmp_path / "cache"))
+    run(Trial("tiny/squad_v2", place).command(tmp_path, *cache, *ALL))
+    (row, *_) = [row for row in metrics(only_version(tmp_path)) if of_test(row)]
+    assert {"test/loss", "test/f1", "test/exact_match"} <= set(of_test(row))
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [ALL, ()], ids=["scored", "not scored"])
+def test_a_checkpoint_is_not_chosen_by_it(tmp_path, capsys, more):
+    line = error_of(command(tmp_path, *more, "--run.monitor", "test/loss"), capsys)
+    assert "run.monitor test/loss would choose by the test split" in line
+    assert line.endswith("such as val/loss")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
+def test_a_run_does_not_end_by_it(tmp_path, capsys, kind):
+    path = tmp_path / "stop.yaml"
+    name = f"lightning.pytorch.callbacks.{kind}"
+    path.write_text(
+        f"trainer: {{callbacks: [{{class_path: {name}, init_args: {{monitor: test/accuracy}}}}]}}"
+    )
+    line = error_of(command(tmp_path, *ALL, "--config", str(path)), capsys)
+    assert f"the monitor of {kind} in trainer.callbacks, test/accuracy would choose" in line
+    assert "such as val/accuracy" in line
+    refuse_test_monitors([EarlyStopping("val/accuracy")])
+
+
+def test_a_learning_rate_does_not_follow_it():
+    class Watching(SequenceClassifier):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            watched = {"scheduler": plateau, "monitor": "test/loss"}
+            return {"optimizer": optimizer, "lr_scheduler": watched}
+
+    made = task()
+    made.__class__ = Watching
+    with pytest.raises(ValueError, match="the learning rate, test/loss would choose by the test"):
+        trainer(2, val_check_interval=2, callbacks=[Scores("all")]).fit(made, data())
+
+
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_a_number_of_batches_is_positive(tmp_path, capsys, number):
+    line = error_of(command(tmp_path, "--run.test_during_training", number), capsys)
+    assert "run.test_during_training must be all, or a number of batches of at least 1" in line
+    assert f"received {number}" in line
+
+
+def test_other_modules_and_other_data_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"needs a task of lit_probattn\.tasks, received Light"):
+        Scores("all").setup(trainer(), LightningModule(), "fit")
+    run_ = trainer()
+    run_.datamodule = LightningDataModule()
+    with pytest.raises(ValueError, match=r"needs data of this package .*, received Light"):
+        Scores("all").on_fit_start(run_, task())
