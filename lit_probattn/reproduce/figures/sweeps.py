@@ -41,7 +41,7 @@ class Panel:
 
     Args:
         title: above it.
-        metric: a column of the rows, or `memory_bytes`.
+        metric: a column of the table of rows.
         x: the horizontal axis.
         mode: `eval` or `train`; None means the only one.
         lines: a further axis, with a line for each of its values.
@@ -70,7 +70,7 @@ class Panel:
         table = ratios_of(claim, config, frame) if self.ratio else values_of(claim, frame)
         if chosen is not None:
             table = table[table["variant"].isin(chosen)]
-        unit = METRICS.get(self.metric, ("", 2.0**20, "MiB"))
+        unit = METRICS[self.metric]
         for number, (name, part) in enumerate(self._lines(table)):
             line = part.drop_duplicates(self.x).sort_values(self.x)
             values = line[["value", "low", "high"]] / (1.0 if self.ratio else unit[1])
