@@ -199,7 +199,7 @@ class SweepTable(SweepFigure):
                 "verdict": entry["verdict"],
                 "baseline": entry["baseline"],
             }
-            if entry["baseline"] is not None:
+            if pd.notna(entry["baseline"]):
                 line |= self._ratio_columns(entry)
             shown.append(line)
         return markdown_lines(pd.DataFrame(shown))
@@ -248,6 +248,7 @@ class SweepTable(SweepFigure):
                 texts = ["–" if pd.isna(value) else f"{value:.3f}" for value in values]
                 axis.bar_label(bars, texts, fontsize=7)
             axis.set_xticks(range(len(names)), names, fontsize=8)
+            axis.set_axisbelow(True)
             ratio_axis(axis, [*part["ratio_published"], *part["ratio"].dropna().astype(float)])
             label(axis, "", "ratio (below 1 = cheaper)", part["words"].iloc[0], legend=8)
         figure.suptitle(self.part["title"], fontsize=10)

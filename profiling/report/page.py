@@ -226,7 +226,7 @@ def provenance(frame: pd.DataFrame, name: str, command: str = "") -> tuple[list[
     The sweep's command is the one its rows were made by.
     """
     one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
-    then = f", then {code_span(command)}" if command else ""
+    then = f", then {code_span(command)}" if command not in ("", one["command"]) else ""
     lines = [
         f"- Command: {code_span(one['command'])}{then}",
         "- Data: random tokens or features; cost does not depend on them",

@@ -107,7 +107,9 @@ def test_each_printed_number_has_a_line_and_a_verdict(measured):
     assert "| MGK, 1 head | memory, kB | 53.6 |" in text
     assert "![printed and our ratios](figures/printed.png)" in text
     assert (out / "figures/printed.png").stat().st_size > 10_000
-    assert f"`python -m lit_probattn.reproduce {words[0]}" in text
+    assert text.count(f"`python -m lit_probattn.reproduce {words[0]}") == 1  # sweep and report
+    assert "python -m profiling" not in text
+    assert "| nan |" not in text
     assert main([*words, "--report", "--out", str(folder / "again")]) == 0
     assert (folder / "again/printed.csv").read_bytes() == (out / "printed.csv").read_bytes()
 

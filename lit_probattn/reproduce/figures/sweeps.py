@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.provenance import as_command, replace_text
 from lit_probattn.records.tables import markdown_lines, save_png
 from profiling.measure.rows import to_frame
 from profiling.report.claims import Judged, judge, ratios_of, values_of
@@ -142,8 +142,9 @@ class SweepFigure:
     def run(self, stream: Callable[[str], None] | None = None) -> None:
         """Measure what is missing."""
         for name, config in self.sweeps.items():
-            predictions = load_predictions(name, config.device)
-            run_sweep(config, self.folder(name), self.root, predictions=predictions, stream=stream)
+            predictions, folder = load_predictions(name, config.device), self.folder(name)
+            with as_command(self.command):
+                run_sweep(config, folder, self.root, predictions=predictions, stream=stream)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:
