@@ -92,7 +92,7 @@ def command_line() -> str:
 
 @contextmanager
 def as_command(command: str) -> Iterator[None]:
-    """Have `command_line` return a command here and in what is started here; none changes nothing."""
+    """Have `command_line` return a command, here and in what is started here; "" is none."""
     before = os.environ.get("PROFILING_COMMAND")
     if command:
         os.environ["PROFILING_COMMAND"] = command

@@ -86,8 +86,8 @@ class SweepTable(SweepFigure):
             return None
         row = rows.iloc[0]
         low, high = ("time_p20_s", "time_p80_s") if metric == _TIME else (metric, metric)
-        numbers = (float(row[name]) for name in (metric, low, high))
-        return Ours(*numbers, source, batch_size, str(row["device_name"]))
+        value, least, most = (float(row[name]) for name in (metric, low, high))
+        return Ours(value, least, most, source, batch_size, str(row["device_name"]))
 
     def value(self, variant: str, metric: str) -> Ours | None:
         """Return a number at the printed batch size, measured or else predicted."""
@@ -190,8 +190,9 @@ class SweepTable(SweepFigure):
         for entry in self.table.to_dict("records"):
             digits, absent = entry["digits"], pd.isna(entry["ours"])
             source = "" if entry["source"] != "predicted" else " (predicted)"
+            method, heads = self.part["rows"][entry["variant"]]
             line = {
-                "method": Row("", *self.part["rows"][entry["variant"]], "").label,
+                "method": Row("", method, heads, "").label,
                 "number": entry["words"],
                 "published": f"{entry['published']:.{digits}f}",
                 "ours": None if absent else f"{entry['ours']:.{digits}f}{source}",

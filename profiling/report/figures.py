@@ -42,7 +42,7 @@ _DRAWN = {
     "num_parameters": ("parameters", "parameters"),
     "num_parameters_non_embedding": ("parameters_non_embedding", "parameters without embeddings"),
     "peak_memory_bytes": ("memory", "peak memory above resident"),
-    "memory_bytes": ("memory_total", "total peak memory, weights included"),
+    "memory_bytes": ("memory_total", "total peak memory"),
     "time_median_s": ("time", "time"),
     "energy_j": ("energy", "energy"),
 }

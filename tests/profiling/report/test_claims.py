@@ -104,7 +104,7 @@ def test_memory_is_resident_and_peak_together():
     config = sweep(variants=VARIANTS, baseline="softmax")
     found = judge(Sentence(says="it is so", holds=[below]), config, frame)
     assert found.measured == (
-        "total peak memory, weights included: ratio of a 0.950; below 1 at 2 of 2 places "
+        "total peak memory: ratio of a 0.950; below 1 at 2 of 2 places "
         "(of the peak above resident alone: ratio of a 1.100)"
     )
 
