@@ -45,7 +45,10 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="instead, a front page of all reports in a folder (default reports), each as a page",
     )
-    report.add_argument("--results", help="results folder (default runs/profiling/NAME)")
+    report.add_argument(
+        "--results",
+        help="results folder (default runs/profiling/NAME), or a report's, whose rows are taken",
+    )
     report.add_argument(
         "--out", help="report folder (default reports/NAME); of --index, build/reports"
     )

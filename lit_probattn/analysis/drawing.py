@@ -141,7 +141,13 @@ def powers_of_two(axis: Axes) -> None:
 
 
 def plain_log(axis: Axes) -> None:
-    """Make the vertical axis logarithmic, with plain numbers."""
+    """Make the vertical axis logarithmic, with plain numbers: over a decade or more 1, 2, 5 …"""
+
+    def minor(value: float, _: object) -> str:
+        low, high = axis.get_ylim()
+        digit = f"{value:e}"[0]
+        return f"{value:g}" if high < 8 * low or digit in "25" else ""
+
     axis.set_yscale("log")
-    for formatter in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-        formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(minor)

@@ -234,7 +234,7 @@ def run(
             told += "; its jobs go on too, and --report writes the report"
         print(told, file=sys.stderr)
         return INTERRUPTED
-    if not made.results:
+    if not made.has_numbers:
         raise ConfigError(f"no cell of {table.name} is finished: nothing to report")
     print(f"{made.write(out)}\n\nreport: {out}/report.md")
     return 0 if len(made.results) == len(cells) and not skipped else 1
@@ -418,7 +418,7 @@ def _run_cells(
 
     def write() -> str:
         made = replace(report)  # results are read again
-        return made.write(out) if out is not None and made.results else ""
+        return made.write(out) if out is not None and made.has_numbers else ""
 
     devices = options.devices.split(",") if options.devices else _own_device()
     runner = Runner(counted, options.jobs, devices, options.attempts)

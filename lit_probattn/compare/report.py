@@ -27,7 +27,7 @@ from lit_probattn.compare.statistics import Sample, ranked_differences, signific
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
 SHORTENED = "SHORTENED PROTOCOL"
@@ -117,6 +117,11 @@ class Report:
     def results(self) -> list[tuple[Cell, dict[str, Any]]]:
         """Finished cells with their results."""
         return [(cell, found) for cell in self.cells if (found := cell.result()) is not None]
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self.results)
 
     @cached_property
     def tasks(self) -> list[TaskEntry]:
@@ -276,19 +281,22 @@ class Report:
         """Write `report.md`, `rows.csv`, `ratios.csv` and the pictures; return the table.
 
         Raises:
-            ValueError: no cell is finished.
+            ValueError: no cell is finished, and the report has no other numbers.
         """
-        if not self.results:
+        if not self.has_numbers:
             raise ValueError("no finished cell: nothing to report")
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / "rows.csv", self.rows.to_csv(index=False))
         ratios = self.summary.to_csv(index=False, float_format="%.6g")
         replace_text(folder / "ratios.csv", ratios)
         title = f"{self.table.title}{f' ({SHORTENED})' if self.shortened else ''}"
-        measured = self.summary[self.summary["mean"].notna()]
-        results = draw(measured, self.rows, title, self.table.baseline_of)
-        trends = {"trends": draw_trends(self.agreements)} if self.agreements else {}
-        figures = {"results": results, **trends, **self.figures()}
+        figures: dict[str, Figure] = {}
+        if self.results:
+            measured = self.summary[self.summary["mean"].notna()]
+            figures["results"] = draw(measured, self.rows, title, self.table.baseline_of)
+        if self.agreements:
+            figures["trends"] = draw_trends(self.agreements)
+        figures |= self.figures()
         note = " | ".join([title, self.command, *self._provenance()])
         for name, figure in figures.items():
             save_png(figure, folder / "figures" / f"{name}.png", note)
@@ -325,6 +333,8 @@ class Report:
         return table
 
     def _provenance(self) -> list[str]:
+        if not self.results:
+            return [machine()]
         named = [sorted(set(map(str, self.rows[k]))) for k in ("device", "versions")]
         revisions = ", ".join(sorted(set(self.rows["git_revision"])))
         machines, versions = ("; ".join(found) for found in named)
@@ -341,7 +351,7 @@ class Report:
                 f"**{SHORTENED}: these runs are shorter than {than}. They show that the machinery "
                 f"works and how the rows compare with each other under this protocol{beyond}.**"
             )
-        if self.summary["selected_on_test"].eq(True).any():
+        if self.results and self.summary["selected_on_test"].eq(True).any():
             lines.append("**Checkpoints were selected on the test split.**")
         if any((r.get("report") or {}).get("test_during_training") for _, r in self.results):
             lines.append(
@@ -464,7 +474,7 @@ class Report:
                     "command": code_span(result["command"]),
                 }
             )
-        return markdown_lines(pd.DataFrame(shown))
+        return markdown_lines(pd.DataFrame(shown)) if shown else ["None is finished."]
 
 
 def _number(value: float | None, form: str) -> str:

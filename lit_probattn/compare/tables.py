@@ -17,7 +17,7 @@ FOLDER = Path("configs/reproduce")
 AVERAGE = "average"
 
 Kind = Literal[
-    "fits", "uea", "figure", "sweep_figure", "sweep", "analysis", "drawing", "out_of_scope"
+    "fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis", "drawing", "out_of_scope"
 ]
 # Files that hold several entries.
 _GROUPS = ("other_tables", "sweep_figures", "cell_figures")

@@ -90,6 +90,21 @@ def command_line() -> str:
     return " ".join(["python -m profiling", *map(_as_typed, sys.argv[1:])])
 
 
+@contextmanager
+def as_command(command: str) -> Iterator[None]:
+    """Have `command_line` return a command, here and in what is started here; "" is none."""
+    before = os.environ.get("PROFILING_COMMAND")
+    if command:
+        os.environ["PROFILING_COMMAND"] = command
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PROFILING_COMMAND", None)
+        else:
+            os.environ["PROFILING_COMMAND"] = before
+
+
 def _as_typed(word: str) -> str:
     """Return a path below this folder from here, any other absolute one as its name."""
     path = Path(word)

@@ -17,7 +17,11 @@ one GPU each; --launch 'torchrun --nproc-per-node 8' gives every run all GPUs. -
 at a time, on one GPU or in turn on those of --devices.
 
 A table whose numbers are of trained models (fish_table8) trains its models or takes those of other
-tables, and makes its study of each; a finished study is never made again.
+tables, and makes its study of each; a finished study is never made again. value_aware_table2 goes
+on from its trained models to `approximate`, and to `approximate_compare` of each seed's rows.
+
+A table of measured costs (mgk_table7) runs the sweep of `python -m profiling` that it stands on and
+sets each printed number beside ours; --accelerator gpu takes the sweep for a GPU.
 
 A figure is judged by what its paper says of it, sentence by sentence. One of trained models
 (mgk_figure1, mgk_figure2) is drawn of cells too, and of studies that are made when all are trained;
@@ -32,9 +36,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,12 +50,14 @@ from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import FOLDER, kinds, read_table
 from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce import uea
+from lit_probattn.reproduce.analyses.approximation import ApproximationTable
 from lit_probattn.reproduce.analyses.report import AnalysisReport
 from lit_probattn.reproduce.analyses.table import Analysis
-from lit_probattn.reproduce.commands import list_lines, missing_parts, other_lines
+from lit_probattn.reproduce.commands import list_lines, missing_parts, refuse
 from lit_probattn.reproduce.figures.cells import CellFigure
 from lit_probattn.reproduce.figures.registry import figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from lit_probattn.reproduce.sweep_table import table_of
 from profiling.measure.rows import RowsError
 
 MODULE = "lit_probattn.reproduce"
@@ -103,20 +108,14 @@ def _dispatch(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         raise ConfigError(f"expected a table, received {options.table!r}{hint}; see --list")
     part = known[options.table]
     if part["kind"] in ("fits", "uea"):
-        return _train(options, arguments, part["kind"])
+        return _train(options, arguments, part)
     if part["kind"] == "figure":
         return _draw(options, arguments, part)
     if part["kind"] == "analysis":
         return _study(options, arguments, part)
-    if part["kind"] == "sweep_figure":
+    if part["kind"] in ("sweep_figure", "sweep_table"):
         return _measure(options, arguments, part)
-    _refuse(options, "accelerator", "dry_run", "runs")
-    print("\n".join(other_lines(options.table, part)))
-    if part["kind"] == "sweep" and not options.dry_run:
-        on_gpu = options.accelerator in ("gpu", "cuda")
-        for command in part["commands" if on_gpu else "without_gpu"]:
-            subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
-    return 0
+    refuse(options.table, part)
 
 
 def _draw(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
@@ -145,9 +144,13 @@ def _study(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[
 
 
 def _measure(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
-    _refuse(options, "dry_run", "report", "runs", "out")
+    is_table = part["kind"] == "sweep_table"
+    _refuse(options, "dry_run", "report", "runs", "out", *(["accelerator"] if is_table else []))
     command = shlex.join([*f"python -m {MODULE}".split(), *portable(arguments)])
     figure = SweepFigure(options.table, part, options.runs, command)
+    if is_table:
+        place = (options.runs, options.accelerator)
+        figure = table_of(options.table, part, *place, command, options.tables)
     if options.dry_run:
         print(figure.plan())
         return 0
@@ -171,7 +174,8 @@ def _refuse(options: argparse.Namespace, *taken: str) -> None:
             raise ConfigError(f"{flag} does not apply to {options.table}")
 
 
-def _train(options: argparse.Namespace, arguments: Sequence[str], kind: str) -> int:
+def _train(options: argparse.Namespace, arguments: Sequence[str], part: Mapping[str, Any]) -> int:
+    kind = part["kind"]
     path = options.tables / f"{options.table}.yaml"
     skipped: dict[str, str] = {}
     if kind == "uea":
@@ -186,7 +190,9 @@ def _train(options: argparse.Namespace, arguments: Sequence[str], kind: str) -> 
         table = read_table(options.table, options.tables)
     for name in missing_parts(table):
         print(f"missing part: {name}: its rows are left out", file=sys.stderr)
-    report = uea.UEAReport if kind == "uea" else Report
+    report: Callable[..., Report] = uea.UEAReport if kind == "uea" else Report
+    if "studies" in part:
+        report = partial(ApproximationTable, part=part, is_short=options.shortened)
     return run(
         table,
         options,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, get_args
 
 from lit_probattn.base.config_files import find
 from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.protocol import Options
-from lit_probattn.compare.tables import FOLDER, Table, kinds, read_published, read_table
-from lit_probattn.configs import ConfigError
+from lit_probattn.compare.tables import FOLDER, Kind, Table, kinds, read_published, read_table
+from lit_probattn.configs import ConfigError, nearest
 from lit_probattn.reproduce.analyses.table import Analysis
 from lit_probattn.reproduce.figures.registry import figure_class
 from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from lit_probattn.reproduce.sweep_table import table_of
 
 
 def missing_parts(table: Table) -> list[str]:
@@ -55,6 +56,8 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         return "a drawing without data"
     if kind == "sweep_figure":
         return SweepFigure(name, part, place.runs).state
+    if kind == "sweep_table":
+        return table_of(name, part, place.runs, place.accelerator).state
     if kind == "uea":
         return "run by python -m lit_probattn.uea_benchmark"
     if kind == "out_of_scope":
@@ -65,24 +68,16 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         done = sum(cell.result() is not None for cell in cells)
         studied = sum(analysis.study.is_done(cell) for cell in cells)
         return f"{done} of {len(cells)} cells finished, {studied} studied ({analysis.study.name})"
-    return "see the commands of `reproduce " + name + "`"
+    raise ConfigError(f"{name}: unknown kind: {kind!r}{nearest(kind, get_args(Kind))}")
 
 
-def other_lines(name: str, part: Mapping[str, Any]) -> list[str]:
-    """Return what to run for a table that is measured.
+def refuse(name: str, part: Mapping[str, Any]) -> NoReturn:
+    """Say why nothing makes a table or figure.
 
     Raises:
-        ConfigError: the table is out of scope.
+        ConfigError: always.
     """
     title = part["title"]
-    if part["kind"] == "out_of_scope":
-        raise ConfigError(f"{name} ({title}) is not made: {part['reason']}")
     if part["kind"] == "drawing":
         raise ConfigError(f"{name} ({title}) is a drawing without data")
-    return [
-        f"{name}: {title}",
-        "with a GPU:",
-        *part["commands"],
-        "without:",
-        *part["without_gpu"],
-    ]
+    raise ConfigError(f"{name} ({title}) is not made: {part['reason']}")

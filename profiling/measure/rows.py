@@ -31,7 +31,7 @@ class ProfileRow(BaseModel):
     included; `paper_operations` follow the papers' rule (multiplications plus additions) for the
     papers' layer, `paper_operations_printed` the simplification that the paper prints.
     `resident_memory_bytes` are parameters, buffers and inputs; `peak_memory_bytes` is the rise of
-    one call above that.
+    one call above that. Tables add both as `memory_bytes` (see `to_frame`).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -148,13 +148,17 @@ def append_rows(path: Path, rows: Sequence[ProfileRow]) -> None:
 
 
 def to_frame(rows: Iterable[ProfileRow], variants: Sequence[str] = ()) -> pd.DataFrame:
-    """Return rows as a table of the whole schema, sorted; `variants` in this order, then others."""
+    """Return rows as a table of the whole schema, sorted; `variants` in this order, then others.
+
+    `memory_bytes` is added: resident memory and the peak above it, what a device must have in all.
+    """
     fields = ProfileRow.model_fields
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(fields))
     order = ["quantity", "variant", "embed_dim", "seq_len", "grid_heads", "batch_size", "mode"]
     order += ["backend", "dtype", "scope", "source", "point_id"]
     integers = [name for name in fields if fields[name].annotation in (int, int | None)]
     frame[integers] = frame[integers].astype("Int64")
+    frame["memory_bytes"] = frame["resident_memory_bytes"] + frame["peak_memory_bytes"]
     ranks = {name: f"{index:04d}" for index, name in enumerate(variants)}
 
     def key(column: pd.Series) -> pd.Series:

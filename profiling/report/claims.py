@@ -18,11 +18,9 @@ import pandas as pd
 from profiling.report.ratios import METRICS, PLACE
 from profiling.sweep.config import Claim, Sentence, SweepConfig
 
-MEMORY = "memory_bytes"
+_MEMORY, _PEAK = "memory_bytes", "peak_memory_bytes"
 _TIME = "time_median_s"
-_WORDS = {name: words for name, (words, _, _) in METRICS.items()} | {
-    MEMORY: "memory, resident and peak"
-}
+_WORDS = {name: words for name, (words, _, _) in METRICS.items()}
 _LETTERS = {"embed_dim": "D", "seq_len": "N", "grid_heads": "heads"}
 _KEYS = [*PLACE, "mode", "backend", "dtype", "scope"]
 _CONSTANT = 0.01
@@ -62,8 +60,6 @@ def values_of(claim: Claim, frame: pd.DataFrame) -> pd.DataFrame:
     rows = frame[(frame["status"] == "ok") & (frame["scope"] == claim.scope)]
     if claim.mode is not None:
         rows = rows[rows["mode"] == claim.mode]
-    if claim.metric == MEMORY:
-        rows = rows.assign(memory_bytes=rows["resident_memory_bytes"] + rows["peak_memory_bytes"])
     if claim.metric not in rows:
         return rows.iloc[:0].assign(low=[], value=[], high=[])
     rows = rows[rows[claim.metric].notna()]
@@ -100,8 +96,7 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> tuple[str,
     """Return what was found, and the verdict."""
     absolute = claim.within is not None or claim.ordered
     table = values_of(claim, frame) if absolute else ratios_of(claim, config, frame)
-    if claim.variants is not None:
-        table = table[table["variant"].isin(claim.variants)]
+    table = _chosen(claim, table)
     wanted = [n for n in claim.variants or config.variants if absolute or config.baseline_of(n)]
     missing = [name for name in wanted if name not in set(table["variant"])]
     what = _WORDS.get(claim.metric, claim.metric)
@@ -114,9 +109,17 @@ def _judge(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> tuple[str,
         text, verdict = _along(claim, table)
     else:
         text, verdict = _bounded(claim, table)
+    if claim.metric == _MEMORY and not absolute:
+        above = ratios_of(claim.model_copy(update={"metric": _PEAK}), config, frame)
+        text += f" (of the peak above resident alone: {_range(_chosen(claim, above))})"
     if claim.needs_gpu and config.device == "cpu":
         return f"{what}: {text}, on a CPU; the sentence is about a GPU", "cannot be told"
     return f"{what}: {text}", verdict
+
+
+def _chosen(claim: Claim, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of a claim's variants."""
+    return table if claim.variants is None else table[table["variant"].isin(claim.variants)]
 
 
 def _range(table: pd.DataFrame) -> str:
@@ -152,6 +155,19 @@ def _of(value: float, low: float, high: float, bound: float) -> str:
     if low >= bound:
         return "differs"
     return "same direction" if value < bound else "cannot be told"
+
+
+def side_of_one(printed: float, value: float, low: float, high: float) -> str:
+    """Say whether a ratio lies on the side of 1 that a printed one lies on.
+
+    Args:
+        printed: the printed ratio.
+        value: ours.
+        low, high: the ends of its spread; equal where nothing varies.
+    """
+    if printed < 1:
+        return _of(value, low, high, 1.0)
+    return _of(1 / value, 1 / high, 1 / low, 1.0)
 
 
 def _weakest(verdicts: Sequence[str]) -> str:

@@ -42,6 +42,7 @@ _DRAWN = {
     "num_parameters": ("parameters", "parameters"),
     "num_parameters_non_embedding": ("parameters_non_embedding", "parameters without embeddings"),
     "peak_memory_bytes": ("memory", "peak memory above resident"),
+    "memory_bytes": ("memory_total", "total peak memory"),
     "time_median_s": ("time", "time"),
     "energy_j": ("energy", "energy"),
 }
@@ -190,7 +191,7 @@ def value_lines(long: pd.DataFrame, names: dict[str, str], x: str, path: Path, n
         axis.set_title("\n".join(filter(None, (title, panel, marks))), fontsize=8)
         axis.set_ylabel(f"{METRICS[metric][0]} ({unit})")
         seaborn.despine(ax=axis)
-        if metric in ("time_median_s", "peak_memory_bytes"):
+        if metric in ("time_median_s", "peak_memory_bytes", "memory_bytes"):
             plain_log(axis)
         else:
             axis.set_ylim(0, part["value"].max() / divisor * 1.08)
@@ -217,7 +218,7 @@ def error_figure(errors: pd.DataFrame, path: Path, note: str) -> Path | None:
     if len(errors) < 2 or errors["error"].abs().max() <= _EQUAL:
         return None
     figure, [axis] = tiles(1, 1, 6.4, 3.4)
-    markers = dict(zip(dict.fromkeys(errors["metric"]), "osD^vP", strict=False))
+    markers = dict(zip(dict.fromkeys(errors["metric"]), "osD^vPX", strict=False))
     for number, variant in enumerate(dict.fromkeys(errors["variant"])):
         for metric, marker in markers.items():
             part = errors[(errors["variant"] == variant) & (errors["metric"] == metric)]

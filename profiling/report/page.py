@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +18,7 @@ from profiling.measure.rows import ProfileRow, RowsError, read_rows, to_frame
 from profiling.report.claims import Judged, judge
 from profiling.report.figures import draw_figures
 from profiling.report.ratios import METRICS, crossovers, found_by, ratio_table, relative_errors
+from profiling.report.stored import is_report, stored_rows
 from profiling.report.tables import (
     crossover_table,
     dearer_lines,
@@ -38,21 +40,29 @@ _EXPECTED_BY = {"analytic": "closed form", "predicted": "prediction on fake tens
 
 
 def write_report(
-    config: SweepConfig, results: Path, out: Path, *, html: bool = False, command: str = ""
+    config: SweepConfig,
+    results: Path,
+    out: Path,
+    *,
+    html: bool = False,
+    command: str = "",
+    printed: Sequence[str] = (),
 ) -> list[Path]:
     """Write report.md, rows.csv, ratios.csv, figures and perhaps one HTML page; return the files.
 
     Args:
         config: the sweep.
-        results: folder of its rows.
+        results: folder of its rows, or of a report, whose rows are taken.
         out: folder of the report.
         html: write the page too.
         command: the command that writes the report, to be named after the rows' own.
+        printed: lines with a published table beside ours, above what the paper says; they may name
+            pictures that the caller adds.
 
     Raises:
         RowsError: no rows, rows of several versions, or no baseline row.
     """
-    frame = to_frame(load_results(results), list(config.variants))
+    frame = to_frame(_rows_of(config, results), list(config.variants))
     require_one_version(frame)
     notes = require_baselines(config, frame)
     ratios = ratio_table(frame)
@@ -69,12 +79,14 @@ def write_report(
     parts = [f"# {escaped(config.report.title if config.report else config.name)}", ""]
     parts += [part for line in unequal_lines(frame) for part in (line, "")]
     parts += [*dearer, ""] if dearer else []
-    parts += [*lines, "", *variants_table(frame), *_paper(config, frame, ratios)]
+    parts += [*lines, "", *variants_table(frame), *printed, *_paper(config, frame, ratios)]
     parts += ["## Ratios", "", *extremes_table(ratios)]
     parts += ["## Values", "", *quantity_tables(frame, ratios)]
     parts += [*agreement(frame), *_terms(frame), *crossover_table(crossovers(ratios))]
-    parts += [*failures_table(frame, notes), "## Figures", ""]
-    if not figures:
+    parts += failures_table(frame, notes)
+    if figures or not printed:
+        parts += ["## Figures", ""]
+    if not figures and not printed:
         parts += ["None: the tables hold every number.", ""]
     for name, caption in figures:
         parts += [f"![{caption}](figures/{name})", "", f"{caption}.", ""]
@@ -82,6 +94,12 @@ def write_report(
     written = [out / "report.md", out / "rows.csv", out / "ratios.csv"]
     written += [out / "figures" / name for name, _ in figures]
     return [*written, write_page(out)] if html else written
+
+
+def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
+    if is_report(results) and not any(results.glob("rows*.jsonl")):
+        return stored_rows(config, results, Path.cwd())
+    return load_results(results)
 
 
 def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
@@ -208,7 +226,7 @@ def provenance(frame: pd.DataFrame, name: str, command: str = "") -> tuple[list[
     The sweep's command is the one its rows were made by.
     """
     one = {name: " | ".join(map(str, sorted(frame[name].unique()))) for name in _PROVENANCE}
-    then = f", then {code_span(command)}" if command else ""
+    then = f", then {code_span(command)}" if command not in ("", one["command"]) else ""
     lines = [
         f"- Command: {code_span(one['command'])}{then}",
         "- Data: random tokens or features; cost does not depend on them",

@@ -16,6 +16,7 @@ METRICS: dict[str, tuple[str, float, str]] = {
     "num_parameters_non_embedding": ("parameters without embeddings", 1e6, "M"),
     "peak_memory_bytes": ("peak memory above resident", 2.0**20, "MiB"),
     "resident_memory_bytes": ("resident memory", 2.0**20, "MiB"),
+    "memory_bytes": ("total peak memory", 2.0**20, "MiB"),
     "nvml_memory_bytes": ("memory of the process by NVML", 2.0**20, "MiB"),
     "time_median_s": ("time", 1e-3, "ms"),
     "energy_j": ("energy", 1.0, "J"),

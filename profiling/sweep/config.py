@@ -164,7 +164,8 @@ class Claim(Strict):
     """A part of a sentence that numbers of a sweep can contradict: one condition, at every place.
 
     Args:
-        metric: a column of the rows; `memory_bytes` is resident and peak memory together.
+        metric: a column of the table of rows; `memory_bytes` is resident memory and the peak above
+            it together.
         variants: which; None means all that have a baseline.
         scope: of the rows: `attention`, `layers`, `model`.
         mode: `eval`, `train`; None means all of the sweep.

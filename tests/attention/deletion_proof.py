@@ -71,6 +71,9 @@ REMOVALS = {
         {
             **own_lines("polynomial"),
             "docs/wikitext103.md": r"^\| Value-aware \| polynomial kernel \|",
+            "configs/reproduce/cell_figures.yaml": r"\{rows: \[polynomial_8\],",
+            "configs/reproduce/published.csv": r",polynomial kernel of degree 2,",
+            "configs/reproduce/value_aware_table2.yaml": r"\{rows: \[polynomial_8\],",
         },
         r"Polynomial(Attention|Core)|attention[./]polynomial|polynomial\.yaml|polynomial_scores",
         blocks={"configs/reproduce/value_aware_table2.yaml": "polynomial_8"},

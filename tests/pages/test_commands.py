@@ -125,6 +125,7 @@ TABLE = [
     Row(r"reproduce low_rank_figure.*--tflops", refusal=NOT_THERE),
     Row(r"reproduce low_rank_figure.*--shortened", "--only 'fixed-h4-*' --seeds 0 --steps 4",
         refusal=WITHOUT_DATA),  # the small data are no text
+    Row(r"reproduce value_aware_table2", "--steps 4 --only exponential_8"),
     Row(r"reproduce .*--dry-run", "--shortened"),
     Row(r"reproduce .*--shortened", "--only listops smgk_4 --steps 4"),
     Row(r"^lit-probattn compare ", "--seeds 0 --steps 4"),
@@ -157,6 +158,10 @@ SMALL_FILES = {
         (r"head_dims: \[.*\]", "head_dims: [16]"),
         (r"repeats: \d+", "repeats: 1"),
         (r"ratio: [\d.]+", "ratio: 100"),  # limits are for the full length
+    ],
+    "configs/profiling/mgk_table7.yaml": [
+        (r"seq_len: \[.*\]", "seq_len: [64]"),
+        (r"repeats: \d+", "repeats: 1"),
     ],
     "configs/profiling/quick.yaml": [
         (r"embed_dim: \[.*\]", "embed_dim: [32]"),

@@ -226,6 +226,24 @@ def test_a_computed_number_is_equal_as_printed_or_differs(ours, text, bound, ver
     assert against_computed(ours, float(text), 0, bound) == verdict
 
 
+def test_what_is_computed_is_reported_before_any_cell_is_studied(tmp_path, capsys):
+    words = ["--report", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    assert main(["mgk_text", *words]) == 1  # cells are missing
+    text = (tmp_path / "out/report.md").read_text()
+    rows = list(csv.DictReader((tmp_path / "out/ratios.csv").open()))
+    computed = [row for row in rows if row["mean"]]
+    assert [float(row["published"]) for row in computed] == [
+        float(text) for _, text in read("mgk_text").computed
+    ]
+    assert {row["verdict"] for row in computed} <= {"agrees", "differs"}
+    assert {row["note"] for row in rows if not row["mean"]} == {"no model is studied"}
+    assert "0 of " in text
+    assert "None is finished." in text
+    assert "Machine: " in text
+    assert main(["fish_table8", *words]) == 2  # nothing of it is computed
+    assert "no cell of fish_table8 is finished: nothing to report" in capsys.readouterr().err
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 

@@ -188,12 +188,15 @@ def test_missing_parts_are_named(tmp_path, capsys):
     assert "| listops | MGK" not in printed.out
 
 
-def test_other_commands_are_called(monkeypatch, capsys):
-    called = []
-    monkeypatch.setattr(command.subprocess, "run", lambda words, check: called.append(words[1:]))
-    assert main(["mgk_table7"]) == 0
-    config = "configs/profiling/mgk_table7.yaml"
-    assert called == [["-m", "profiling", part, "--config", config] for part in ("sweep", "report")]
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is there")
+def test_a_measured_table_takes_the_sweep_of_its_accelerator(tmp_path, capsys):
+    words = ["mgk_table7", "--runs", str(tmp_path)]
+    assert main([*words, "--accelerator", "gpu"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: device cuda is not available")
+    assert "run mgk_table7_cuda where there is one" in told
+    assert main([*words, "--report"]) == 2
+    assert f"no results in {tmp_path}/profiling/mgk_table7 " in capsys.readouterr().err
 
 
 def test_the_uea_table_is_run_as_the_others(monkeypatch, capsys):

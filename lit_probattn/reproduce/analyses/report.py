@@ -87,6 +87,11 @@ class AnalysisReport(Report):
                 found.append((cell, {**result, "values": {**result["values"], **numbers}}))
         return found
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether a cell is studied, or a printed number is computed without one."""
+        return bool(self.results or self.analysis.computed)
+
     # ---- printed beside ours -------------------------------------------------------------------
 
     def metrics(self, task: TaskEntry) -> Sequence[Metric]:

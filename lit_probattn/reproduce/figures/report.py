@@ -20,10 +20,10 @@ from lit_probattn.records.tables import markdown_lines
 from lit_probattn.reproduce.figures.verdicts import Judge
 
 _LEGEND = (
-    "The figure prints no values, so what its paper says of it is compared. A verdict rests on "
-    "differences seed by seed with 95 % intervals over seeds: *agrees* is the paper's sign beyond "
-    "the spread, *same direction* the same sign within it (or of one seed), *differs* the other "
-    "sign beyond the spread, *cannot be told* the other sign within it, or models that are missing."
+    "A verdict rests on differences seed by seed with 95 % intervals over seeds: *agrees* is the "
+    "paper's sign beyond the spread, *same direction* the same sign within it (or of one seed), "
+    "*differs* the other sign beyond the spread, *cannot be told* the other sign within it, or "
+    "models that are missing."
 )
 _REDUCED = (
     "**Reduced models, other data: a verdict says whether the tendency shows at this size, not "
@@ -50,6 +50,10 @@ class FigureReport(Report):
     reduced: bool = False
     # Whether --shortened takes other cells; otherwise it shortens the protocol.
     has_reduced_cells: ClassVar[bool] = False
+    # Why sentences are compared.
+    compared: ClassVar[str] = (
+        "The figure prints no values, so what its paper says of it is compared. "
+    )
 
     @classmethod
     def table_of(
@@ -107,7 +111,8 @@ class FigureReport(Report):
     def text(self) -> list[str]:
         """Return the sentences with their verdicts."""
         lines = "\n".join(markdown_lines(self.findings))
-        return ["## What the paper says", *([_REDUCED] if self.reduced else []), lines, _LEGEND]
+        legend = f"{self.compared}{_LEGEND}"
+        return ["## What the paper says", *([_REDUCED] if self.reduced else []), lines, legend]
 
     def write(self, folder: Path) -> str:
         """Write what every report has, and `verdicts.csv`; return the tables."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from lit_probattn.analysis.drawing import label, plain_log, powers_of_two, ratio_axis, tiles
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.markdown import code_span, escaped
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.provenance import as_command, replace_text
 from lit_probattn.records.tables import markdown_lines, save_png
 from profiling.measure.rows import to_frame
 from profiling.report.claims import Judged, judge, ratios_of, values_of
@@ -41,7 +41,7 @@ class Panel:
 
     Args:
         title: above it.
-        metric: a column of the rows, or `memory_bytes`.
+        metric: a column of the table of rows.
         x: the horizontal axis.
         mode: `eval` or `train`; None means the only one.
         lines: a further axis, with a line for each of its values.
@@ -70,7 +70,7 @@ class Panel:
         table = ratios_of(claim, config, frame) if self.ratio else values_of(claim, frame)
         if chosen is not None:
             table = table[table["variant"].isin(chosen)]
-        unit = METRICS.get(self.metric, ("", 2.0**20, "MiB"))
+        unit = METRICS[self.metric]
         for number, (name, part) in enumerate(self._lines(table)):
             line = part.drop_duplicates(self.x).sort_values(self.x)
             values = line[["value", "low", "high"]] / (1.0 if self.ratio else unit[1])
@@ -142,8 +142,9 @@ class SweepFigure:
     def run(self, stream: Callable[[str], None] | None = None) -> None:
         """Measure what is missing."""
         for name, config in self.sweeps.items():
-            predictions = load_predictions(name, config.device)
-            run_sweep(config, self.folder(name), self.root, predictions=predictions, stream=stream)
+            predictions, folder = load_predictions(name, config.device), self.folder(name)
+            with as_command(self.command):
+                run_sweep(config, folder, self.root, predictions=predictions, stream=stream)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:

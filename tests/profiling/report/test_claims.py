@@ -97,8 +97,16 @@ def test_memory_is_resident_and_peak_together():
     frame = rows("resident_memory_bytes", softmax=FLAT, a={(8, 16): 8.0, (8, 32): 8.0})
     peaks = {"softmax": 10.0, "a": 11.0}
     frame["peak_memory_bytes"] = frame["variant"].map(peaks)
+    frame["memory_bytes"] = frame["resident_memory_bytes"] + frame["peak_memory_bytes"]
     assert verdict(frame, metric="memory_bytes", reaches=0.95) == "agrees"
     assert verdict(frame, metric="memory_bytes", reaches=0.94) == "differs"
+    below = Claim(metric="memory_bytes", variants=["a"], below=1)
+    config = sweep(variants=VARIANTS, baseline="softmax")
+    found = judge(Sentence(says="it is so", holds=[below]), config, frame)
+    assert found.measured == (
+        "total peak memory: ratio of a 0.950; below 1 at 2 of 2 places "
+        "(of the peak above resident alone: ratio of a 1.100)"
+    )
 
 
 def test_what_is_said_of_a_gpu_cannot_be_told_on_a_cpu():

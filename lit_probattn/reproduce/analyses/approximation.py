@@ -1,0 +1,187 @@
+"""A table of trained models with approximate attention: cells, and studies of them.
+
+Its cells are trained like those of any table. Then every one is studied by `approximate`, once, and
+the rows of each seed are compared by `approximate_compare`. A sentence of the paper is judged over
+seeds as those of figures are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+
+from lit_probattn.analysis.__main__ import main as analyse
+from lit_probattn.analysis.approximation.compare import Compare
+from lit_probattn.analysis.approximation.methods import ESTIMATE
+from lit_probattn.analysis.results import shown_command
+from lit_probattn.compare.cells import Cell
+from lit_probattn.records.markdown import code_span
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import markdown_lines
+from lit_probattn.reproduce.figures.cells import CellFigure
+from lit_probattn.reproduce.studies import MODULE, CellStudy
+
+METHODS = {"ovo": "OVO", "ova": "OVA"}
+_LEGEND = (
+    "OVO: the keys with the r largest weights (value-oblivious optimum); OVA: the best point from "
+    "at most r values (value-aware optimum). Mean ± standard deviation over seeds (n − 1), on "
+    "samples of the test split, the same for all; (≤) is an upper estimate, on fewer samples. The "
+    "last line is exact attention. The paper's own numbers are not legible in the text available "
+    "to us."
+)
+
+
+class ApproximationTable(CellFigure):
+    """Report of a table of `kind: fits` that sets `says` and the study `approximate`."""
+
+    after_every_cell: ClassVar[bool] = True
+    compared: ClassVar[str] = (
+        "The cells of the table are not legible in the text available to us, so what the paper "
+        "says of them is compared. "
+    )
+
+    # ---- making --------------------------------------------------------------------------------
+
+    @property
+    def study(self) -> CellStudy:
+        """The study `approximate` of these cells."""
+        return self.studies["approximate"]
+
+    def plan(self, cells: Sequence[Cell], commands: bool) -> list[str]:
+        """Say how many cells are to be studied, how many seeds compared, and the commands."""
+        left = sum(not self.study.is_done(cell) for cell in cells)
+        seeds = sorted({cell.seed for cell in cells})
+        waiting = [seed for seed in seeds if not self._is_compared(seed)]
+        lines = [
+            f"then the study {self.study.name} of {left} of {len(cells)} cells",
+            f"then {Compare.name} of the rows of {len(waiting)} of {len(seeds)} seeds",
+        ]
+        return lines + ([self.study.command(cell) for cell in cells] if commands else [])
+
+    def complete(self, cells: Sequence[Cell], jobs: int, devices: Sequence[str]) -> dict[str, str]:
+        """Study the trained cells; compare the rows of every seed whose cells are all studied."""
+        failed = self.study.make(cells, jobs=jobs, devices=devices)
+        for seed in sorted({cell.seed for cell in cells}):
+            if self._studied(seed) and not self._is_compared(seed):
+                reason = self._compare(seed)
+                failed |= {f"{Compare.name}, seed {seed}": reason} if reason else {}
+        return failed
+
+    def _studied(self, seed: int) -> list[tuple[Cell, dict[str, Any]]]:
+        """Return the cells of a seed with their results; none unless all are studied."""
+        wanted = {cell.row.name for cell in self.cells if cell.seed == seed}
+        found = [(c, r) for c, r in self.results if c.seed == seed and self.study.is_done(c)]
+        return found if {cell.row.name for cell, _ in found} == wanted else []
+
+    def compared_folder(self, seed: int) -> Path | None:
+        """Return the folder of a seed's comparison; None unless all its cells are studied.
+
+        Its name depends on the studies that are compared.
+        """
+        found = self._studied(seed)
+        if not found:
+            return None
+        text = json.dumps([str(self.study.folder(cell)) for cell, _ in found])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        name = f"{Compare.name}-seed{seed}-{digest}"
+        return found[0][0].folder / "studies" / self.table.name / name
+
+    def _is_compared(self, seed: int) -> bool:
+        folder = self.compared_folder(seed)
+        return folder is not None and (folder / f"{Compare.name}.md").is_file()
+
+    def compare_arguments(self, seed: int) -> list[str]:
+        """Return the command line of a seed's comparison, after the module's name."""
+        found = self._studied(seed)
+        words = [Compare.name, "--results"]
+        words += [f"{cell.row.name}={self.study.folder(cell)}" for cell, _ in found]
+        words += ["--runs", *(f"{cell.row.name}={result['run_folder']}" for cell, result in found)]
+        return [*words, "--out", str(self.compared_folder(seed))]
+
+    def _compare(self, seed: int) -> str:
+        """Make a seed's comparison; return why it failed, or nothing."""
+        told = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+            status = analyse(self.compare_arguments(seed))
+        if status:
+            return " ".join(told.getvalue().split()) or f"it ended with status {status}"
+        print(f"seed {seed}: {Compare.name} is done: {self.compared_folder(seed)}", flush=True)
+        return ""
+
+    # ---- reporting -----------------------------------------------------------------------------
+
+    def oracles(self) -> pd.DataFrame:
+        """Return a row per row of the table, seed, method and number of keys; it may be empty."""
+        parts = [
+            self.study.table(cell, f"{self.study.name}.csv").assign(
+                row=cell.row.name, seed=cell.seed
+            )
+            for cell, _ in self.results
+            if self.study.is_done(cell)
+        ]
+        if not parts:
+            return pd.DataFrame()
+        whole = pd.concat(parts, ignore_index=True)
+        columns = ["row", "seed", "method", "num_kept", "status", "value", "exact", "samples"]
+        return whole.loc[whole["method"].isin(METHODS), columns]
+
+    def oracle_lines(self) -> list[str]:
+        """Return perplexities with OVO and OVA as Markdown: a line per number of keys."""
+        table = self.oracles()
+        if table.empty:
+            return ["No cell is studied yet."]
+        columns: dict[str, dict[Any, str]] = {}
+        for (row, method), part in table.groupby(["row", "method"], sort=False):
+            column = columns.setdefault(f"{self.table.rows[str(row)].label}, {METHODS[method]}", {})
+            for kept, values in part.groupby("num_kept"):
+                is_estimate = values["status"].eq(ESTIMATE).any()
+                column[kept] = _mean(values["value"]) + (" (≤)" if is_estimate else "")
+            whole = part[part["status"] != ESTIMATE].groupby("seed")["exact"].first()
+            column["exact"] = _mean(whole)
+        keys = [*sorted(table["num_kept"].unique()), "exact"]
+        lines = [{"keys r": k} | {name: c.get(k) for name, c in columns.items()} for k in keys]
+        return markdown_lines(pd.DataFrame(lines))
+
+    def text(self) -> list[str]:
+        """Return OVO and OVA of every row, the sentences, how it was made, and the pictures."""
+        words = " ".join(self.study.words)
+        oracles = "\n".join(self.oracle_lines())
+        parts = ["## OVO and OVA", f"Study: {self.study.name} with {words}.", oracles, _LEGEND]
+        parts += super().text()
+        for seed, folder in self._compared:
+            command = f"python -m {MODULE} {shown_command(self.compare_arguments(seed))}"
+            images = [f"![{p.stem}](figures/seed{seed}_{p.name})" for p in _pictures(folder)]
+            parts += [f"Seed {seed}: {code_span(command)}", " ".join(images)]
+        return parts
+
+    @property
+    def _compared(self) -> list[tuple[int, Path]]:
+        seeds = sorted({cell.seed for cell in self.cells})
+        folders = [(seed, self.compared_folder(seed)) for seed in seeds if self._is_compared(seed)]
+        return [(seed, folder) for seed, folder in folders if folder is not None]
+
+    def write(self, folder: Path) -> str:
+        """Write what every figure has, `oracles.csv`, and the pictures of the comparisons."""
+        table = super().write(folder)
+        replace_text(folder / "oracles.csv", self.oracles().to_csv(index=False))
+        for seed, made in self._compared:
+            for path in _pictures(made):
+                shutil.copyfile(path, folder / "figures" / f"seed{seed}_{path.name}")
+        return "\n".join([table, "", *self.oracle_lines()])
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.png"))
+
+
+def _mean(values: pd.Series) -> str:
+    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread}"

@@ -1,0 +1,316 @@
+"""Tables of measured costs: every printed number beside ours, and its ratio to the baseline's.
+
+An absolute number belongs to its device, so it is judged on the paper's device alone; elsewhere it
+cannot be told. A ratio to the baseline is judged on any device: it *agrees* where the printed
+ratio, rounded as its parts are printed, lies within the spread of ours (none for memory, the
+repeats' 20 % to 80 % quantiles for a time). Beyond that it is of the *same direction* on the
+printed side of 1, and *differs* on the other side; there, within the spread, nothing can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lit_probattn.analysis.drawing import label, ratio_axis, tiles
+from lit_probattn.compare.tables import FOLDER, Row, read_published
+from lit_probattn.configs import ConfigError, nearest
+from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.tables import markdown_lines, save_png
+from lit_probattn.reproduce.analyses.table import digits_of
+from lit_probattn.reproduce.figures.sweeps import SweepFigure
+from profiling.report.claims import side_of_one
+from profiling.report.page import provenance, write_report
+from profiling.sweep.config import SweepConfig
+
+_TIME = "time_median_s"
+_LEGEND = (
+    "A printed number is of the paper's device ({device}): on another one ours stands beside it, "
+    "and whether they agree *cannot be told*. Ratios to the baseline are judged on any device: "
+    "*agrees* where the printed ratio, rounded as its parts are printed, lies within ours and the "
+    "spread of its repeats (memory has none); *same direction* beyond that, on the printed side of "
+    "1; *differs* on the other side, and *cannot be told* there within the spread. {places}"
+)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A number of a sweep: its value, the spread of its repeats, how and where it was found."""
+
+    value: float
+    low: float
+    high: float
+    source: str
+    batch_size: int
+    device: str
+
+
+@dataclass(frozen=True)
+class SweepTable(SweepFigure):
+    """A table of `kind: sweep_table`, see configs/reproduce/other_tables.yaml.
+
+    Args:
+        name, part, runs, command, root: as in SweepFigure; `part["sweeps"]` is the one sweep.
+        folder_of_tables: folder of published.csv.
+    """
+
+    folder_of_tables: Path = FOLDER
+
+    @property
+    def config(self) -> SweepConfig:
+        """The sweep."""
+        (config,) = self.sweeps.values()
+        return config
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """Its rows, those of whole models."""
+        (frame,) = self.frames.values()
+        return frame[(frame["status"] == "ok") & (frame["scope"] == "model")]
+
+    # ---- ours ----------------------------------------------------------------------------------
+
+    def found(self, variant: str, metric: str, batch_size: int, source: str) -> Ours | None:
+        """Return a variant's number at one place; of several backends, the first of the grid."""
+        rows = self.frame[(self.frame["variant"] == variant) & self.frame[metric].notna()]
+        rows = rows[(rows["batch_size"] == batch_size) & (rows["source"] == source)]
+        backend = self.config.variants[variant].backend or self.config.grid.backend[0]
+        rows = rows[rows["backend"] == backend]
+        if rows.empty:
+            return None
+        row = rows.iloc[0]
+        low, high = ("time_p20_s", "time_p80_s") if metric == _TIME else (metric, metric)
+        value, least, most = (float(row[name]) for name in (metric, low, high))
+        return Ours(value, least, most, source, batch_size, str(row["device_name"]))
+
+    def value(self, variant: str, metric: str) -> Ours | None:
+        """Return a number at the printed batch size, measured or else predicted."""
+        size = self.part["batch_size"]
+        both = (self.found(variant, metric, size, source) for source in ("measured", "predicted"))
+        return next((one for one in both if one is not None), None)
+
+    def ratio(self, variant: str, metric: str) -> Ours | None:
+        """Return the ratio to the baseline, at the first batch size where both sides have one."""
+        base = self.config.baseline_of(variant)
+        sizes = dict.fromkeys([self.part["batch_size"], *self.config.grid.batch_size])
+        for size in sizes if base is not None else ():
+            for source in ("measured", "predicted"):
+                own = self.found(variant, metric, size, source)
+                other = self.found(str(base), metric, size, source)
+                if own is not None and other is not None:
+                    low, high = own.low / other.high, own.high / other.low
+                    return Ours(own.value / other.value, low, high, source, size, own.device)
+        return None
+
+    # ---- printed beside ours -------------------------------------------------------------------
+
+    @cached_property
+    def printed(self) -> dict[tuple[str, str], str]:
+        """The printed numbers, by variant and number.
+
+        Raises:
+            ConfigError: published.csv has a row or a number that the table does not name, or lacks
+                one that it names.
+        """
+        names = {tuple(heads): variant for variant, heads in self.part["rows"].items()}
+        found: dict[tuple[str, str], str] = {}
+        for row in read_published(self.folder_of_tables):
+            if row["table"] != self.name:
+                continue
+            key = (row["method"], row["heads"])
+            if key not in names or row["metric"] not in self.part["numbers"]:
+                raise ConfigError(f"{self.name} does not name {', '.join(key)}, {row['metric']}")
+            found[names[key], row["metric"]] = row["value"]
+        for variant in self.part["rows"]:
+            if variant not in self.config.variants:
+                hint = nearest(variant, self.config.variants)
+                raise ConfigError(f"{self.name}: the sweep has no variant {variant!r}{hint}")
+            for number in self.part["numbers"]:
+                if (variant, number) not in found:
+                    raise ConfigError(f"{self.name}: published.csv prints no {number} of {variant}")
+        return found
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per printed number."""
+        return pd.DataFrame(
+            [
+                self._entry(variant, name, entry)
+                for name, entry in self.part["numbers"].items()
+                for variant in self.part["rows"]
+            ]
+        )
+
+    def _entry(self, variant: str, name: str, number: Mapping[str, Any]) -> dict[str, Any]:
+        text, scale = self.printed[variant, name], float(number.get("scale", 1.0))
+        ours, ratio = self.value(variant, number["metric"]), self.ratio(variant, number["metric"])
+        base = self.config.baseline_of(variant)
+        entry: dict[str, Any] = {
+            "variant": variant,
+            "number": name,
+            "words": number["words"],
+            "digits": digits_of(text),
+            "published": float(text),
+            "ours": None if ours is None else ours.value / scale,
+            "source": None if ours is None else ours.source,
+            "deviation": None if ours is None else ours.value / scale - float(text),
+            "verdict": self._absolute(float(text), half_unit(text), ours, scale),
+            "baseline": base,
+        }
+        if base is None:
+            return entry
+        low, high = printed_ratio(text, self.printed[base, name])
+        return entry | {
+            "ratio_published": float(text) / float(self.printed[base, name]),
+            "ratio": None if ratio is None else ratio.value,
+            "ratio_source": None if ratio is None else ratio.source,
+            "ratio_batch_size": None if ratio is None else ratio.batch_size,
+            "ratio_verdict": ratio_verdict(low, high, ratio),
+        }
+
+    def _absolute(self, printed: float, half: float, ours: Ours | None, scale: float) -> str:
+        """Judge an absolute number: on the paper's device it is within the spread, or not."""
+        if ours is None or ours.source == "predicted" or self.part["device"] not in ours.device:
+            return "cannot be told"
+        low, high = ours.low / scale, ours.high / scale
+        return "agrees" if low - half <= printed <= high + half else "differs"
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    @property
+    def lines(self) -> list[str]:
+        """The table as Markdown."""
+        shown = []
+        for entry in self.table.to_dict("records"):
+            digits, absent = entry["digits"], pd.isna(entry["ours"])
+            source = "" if entry["source"] != "predicted" else " (predicted)"
+            method, heads = self.part["rows"][entry["variant"]]
+            line = {
+                "method": Row("", method, heads, "").label,
+                "number": entry["words"],
+                "published": f"{entry['published']:.{digits}f}",
+                "ours": None if absent else f"{entry['ours']:.{digits}f}{source}",
+                "ours − published": None if absent else f"{entry['deviation']:+.{digits}f}",
+                "verdict": entry["verdict"],
+                "baseline": entry["baseline"],
+            }
+            if pd.notna(entry["baseline"]):
+                line |= self._ratio_columns(entry)
+            shown.append(line)
+        return markdown_lines(pd.DataFrame(shown))
+
+    def _ratio_columns(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        ours = None
+        if pd.notna(entry["ratio"]):
+            size = int(entry["ratio_batch_size"])
+            notes = [entry["ratio_source"]] if entry["ratio_source"] == "predicted" else []
+            notes += [f"batch of {size}"] if size != self.part["batch_size"] else []
+            ours = f"{entry['ratio']:.3f}" + (f" ({', '.join(notes)})" if notes else "")
+        return {
+            "published ratio": f"{entry['ratio_published']:.3f}",
+            "our ratio": ours,
+            "verdict on the ratio": entry["ratio_verdict"],
+        }
+
+    def text(self, picture: str) -> list[str]:
+        """Return what stands in the report: the table, its legend, the picture."""
+        size = self.part["batch_size"]
+        others = [one for one in self.config.grid.batch_size if one != size]
+        places = f"All are of batches of {size}"
+        if others:
+            smaller = ", ".join(map(str, others))
+            places += f", or of {smaller} where a ratio says so: the larger do not fit into memory"
+        legend = _LEGEND.format(device=self.part["device"], places=f"{places}.")
+        return [
+            *("## Published beside ours", "", *self.lines, "", legend, ""),
+            *(f"![printed and our ratios]({picture})", ""),
+        ]
+
+    def picture(self) -> Figure:
+        """Draw printed and our ratios to the baseline, a panel per number."""
+        figure, axes = tiles(len(self.part["numbers"]), 3, 4.6, 3.4)
+        known = self.table[self.table["baseline"].notna()]
+        for axis, name in zip(axes, self.part["numbers"], strict=True):
+            part = known[known["number"] == name].reset_index(drop=True)
+            names = [f"{e['variant']}\n/ {e['baseline']}" for e in part.to_dict("records")]
+            for shift, column, colour, words in (
+                (-0.2, "ratio_published", "tab:red", "published"),
+                (0.2, "ratio", "tab:blue", "ours"),
+            ):
+                values = part[column].astype(float)
+                bars = axis.bar(part.index + shift, values.fillna(0.0), 0.38, color=colour)
+                bars.set_label(words)
+                texts = ["–" if pd.isna(value) else f"{value:.3f}" for value in values]
+                axis.bar_label(bars, texts, fontsize=7)
+            axis.set_xticks(range(len(names)), names, fontsize=8)
+            axis.set_axisbelow(True)
+            ratio_axis(axis, [*part["ratio_published"], *part["ratio"].dropna().astype(float)])
+            label(axis, "", "ratio (below 1 = cheaper)", part["words"].iloc[0], legend=8)
+        figure.suptitle(self.part["title"], fontsize=10)
+        return figure
+
+    def write(self, folder: Path) -> str:
+        """Write the sweep's report with the table in it, `printed.csv` and the picture."""
+        name = "figures/printed.png"
+        write_report(
+            self.config,
+            self.folder(self.part["sweeps"][0]),
+            folder,
+            command=self.command,
+            printed=self.text(name),
+        )
+        (frame,) = self.frames.values()
+        _, note = provenance(frame, self.config.name, self.command)
+        save_png(self.picture(), folder / name, f"{self.part['title']} | {note}")
+        replace_text(folder / "printed.csv", self.table.to_csv(index=False, float_format="%.6g"))
+        return "\n".join(self.lines)
+
+
+def table_of(
+    name: str,
+    part: Mapping[str, Any],
+    runs: Path,
+    accelerator: str | None,
+    command: str = "",
+    folder: Path = FOLDER,
+) -> SweepTable:
+    """Return a table of `kind: sweep_table`, on the sweep of the accelerator.
+
+    Args:
+        name: its name.
+        part: its entry.
+        runs: folder of the runs.
+        accelerator: `gpu` or `cuda` for the sweep on a GPU.
+        command: the command, for the report.
+        folder: folder of published.csv.
+    """
+    sweep = part["sweep_on_gpu" if accelerator in ("gpu", "cuda") else "sweep"]
+    return SweepTable(name, {**part, "sweeps": [sweep]}, runs, command, folder_of_tables=folder)
+
+
+def half_unit(text: str) -> float:
+    """Return half a unit of the last printed digit."""
+    return 0.5 * 10.0 ** -digits_of(text)
+
+
+def printed_ratio(text: str, base: str) -> tuple[float, float]:
+    """Return the least and the largest ratio that two printed numbers can stand for."""
+    own, other = float(text), float(base)
+    low = (own - half_unit(text)) / (other + half_unit(base))
+    return low, (own + half_unit(text)) / (other - half_unit(base))
+
+
+def ratio_verdict(low: float, high: float, ours: Ours | None) -> str:
+    """Judge a printed ratio that lies between `low` and `high`."""
+    if ours is None:
+        return "cannot be told"
+    if ours.low <= high and ours.high >= low:
+        return "agrees"
+    side = side_of_one((low + high) / 2, ours.value, ours.low, ours.high)
+    return "same direction" if side == "agrees" else side

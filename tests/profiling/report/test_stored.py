@@ -1,0 +1,87 @@
+"""A report made again from its own rows.csv: the same numbers, or a refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiling.cli import main
+from profiling.measure.rows import RowsError
+from profiling.report.page import write_report
+from profiling.report.stored import stored_rows
+from profiling.sweep.run import run_sweep
+from tests.profiling.helpers import MGK, attention, fork_workers, sweep
+from tests.support.paths import ROOT
+
+CHANGES = {
+    "variants": {
+        "softmax": attention(),
+        "mgk": attention(MGK, num_heads=1),
+        "full": attention(MGK, num_heads=2),
+    },
+    "grid": {"embed_dim": [8], "seq_len": [8, 16], "mode": ["eval", "train"]},
+    "measure": ["cost", "memory"],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A sweep, the folder of its results, and that of its report."""
+    folder, config = tmp_path_factory.mktemp("stored"), sweep(**CHANGES)
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch)
+        run_sweep(config, folder / "results", ROOT, stream=lambda _: None)
+    write_report(config, folder / "results", folder / "report")
+    return config, folder
+
+
+def test_a_report_made_of_a_report_is_the_same(made, tmp_path):
+    config, folder = made
+    write_report(config, folder / "report", tmp_path)
+    for name in ("report.md", "rows.csv", "ratios.csv"):
+        assert (tmp_path / name).read_bytes() == (folder / "report" / name).read_bytes(), name
+    kept = stored_rows(config, folder / "report", ROOT)
+    assert len(kept) == len((folder / "report/rows.csv").read_text().splitlines()) - 1
+    assert {row.point_id for row in kept if row.quantity == "memory"} == {
+        row.point_id for row in kept
+    } - {row.point_id for row in kept if row.quantity == "cost"}
+
+
+def test_results_come_before_the_report_in_the_same_folder(made):
+    config, folder = made
+    files = write_report(config, folder / "results", folder / "results")
+    again = write_report(config, folder / "results", folder / "results")
+    assert files == again
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grid": {**CHANGES["grid"], "seq_len": [8, 32]}}, "has no rows of cost softmax D=8 N=32"),
+        ({"grid": {**CHANGES["grid"], "seq_len": [8]}}, "rows.csv has cost softmax 16"),
+        (
+            {"variants": {**CHANGES["variants"], "mgk": attention(MGK, num_components=3)}},
+            "report.md describes other variants",
+        ),
+    ],
+)
+def test_another_sweep_is_refused(change, message, made):
+    with pytest.raises(RowsError, match="run the sweep again") as error:
+        stored_rows(sweep(**{**CHANGES, **change}), made[1] / "report", ROOT)
+    assert message in str(error.value)
+
+
+def test_a_report_of_something_else_is_refused(made, tmp_path):
+    config, folder = made
+    (tmp_path / "rows.csv").write_bytes((folder / "report/rows.csv").read_bytes())
+    (tmp_path / "report.md").write_text("# Another report\n")
+    with pytest.raises(RowsError, match="does not begin as that of a sweep"):
+        stored_rows(config, tmp_path, ROOT)
+
+
+def test_a_committed_report_is_made_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    report = ROOT / "reports/mgk_figure15"
+    words = ["report", "--config", "mgk_figure15", "--results", str(report)]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    for name in ("rows.csv", "ratios.csv"):
+        assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
