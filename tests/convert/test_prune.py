@@ -184,6 +184,5 @@ def test_what_cannot_be_pruned_is_one_line(tmp_path, capsys, attention, flags, m
 
 
 def test_a_threshold_is_a_share(capsys):
-    with pytest.raises(SystemExit):
-        main(["prune", "a", "b.ckpt", "--threshold", "0"])
-    assert "--threshold must be in (0, 1], received 0" in capsys.readouterr().err
+    assert main(["prune", "a", "b.ckpt", "--threshold", "0"]) == 2
+    assert capsys.readouterr().err == "error: --threshold must be in (0, 1], received 0\n"

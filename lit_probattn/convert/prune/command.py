@@ -154,11 +154,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--num_batches", type=int, default=8, help="validation batches to look at")
     add_flag(parser)
     options = parser.parse_args(arguments)
-    if options.num_batches < 1:
-        parser.error(f"--num_batches must be at least 1, received {options.num_batches}")
-    if not 0.0 < options.threshold <= 1.0:
-        parser.error(f"--threshold must be in (0, 1], received {options.threshold:g}")
     try:
+        if options.num_batches < 1:
+            raise ConversionError(
+                f"--num_batches must be at least 1, received {options.num_batches}"
+            )
+        if not 0.0 < options.threshold <= 1.0:
+            raise ConversionError(f"--threshold must be in (0, 1], received {options.threshold:g}")
         lines = prune_checkpoint(options)
     except (CheckpointError, ConversionError) as error:
         print(f"error: {error}", file=sys.stderr)
