@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from lit_probattn.attention import FiSHAttention, MGKAttention, PolynomialAttention
+from lit_probattn.attention import FiSHAttention, MGKAttention
 from lit_probattn.attention.cache import CacheBound, output_movements
 from lit_probattn.models.decoding import generate
 from tests.attention.decoding_layers import CACHED, B, C, N, make
@@ -163,7 +163,6 @@ def test_errors_of_the_three_rules():
         (make("smgk, rotary, shift before"), "with rotary_shift=before"),
         (make("linear"), "linear cannot decode from a bounded number of keys"),
         (FiSHAttention(8, 4, num_global_heads=2), "fish cannot decode from a bounded"),
-        (PolynomialAttention(8, 2), "polynomial cannot decode from a bounded"),
     ],
 )
 def test_layers_that_need_all_keys_refuse(layer, reason):

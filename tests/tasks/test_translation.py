@@ -191,7 +191,7 @@ def evaluated(task, batches, split):
 
 def with_coder(task, data):
     coder = Coder(data["target"].tolist())
-    counts = {"accumulate_grad_batches": 1, "global_step": 0}
+    counts = {"accumulate_grad_batches": 1, "global_step": 0, "state": SimpleNamespace(fn="test")}
     task._trainer = SimpleNamespace(datamodule=coder, is_global_zero=True, **counts)
     return task
 
