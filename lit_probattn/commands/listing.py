@@ -83,8 +83,7 @@ def _published(*, is_figure: bool) -> Lines:
             if not isinstance(entry, dict) or "kind" not in entry:
                 continue
             if (entry["kind"] in _FIGURE_KINDS) == is_figure:
-                made = "" if entry["kind"] != "out_of_scope" else " (not made)"
-                found[name] = f"{entry.get('title', '')}{made}"
+                found[name] = entry.get("title", "")
     yield from sorted(found.items(), key=lambda item: re.sub(r"\d+", _padded, item[0]))
 
 

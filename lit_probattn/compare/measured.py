@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +30,7 @@ _RATIOS = {
     "peak_memory_bytes": "peak memory",
 }
 _SMOOTH = 5  # logged values of the training loss that are averaged
+_LABEL_WIDTH = 44  # characters of a line
 
 
 class MeasuredReport(Report):
@@ -160,7 +162,8 @@ class MeasuredReport(Report):
                 logs = [log for _, log in found]
                 monitor = setting(found[0][0].config, "run.monitor") or "val/accuracy"
                 scale = 100 if "accuracy" in monitor else 1
-                _curve(pane[0], logs, "train/loss", f"{label}, seed {seeds}", smooth=_SMOOTH)
+                named = textwrap.fill(f"{label}, seed {seeds}", _LABEL_WIDTH)
+                _curve(pane[0], logs, "train/loss", named, smooth=_SMOOTH)
                 _curve(pane[1], logs, monitor, label, scale=scale, marker="o")
                 tested = test_curve_of(monitor, logs)
                 if tested is not None:
@@ -172,7 +175,8 @@ class MeasuredReport(Report):
             name = f"validation {monitor.removeprefix('val/')}{dashed}"
             pane[0].set(xlabel="optimiser step", ylabel="training loss, nats")
             pane[1].set(xlabel="optimiser step", ylabel=f"{name}{unit}")
-            pane[0].legend(frameon=False, title=task if len(tasks) > 1 else None)
+            title = task if len(tasks) > 1 else None
+            pane[0].legend(frameon=False, title=title, fontsize=8)
             for axis in pane:
                 axis.grid(color="0.9")
             if self.chance is not None:

@@ -36,6 +36,7 @@ _PUBLISHED_LEGEND = (
     "vary as ours do. "
 )
 _MOST_PANELS = 4  # in a single row
+_LABEL_WIDTH = 36  # characters of a line
 _LEGEND = (
     "Mean ± standard deviation over seeds (n − 1). {}Ours − baseline has a 95 % interval, paired "
     "by seed where both rows have the same seeds, else Welch's; * where it excludes 0 (no "
@@ -535,6 +536,7 @@ def draw(
     for axis in axes[len(found) :]:
         axis.remove()
     axes = axes[: len(found)]
+    methods = [list(part["method"]) for _, part in found]
     known_spread = summary["std"].notna().any()
     for axis, ((task, metric), part) in zip(axes, found, strict=True):
         places = {name: -index for index, name in enumerate(part["row"])}
@@ -574,11 +576,15 @@ def draw(
         shown = [*seeds[f"value {metric}"], *known["published"], *ends[0], *ends[1]]
         own = spread[part["row"] == baseline_of(task)]
         set_score_limits(axis, "x", shown, None if own.empty else own.iloc[0])
-        axis.set_yticks(list(places.values()), list(part["method"]))
+        labels = [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]]
+        axis.set_yticks(list(places.values()), labels)
         axis.set_ylim(-len(places) + 0.4, 0.6)
         axis.set_xlabel(f"{task}: {metric}, {part['unit'].iloc[0]}")
         axis.grid(axis="x", color="0.85")
         axis.set_axisbelow(True)
+    for index, axis in enumerate(axes):
+        if index % columns and methods[index] == methods[index - 1]:
+            axis.tick_params(labelleft=False)
     named = [axis.get_legend_handles_labels() for axis in axes]
     marks = {label: mark for pair in named for mark, label in zip(*pair, strict=True)}
     figure.legend(

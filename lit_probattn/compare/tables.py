@@ -16,9 +16,7 @@ FOLDER = Path("configs/reproduce")
 # The column of a table that is the mean over its tasks.
 AVERAGE = "average"
 
-Kind = Literal[
-    "fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis", "drawing", "out_of_scope"
-]
+Kind = Literal["fits", "uea", "figure", "sweep_figure", "sweep_table", "analysis", "drawing"]
 # Files that hold several entries.
 _GROUPS = ("other_tables", "sweep_figures", "cell_figures")
 

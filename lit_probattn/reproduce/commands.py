@@ -60,8 +60,6 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
         return table_of(name, part, place.runs, place.accelerator).state
     if kind == "uea":
         return "run by python -m lit_probattn.uea_benchmark"
-    if kind == "out_of_scope":
-        return f"not made: {part['reason']}"
     if kind == "analysis":
         analysis = Analysis.read(name, part, folder)
         cells = make_cells(analysis.table, [], analysis.table.seeds, Options(), place)
@@ -72,12 +70,9 @@ def _state(name: str, part: Mapping[str, Any], place: Place, folder: Path) -> st
 
 
 def refuse(name: str, part: Mapping[str, Any]) -> NoReturn:
-    """Say why nothing makes a table or figure.
+    """Say that nothing makes a drawing.
 
     Raises:
         ConfigError: always.
     """
-    title = part["title"]
-    if part["kind"] == "drawing":
-        raise ConfigError(f"{name} ({title}) is a drawing without data")
-    raise ConfigError(f"{name} ({title}) is not made: {part['reason']}")
+    raise ConfigError(f"{name} ({part['title']}) is a drawing without data")

@@ -24,6 +24,7 @@ FILES = {
     "picture": "imagenet_swin_tiny",
     "series": "uea",
     "text": "wikitext103_small",
+    "masked": "masked_lm",
 }
 
 
@@ -33,7 +34,7 @@ def data_options(task: str, folder: Path) -> dict[str, Any]:
         write_pairs(folder, train=16, val=6, test=6)
     elif task == "picture":
         write_pictures(folder, 3, 3, tuple(f"n{i:02d}" for i in range(7)))
-    elif task == "text":
+    elif task in ("text", "masked"):
         made_text.write(folder)
     elif task == "sequence":
         return {"num_train": 16, "num_val": 12, "num_test": 10}

@@ -60,7 +60,7 @@ TABLE = {
     },
 }
 OTHER = {
-    "outside": {"title": "Elsewhere", "kind": "out_of_scope", "reason": "not read here"},
+    "drawn": {"title": "Elsewhere", "kind": "drawing"},
 }
 
 # Trains nothing: counts steps up to the end of --trainer.max_steps and leaves what a run leaves.

@@ -150,7 +150,6 @@ def test_list_names_every_table_with_its_state(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["value_aware_text"], "its two errors are of one of two models"),
         (
             ["low_rank_table1", "--set", "sqad:a=1"],
             "there is no task 'sqad'; did you mean 'squad'?",

@@ -81,7 +81,8 @@ class AnalysisReport(Report):
             result = cell.result()
             if result is not None and self.study.is_done(cell):
                 numbers = {
-                    name: number.metric.scale * number.value.of(self.study, cell)
+                    name: number.metric.scale
+                    * self.analysis.value(cell.row.name, name).of(self.study, cell)
                     for name, number in self.analysis.numbers.items()
                 }
                 found.append((cell, {**result, "values": {**result["values"], **numbers}}))

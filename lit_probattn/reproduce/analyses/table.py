@@ -58,6 +58,7 @@ class Analysis:
         notes: what the paper does not say of the study, and what we take.
         digits: digits after the point, by number, as printed.
         computed: printed numbers that no study gives, with the text that is printed.
+        wheres: lines of the study's tables that a row reads, beside those of its numbers, by row.
         folder: folder of the tables.
     """
 
@@ -70,6 +71,12 @@ class Analysis:
     digits: Mapping[str, int] = field(default_factory=dict)
     computed: Sequence[tuple[Computed, str]] = ()
     folder: Path = FOLDER
+    wheres: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def value(self, row: str, name: str) -> Value:
+        """Return where a number of a row stands in the tables of the study."""
+        found = self.numbers[name].value
+        return replace(found, where={**found.where, **self.wheres.get(row, {})})
 
     @classmethod
     def read(cls, name: str, part: Mapping[str, Any], folder: Path = FOLDER) -> Analysis:
@@ -123,6 +130,7 @@ class Analysis:
             {key: printed.digits(number) for key, number in numbers.items()},
             [_computed(name, entry, folder) for entry in part.get("computed", ())],
             folder,
+            {key: entry["where"] for key, entry in part["rows"].items() if "where" in entry},
         )
 
 
@@ -202,7 +210,7 @@ def _row(
 ) -> Row:
     if "cells" not in entry and "attention" not in entry:
         raise ConfigError(f"{where} names no model: set cells or attention")
-    own = () if "cells" in entry else ("set", "overrides")
+    own = ("where",) if "cells" in entry else ("set", "overrides", "where")
     _check(where, entry, ("printed", "cells" if "cells" in entry else "attention"), own)
     method, heads = entry["printed"]
     values = {key: printed.of(method, heads, number) for key, number in numbers.items()}
@@ -211,7 +219,7 @@ def _row(
         raise ConfigError(f"{where}: published.csv prints nothing of {method}, {heads}")
     published = {task: found}
     if "cells" not in entry:
-        model = {k: v for k, v in entry.items() if k != "printed"}
+        model = {k: v for k, v in entry.items() if k not in ("printed", "where")}
         return Row(name, method, heads, **model, published=published)
     table_name, _, row_name = entry["cells"].partition(" ")
     table = read_table(table_name, folder)
@@ -220,4 +228,4 @@ def _row(
             hint = nearest(wanted, known)
             raise ConfigError(f"{where}: {table_name} has no {kind} {wanted!r}{hint}")
     row = table.rows[row_name]
-    return replace(row, name=name, method=method, published=published)
+    return replace(row, name=name, method=method, heads=heads, published=published)
