@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shlex
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -49,17 +50,23 @@ class ClassMap:
         return {"classes": self.classes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise a DataError if a checkpoint's class map differs from that of the data."""
+        """Raise a DataError if a checkpoint's class map differs from that of the data.
+
+        Its `converted` says that the model came from elsewhere, by `convert from_transformers`.
+        """
         before, now = list(state_dict["classes"]), self.classes
         if before == now:
             return
         places = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b]
         first = places[0] if places else min(len(before), len(now))
         names = [dict(enumerate(classes)).get(first, "missing") for classes in (before, now)]
+        remedy = f"use {self.classes_of} of the training"
+        if state_dict.get("converted"):
+            order = f"`convert from_transformers --labels {shlex.join(now)}`"
+            remedy += f", or, for the same classes in another order or spelling, {order}"
         raise DataError(
             f"the checkpoint was trained with {len(before)} classes, {self.classes_of} have "
-            f"{len(now)}: class {first} was {names[0]} and is {names[1]}; use {self.classes_of} of "
-            f"the training"
+            f"{len(now)}: class {first} was {names[0]} and is {names[1]}; {remedy}"
         )
 
 

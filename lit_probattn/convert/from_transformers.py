@@ -5,17 +5,19 @@
 FOLDER has config.json and model.safetensors (or pytorch_model.bin, or either in several files);
 nothing is downloaded, and the package transformers is not needed. Writes `bert.ckpt`, for
 `--ckpt_path bert.ckpt`, and `bert.yaml`, sizes and attention (`--config bert.yaml` after the task's
-own). The vocabulary and the longest sequence are the data's to say.
+own). The vocabulary and the longest sequence are the data's to say. A classifier's labels are
+compared with those of the data that it is tested on; --labels puts its classes in their order.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ _REQUIRED: tuple[tuple[str, Any, str], ...] = (
     ("pruned_heads", {}, "pruned heads"),
 )
 ACTIVATIONS = ("gelu", "relu")
+_UNNAMED = re.compile(r"LABEL_\d+")
 # Where config.json leaves out what has a default.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 30522,
@@ -79,6 +82,7 @@ class Imported:
         num_heads: of attention.
         layout: what the file held.
         config: content of config.json.
+        classes: label of each class number; None of other models, and where labels have no names.
     """
 
     state: dict[str, Tensor]
@@ -86,6 +90,7 @@ class Imported:
     num_heads: int
     layout: Layout
     config: dict[str, Any]
+    classes: list[str] | None = None
 
 
 def first_row(family: Family, config: Mapping[str, Any]) -> int:
@@ -200,6 +205,58 @@ def _named(path: Path) -> Iterator[None]:
         raise ConversionError(f"{path}: {error}") from None
 
 
+def read_classes(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """Return the label of each class number; None where they are LABEL_0, LABEL_1, ….
+
+    Raises:
+        ConversionError: id2label does not name each of the `count` classes.
+    """
+    named = config.get("id2label")
+    if named is None:
+        return None
+    found = named if isinstance(named, dict) else {}
+    classes = [x for i in range(count) if isinstance(x := found.get(str(i)), str)]
+    if not len(classes) == len(set(classes)) == len(named) == count:
+        raise ConversionError(
+            f"id2label must name the {count} classes of the classifier, from 0 on, received {named}"
+        )
+    return None if all(_UNNAMED.fullmatch(x) for x in classes) else classes
+
+
+def reorder(found: Imported, labels: Sequence[str]) -> Imported:
+    """Return a classifier with its classes in the order of `labels`, and so spelled.
+
+    Labels are matched in any case. Classes without names get these, in their own order.
+
+    Raises:
+        ConversionError: the labels are not those of the model.
+    """
+    if "labels" not in found.layout.parts:
+        raise ConversionError(
+            f"--labels: a {found.layout.architecture} has no classes: leave it out"
+        )
+    count = found.sizes["num_classes"]
+    own = [x.casefold() for x in found.classes or labels]
+    wanted = [x.casefold() for x in labels]
+    if len(set(wanted)) != len(wanted) or sorted(own) != sorted(wanted) or len(own) != count:
+        names = ", ".join(found.classes) if found.classes else f"names for its {count} classes"
+        raise ConversionError(
+            f"--labels: expected {names}, in the order of the data, received {', '.join(labels)}"
+        )
+    rows = [own.index(x) for x in wanted]
+    moved = {name: found.state[name][rows] for name in ("classifier.weight", "classifier.bias")}
+    return replace(
+        found,
+        state={**found.state, **moved},
+        config={
+            **found.config,
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+            "label2id": {label: i for i, label in enumerate(labels)},
+        },
+        classes=list(labels),
+    )
+
+
 def convert(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path = Path(CONFIG)
 ) -> Imported:
@@ -214,6 +271,7 @@ def convert(
         ConversionError: something cannot be kept, or a tensor is missing, unexpected or of another
             shape.
     """
+    classes = None
     with _named(path):
         family = read_family(config)
         sizes, heads = read_sizes(family, config)
@@ -227,10 +285,12 @@ def convert(
     state = to_ours(layout, drop_tied(layout, named))
     if "labels" in layout.parts:
         sizes["num_classes"] = len(state["classifier.weight"])
+        with _named(path):
+            classes = read_classes(config, sizes["num_classes"])
     first = first_row(family, config)
     _require_shapes(layout, state, {**sizes, "max_seq_len": first + sizes["max_seq_len"]}, path)
     state["positions.offsets.weight"] = state["positions.offsets.weight"][first:].clone()
-    return Imported(state, sizes, heads, layout, dict(config))
+    return Imported(state, sizes, heads, layout, dict(config), classes)
 
 
 def _require_shapes(
@@ -253,8 +313,13 @@ def _require_shapes(
             raise ConversionError(f"{theirs} has shape {found}, {path} says {expected}")
 
 
-def import_folder(folder: Path, output: Path) -> list[str]:
+def import_folder(folder: Path, output: Path, labels: Sequence[str] | None = None) -> list[str]:
     """Write a checkpoint and a configuration of a model of transformers; return lines to print.
+
+    Args:
+        folder: the model's, with config.json.
+        output: the checkpoint.
+        labels: order of a classifier's classes; see `reorder`. None keeps theirs.
 
     Raises:
         ConversionError: the folder cannot be converted, or an output exists.
@@ -263,6 +328,8 @@ def import_folder(folder: Path, output: Path) -> list[str]:
     check_output(output)
     path = folder / CONFIG
     found = convert(read_json(path), read_weights(folder), path)
+    if labels is not None:
+        found = reorder(found, labels)
     own, extra = dict(found.state), {}
     if "words" in found.layout.parts:
         extra = {name: own.pop(name) for name in found.state if name.startswith(EXTRA_HEADS)}
@@ -272,6 +339,8 @@ def import_folder(folder: Path, output: Path) -> list[str]:
         "hyper_parameters": found.sizes,
         "transformers": {"config": found.config, "other_heads": _in_task(extra)},
     }
+    if found.classes is not None:  # compared with those of the data, as after a training
+        checkpoint["TextPairs"] = {"classes": found.classes, "converted": True}
     # Both are the data's to say; a run is told them by its data, an opened one by the checkpoint.
     told = ("vocab_size", "max_seq_len", "num_classes")
     arguments = {name: value for name, value in found.sizes.items() if name not in told}
@@ -283,6 +352,10 @@ def import_folder(folder: Path, output: Path) -> list[str]:
     count = sum(tensor.numel() for tensor in found.state.values())
     data = ", ".join(f"{name} {found.sizes[name]}" for name in told if name in found.sizes)
     lines = [f"{found.layout.architecture}: {count:,} numbers; of the data it needs {data}", done]
+    if found.classes is not None:
+        lines.insert(1, f"classes: {', '.join(found.classes)}")
+    elif "num_classes" in found.sizes:
+        lines.insert(1, "its classes have no names: data must number them alike (or give --labels)")
     if extra:
         heads = ", ".join(sorted({name.partition(".")[0] for name in extra}))
         lines.insert(1, f"kept apart, as a masked language model has none: {heads}")
@@ -304,9 +377,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="the model's folder, with config.json")
     parser.add_argument("output", type=Path, help="the checkpoint to write, NAME.ckpt")
+    help = "classes of a classifier in the order of the data, such as entailment neutral"
+    parser.add_argument("--labels", nargs="+", metavar="LABEL", help=help)
     options = parser.parse_args(arguments)
     try:
-        lines = import_folder(options.folder.expanduser(), options.output)
+        lines = import_folder(options.folder.expanduser(), options.output, options.labels)
     except (CheckpointError, ConversionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

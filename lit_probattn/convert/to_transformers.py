@@ -174,10 +174,14 @@ def export_checkpoint(options: argparse.Namespace) -> list[str]:
     layer = _attention_of(path, options.config, state, sizes)
     require_attention(layer)
     origin = checkpoint.get("transformers", {})
-    config = origin.get("config", {})
+    config = dict(origin.get("config", {}))
     family: Family = options.model_type or config.get("model_type") or "bert"
     if family != config.get("model_type"):
         config = {}
+    classes = checkpoint.get("TextPairs", {}).get("classes")
+    if classes and "classifier.weight" in state:
+        config["id2label"] = {str(i): label for i, label in enumerate(classes)}
+        config["label2id"] = {label: i for i, label in enumerate(classes)}
     extra = {k.removeprefix(_PREFIX): v for k, v in origin.get("other_heads", {}).items()}
     left_out = []
     if "next_sentence.weight" in extra and family == "bert":

@@ -19,7 +19,7 @@ from lit_probattn.__main__ import main
 from lit_probattn.training.checkpoints import find_file, load_checkpoint
 from tests.bad_inputs.cases import command_error
 from tests.datamodules.text.fine_tuning import made
-from tests.support.runs import only_version, run
+from tests.support.runs import error_of, only_version, run
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -41,7 +41,7 @@ CLASSES = {
 }
 
 
-def imported(name: str, folder: Path, labels: int = 3) -> Any:
+def imported(name: str, folder: Path, labels: int = 3, **more: Any) -> Any:
     """A model of transformers with random weights, written with its tokeniser, and converted."""
     bert = name.startswith("Bert")
     texts = [text for n in range(70) for text in (made.context(n), made.asked(n, "")["question"])]
@@ -53,7 +53,7 @@ def imported(name: str, folder: Path, labels: int = 3) -> Any:
         pad_token_id=own.padding,
         type_vocab_size=2 if bert else 1,
         max_position_embeddings=POSITIONS + (0 if bert else own.padding + 1),
-        num_labels=labels if name.endswith("Classification") else 2,
+        **({"num_labels": labels if name.endswith("Classification") else 2} | more),
     )
     model = getattr(transformers, name)(config).eval()
     for parameter in model.parameters():
@@ -147,6 +147,69 @@ def test_a_training_begins_with_all_its_weights(name, tmp_path):
     trained = load_checkpoint(find_file(folder / "last"))["state_dict"]
     steps = [float((trained[key] - tensor).abs().max()) for key, tensor in state.items()]
     assert 0 < max(steps) < 1e-5
+
+
+ORDER = ["contradiction", "NEUTRAL", "Entailment"]
+
+
+def test_labels_in_another_order_are_refused_and_put_in_order(tmp_path, capsys):
+    """Class 0 of many published MultiNLI models is contradiction; here it is entailment."""
+    model = imported("BertForSequenceClassification", tmp_path, id2label=dict(enumerate(ORDER)))
+    assert "classes: contradiction, NEUTRAL, Entailment" in capsys.readouterr().out
+    words = ["--ckpt_path", str(tmp_path / "bert.ckpt")]
+    wrong = error_of(command("test", tmp_path, "mnli", *words), capsys)
+    assert "class 0 was contradiction and is entailment" in wrong
+    assert "`convert from_transformers --labels entailment neutral contradiction`" in wrong
+    for path in (tmp_path / "bert.ckpt", tmp_path / "bert.yaml"):
+        path.unlink()
+    convert = [
+        "convert",
+        "from_transformers",
+        str(tmp_path / "theirs"),
+        str(tmp_path / "bert.ckpt"),
+    ]
+    assert main([*convert, "--labels", "entailment", "neutral", "contradiction"]) == 0
+    run(command("test", tmp_path, "mnli", *words))
+    report = json.loads((tmp_path / "test-bert.json").read_text())
+    data: Any = datamodules.TextPairs(corpus="mnli", **arguments_of(tmp_path, "mnli"))
+    data.prepare_data()
+    data.setup("test")
+    place = torch.tensor([2, 1, 0])  # of our classes among theirs
+    batches = [{**b, "target": place[b["target"]]} for b in data.test_dataloader()]
+    with torch.no_grad():
+        losses = torch.cat([losses_of(model, batch) for batch in batches])
+    assert report["test/loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    back = str(tmp_path / "back")
+    assert main(["convert", "to_transformers", str(tmp_path / "bert.ckpt"), back]) == 0
+    again = transformers.BertForSequenceClassification.from_pretrained(back).eval()
+    assert list(again.config.id2label.values()) == data.classes
+    names = {"inputs": "input_ids", "key_mask": "attention_mask", "token_types": "token_type_ids"}
+    given = {theirs: batches[0][ours] for ours, theirs in names.items()}
+    with torch.no_grad():
+        torch.testing.assert_close(again(**given).logits, model(**given).logits[:, [2, 1, 0]])
+
+
+def test_classes_without_names_are_told_and_can_be_named(tmp_path, capsys):
+    imported("RobertaForSequenceClassification", tmp_path)
+    assert "its classes have no names: data must number them alike" in capsys.readouterr().out
+    words = ["convert", "from_transformers", str(tmp_path / "theirs"), str(tmp_path / "n.ckpt")]
+    assert main([*words, "--labels", "b", "a", "c"]) == 0
+    before, after = (load_checkpoint(tmp_path / f"{name}.ckpt") for name in ("bert", "n"))
+    assert after["TextPairs"]["classes"] == ["b", "a", "c"]
+    head = "model.classifier.weight"
+    assert torch.equal(before["state_dict"][head], after["state_dict"][head])
+    assert "TextPairs" not in before
+    out = tmp_path / "more.ckpt"
+    for labels, said in (
+        (
+            ["a", "b"],
+            "--labels: expected names for its 3 classes, in the order of the data, received a, b",
+        ),
+        (["a", "b", "A"], "names for its 3 classes, in the order of the data, received a, b, A"),
+    ):
+        assert main([*words[:3], str(out), "--labels", *labels]) == 2
+        assert said in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_head_of_another_task_or_of_other_labels_begins_anew(tmp_path):

@@ -105,7 +105,8 @@ class EncodedTexts(CachedDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise a DataError if a checkpoint was trained with another tokeniser."""
         super().load_state_dict(state_dict)
-        if state_dict["tokeniser"] != self.tokeniser_digest:
+        known = state_dict.get("tokeniser", self.tokeniser_digest)  # none of converted models
+        if known != self.tokeniser_digest:
             raise DataError(
                 "the checkpoint was trained with another tokeniser than that of the data, so ids "
                 "would mean other words: give its tokeniser by --data.init_args.tokenizer, or the "

@@ -87,6 +87,27 @@ def _own_output(folder: Path) -> str:
     return _read(folder)
 
 
+def _classified(labels: list[str], **config: Any) -> Callable[[Path], str]:
+    """A classifier of three classes, converted with these labels."""
+
+    def tell(folder: Path) -> str:
+        named = {"architectures": ["BertForSequenceClassification"], **config}
+        (folder / "config.json").write_text(json.dumps({**_CONFIG, **named}))
+        rows = Layout("bert", 1, frozenset({"pooler", "labels"})).rows()
+        tensors = {theirs: torch.ones([_SIZES[c] for c in shape]) for _, theirs, shape in rows}
+        save_file(tensors, folder / "model.safetensors")
+        words = ["--labels", *labels] if labels else []
+        return command_error([*_IMPORT, str(folder), str(folder / "out.ckpt"), *words])
+
+    return tell
+
+
+def _masked_with_labels(folder: Path) -> str:
+    save_file(_model(folder), folder / "model.safetensors")
+    words = [*_IMPORT, str(folder), str(folder / "out.ckpt"), "--labels", "good", "bad"]
+    return command_error(words)
+
+
 def _import_cases() -> Iterator[Case]:
     area = "BERT and RoBERTa (read from transformers' files)"
     yield Case(area, "no such folder", lambda f: _read(f / "nowhere"))
@@ -109,6 +130,11 @@ def _import_cases() -> Iterator[Case]:
         filed(lambda folder, _: torch.save({"a": Case}, folder / "pytorch_model.bin")),
     )
     yield Case(area, "an index without files", _indexed({}))
+    three = {"id2label": {"0": "yes", "1": "no", "2": "maybe"}}
+    yield Case(area, "labels of another model", _classified(["yes", "no", "never"], **three))
+    yield Case(area, "one label too few", _classified(["yes", "no"], **three))
+    yield Case(area, "labels of a masked language model", _masked_with_labels)
+    yield Case(area, "id2label lacks a class", _classified([], id2label={"0": "yes", "2": "no"}))
     yield Case(area, "an index of another folder", _indexed({"a": "../model-1.safetensors"}))
     yield Case(area, "a part is missing", _indexed({"a": "model-2.safetensors"}))
     yield Case(area, "a part lacks a tensor", _indexed({"a": "model-1.safetensors"}))
