@@ -192,6 +192,7 @@ def read_sizes(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any
         "attention_dropout": float(given["attention_probs_dropout_prob"]),
         "num_token_types": given["type_vocab_size"],
         "norm_eps": float(given["layer_norm_eps"]),
+        "activation_dropout": 0.0,
     }
     return sizes, heads
 

@@ -103,6 +103,7 @@ class MaskedLanguageModel(TextEncoder):
         next_sentence: bool = False,
         share_layers: bool = False,
         init_std: float = 0.02,
+        activation_dropout: float | None = None,
     ) -> None:
         if vocab_size <= NUM_SPECIAL:
             raise ValueError(
@@ -127,6 +128,7 @@ class MaskedLanguageModel(TextEncoder):
             activation_checkpointing=activation_checkpointing,
             share_layers=share_layers,
             init_std=init_std,
+            activation_dropout=activation_dropout,
         )
         self.head = nn.Sequential(
             nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.LayerNorm(embed_dim, eps=norm_eps)

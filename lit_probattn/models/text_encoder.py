@@ -82,6 +82,8 @@ class TextEncoder(nn.Module):
         init_std: standard deviation of all matrices and tables at the start. BERT has 0.02 at any
             width, which leaves narrow models at word frequencies for thousands of steps: what a
             layer says goes with init_std · √C, 0.55 in BERT of width 768.
+        activation_dropout: dropout within the MLPs, after the activation, where BERT has none. None
+            means `dropout`.
 
     Raises:
         ValueError: no token ids, an unknown `position_init`, one of sines with an odd width, an
@@ -109,6 +111,7 @@ class TextEncoder(nn.Module):
         activation_checkpointing: bool = False,
         share_layers: bool = False,
         init_std: float = 0.02,
+        activation_dropout: float | None = None,
     ) -> None:
         super().__init__()
         if vocab_size < 1:
@@ -144,6 +147,7 @@ class TextEncoder(nn.Module):
             activation_checkpointing=activation_checkpointing,
             norm_eps=norm_eps,
             share_layers=share_layers,
+            activation_dropout=activation_dropout,
         )
 
     def _initialise(self) -> None:

@@ -54,6 +54,8 @@ class MaskedLanguageModeling(CountedTask):
             first; batches then have `elsewhere` (B,), 1 where it does not.
         share_layers: one block for all layers, stored and counted once.
         init_std: standard deviation of matrices and tables at the start, see `TextEncoder`.
+        activation_dropout: dropout within the MLPs, after the activation, where BERT has none. None
+            means `dropout`.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
@@ -86,6 +88,7 @@ class MaskedLanguageModeling(CountedTask):
         next_sentence: bool = False,
         share_layers: bool = False,
         init_std: float = 0.02,
+        activation_dropout: float | None = None,
         **training_options: Any,
     ) -> None:
         super().__init__(**training_options)

@@ -163,6 +163,28 @@ def test_gradients_go_through_the_names(name, tmp_path):
     assert seen > 30
 
 
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "RobertaForQuestionAnswering"])
+def test_dropout_acts_where_theirs_does(name, tmp_path):
+    """On embeddings and both branches of every block, not after the MLP's activation."""
+    options = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0}
+    model = theirs(name, **options)
+    ours = Ours(imported(model, tmp_path)).train()
+    inputs, mask, types = batch(1 if name.startswith("Roberta") else T)
+    given = {"input_ids": inputs, "attention_mask": mask, "token_type_ids": types}
+
+    def shapes(module: Any, call: Any) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        for part in module.modules():
+            if isinstance(part, nn.Dropout) and part.p == 0.25:
+                part.register_forward_hook(lambda *x: found.append(tuple(x[2].shape)))
+        call()
+        return found
+
+    expected = shapes(model.train(), lambda: model(**given))
+    assert len(expected) == 1 + 2 * SIZES["num_hidden_layers"]
+    assert shapes(ours, lambda: ours(inputs, mask, types)) == expected
+
+
 def test_relu_and_one_token_type(tmp_path):
     model = theirs("RobertaModel", hidden_act="relu", type_vocab_size=1)
     ours = Ours(imported(model, tmp_path)).eval()

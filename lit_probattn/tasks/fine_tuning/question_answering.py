@@ -62,6 +62,8 @@ class QuestionAnswering(FineTuning):
         null_threshold: in data of version 2.0, no answer is predicted where `null_odds` exceed it.
         share_layers: one block for all layers, stored and counted once.
         init_std: standard deviation of matrices and tables at the start, see `TextEncoder`.
+        activation_dropout: dropout within the MLPs, after the activation, where BERT has none. None
+            means `dropout`.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
 
     Raises:
@@ -96,6 +98,7 @@ class QuestionAnswering(FineTuning):
         schedule: ScheduleName = "linear",
         share_layers: bool = False,
         init_std: float = 0.02,
+        activation_dropout: float | None = None,
         **training_options: Any,
     ) -> None:
         optimisation: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}

@@ -35,6 +35,8 @@ class TextClassifier(FineTuning, LabelTask):
         norm_eps: epsilon of all layer norms; BERT has 1e-12, RoBERTa 1e-5.
         share_layers: one block for all layers, stored and counted once.
         init_std: standard deviation of matrices and tables at the start, see `TextEncoder`.
+        activation_dropout: dropout within the MLPs, after the activation, where BERT has none. None
+            means `dropout`.
         training_options: these, and the rest, are documented in `lit_probattn.tasks.Task`.
     """
 
@@ -65,6 +67,7 @@ class TextClassifier(FineTuning, LabelTask):
         schedule: ScheduleName = "linear",
         share_layers: bool = False,
         init_std: float = 0.02,
+        activation_dropout: float | None = None,
         **training_options: Any,
     ) -> None:
         optimisation: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
