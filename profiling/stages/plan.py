@@ -560,6 +560,7 @@ STAGES = (
     _kernel_stage("memory", "kernels_memory_cuda", "Memory of a step over N", 3),
     _sweep_stage("table7", "mgk_table7_cuda", "MGK, Table 7", 3),
     _sweep_stage("lm", "lm_cuda", "The language model over D and N", 8),
+    _sweep_stage("lm_fish", "lm_fish_cuda", "The language model with FiSH over D", 4),
     _table_stage("train", "Losses with kernels and with the reference", 4, _train),
     _sweep_stage("attention", "attention_cuda", "One layer over D and N", 8),
     _sweep_stage("lm_long", "lm_long_cuda", "The language model, N of 128 and 8192", 8),
