@@ -375,6 +375,8 @@ def sweep_config(place: Place, name: str) -> SweepConfig:
     content["grid"]["mode"] = content["grid"]["mode"][-1:]
     kept = [name for name, v in config.variants.items() if v.baseline is None][:2]
     content["variants"] = {name: content["variants"][name] for name in kept}
+    if content["report"]:
+        content["report"]["paper"] = []  # sentences are of the whole grid
     content |= {"device": "cpu", "timing": {"warmup": 0, "repeats": 2}}
     return SweepConfig.model_validate(content)
 
