@@ -130,9 +130,31 @@ def _run(arguments: Sequence[str] | None) -> int:
             sys.stderr.write(f"error: environment variable {name}: expected a number, received ")
             sys.stderr.write(f"{value!r}; unset it, or start with torchrun or srun\n")
             return 2
+    wrong = _unknown_name(words)
+    if wrong is not None:
+        print(f"error: {wrong}", file=sys.stderr)
+        return 2
     from lit_probattn.cli.app import main as run
 
     return run(arguments)
+
+
+def _unknown_name(words: Sequence[str]) -> str | None:
+    """Say which task, attention or trainer has no file, before seconds of imports; None if none."""
+    from lit_probattn.base.config_files import ConfigError, file_named
+
+    for position, word in enumerate(words):
+        flag, equals, name = word.partition("=")
+        if flag in ("--task", "--attention", "--trainer"):
+            following = [name] if equals else words[position + 1 : position + 2]
+            for given in following:
+                if not given or given.startswith("-"):
+                    continue  # the parser says what is missing
+                try:
+                    file_named(flag.removeprefix("--"), given)
+                except ConfigError as error:
+                    return str(error)
+    return None
 
 
 if __name__ == "__main__":

@@ -140,3 +140,15 @@ def test_a_reader_that_goes_is_no_fault(words):
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("words", [["--task", "lra_listop"], ["--task=lra_listop", "--attention"]])
+def test_a_name_without_a_file_is_told_before_anything_slow_is_imported(words):
+    program = [sys.executable, "-X", "importtime", "-m", "lit_probattn", "fit", *words]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: unknown task 'lra_listop'; did you mean 'lra_listops'")
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()[:-1]}
+    assert "lit_probattn.base.config_files" in imported
+    assert not imported & HEAVY
