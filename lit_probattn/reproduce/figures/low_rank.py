@@ -233,10 +233,14 @@ def _fixed_words(fixed: pd.DataFrame) -> str:
 
 def _draw_heads(axis: Axes, fixed: pd.DataFrame) -> None:
     """Draw the fixed models, which share a width, each with its number of heads beside it."""
-    for heads, part in fixed.groupby("num_heads"):
+    means = fixed.groupby("num_heads")["perplexity"].mean().sort_values()
+    for index, heads in enumerate(means.index):
+        part = fixed[fixed["num_heads"] == heads]
+        side, offset = (("left", 6), ("right", -6))[index % 2]  # neighbours stand apart
         place = part["embed_dim"].iloc[0], part["perplexity"].mean()
         spread = part["perplexity"].std()
         bar = None if pd.isna(spread) else [spread]
         x, y = [place[0]], [place[1]]
         axis.errorbar(x, y, yerr=bar, marker="o", ms=4, capsize=2, color="C0")
-        axis.annotate(f"{heads}", place, xytext=(6, -3), textcoords="offset points", fontsize=7)
+        text: dict[str, Any] = {"ha": side, "fontsize": 7}
+        axis.annotate(f"{heads}", place, xytext=(offset, -3), textcoords="offset points", **text)
