@@ -209,9 +209,10 @@ def test_pictures_are_in_the_axes_of_the_paper():
         "d / h, 4 heads",
         "d / h, 8 heads",
     ]
-    assert [text.get_text() for text in right.texts] == ["2", "4", "8", "16"]
+    assert [text.get_text() for text in right.texts] == ["16", "8", "4", "2"]
+    assert [text.get_ha() for text in right.texts] == ["left", "right"] * 2
     points = [c.lines[0].get_ydata()[0] for c in right.containers[2:]]
-    assert points == pytest.approx([110.0, 106.0, 102.0, 98.0])  # one point a model, no mean
+    assert points == pytest.approx([98.0, 102.0, 106.0, 110.0])  # one point a model, no mean
     (axis,) = report(AgainstHeads, fixed, widths).pictures()["figure"].axes
     assert axis.get_xlabel() == "heads"
     sizes = cells("head_size", [(4, 8, 64, 1, 9.0), (8, 8, 64, 1, 8.0), (8, 16, 64, 1, 7.0)])
