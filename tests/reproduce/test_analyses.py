@@ -193,6 +193,8 @@ def test_rows_of_one_model_read_their_own_lines_of_its_study(tmp_path):
     assert list(increase["mean"]) == pytest.approx([12.1667, 12.1667], abs=1e-4)
     assert list(increase["published"]) == [8.0, 20.0]
     assert list(increase["bound"]) == ["at least", "at most"]
+    printed = [line.split("|")[3].strip() for line in report.lines[2:]]
+    assert printed == ["24.2", "43.5", "at least 8", "at most 20"]
     assert summary["verdict"].to_dict() == {
         ("aware", "error"): "agrees",
         ("oblivious", "error"): "same direction",

@@ -186,7 +186,7 @@ class AnalysisReport(Report):
             line = {
                 "method": entry["method"],
                 "number": f"{entry['metric']}, {entry['unit']}",
-                "published": f"{bound} {printed}" if bound else printed,
+                "published": f"{bound} {printed}" if isinstance(bound, str) else printed,
                 "ours": ours,
                 "seeds": entry["num_seeds"],
                 "ours − published": entry["note"],
