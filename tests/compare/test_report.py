@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import matplotlib.image
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import yaml
@@ -19,7 +20,7 @@ from lit_probattn.compare.cells import Place
 from lit_probattn.compare.command import make_cells
 from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
-from lit_probattn.compare.report import SHORTENED, Report
+from lit_probattn.compare.report import SHORTENED, Report, draw
 from lit_probattn.compare.tables import read_table
 from tests.compare.tiny import TABLE, tiny_cells, write_tables
 from tests.support.paths import ROOT
@@ -396,3 +397,28 @@ def test_selection_on_test_is_flagged(tmp_path):
     for cell in cells:
         keep(cell, 36.0, selected_on_test=cell.row.name == "mgk_1")
     assert warning in report_of(tmp_path, table, cells)[2]
+
+
+def test_long_names_of_rows_stay_inside_the_picture():
+    names = ["softmax, 4 heads", "softmax run.init_from=runs/pretrained/0/last, 4 heads, annealed"]
+    metrics = ("exact_match", "f1")
+    summary = pd.DataFrame(
+        {"task": "squad", "metric": metric, "row": row, "method": row, "mean": 9.0, "std": 1.0}
+        | {"unit": "as logged", "published": None}
+        for metric in metrics
+        for row in names
+    )
+    rows = pd.DataFrame({"task": "squad", "row": names} | {f"value {m}": 9.0 for m in metrics})
+    figure = draw(summary, rows, "long names", lambda _: names[0])
+    figure.canvas.draw()
+    left, right = figure.axes
+    shown = [label.get_text() for label in left.get_yticklabels()]
+    assert [text.replace("\n", " ").replace(" ", "") for text in shown] == [
+        name.replace(" ", "") for name in names
+    ]
+    assert not any(label.get_visible() for label in right.get_yticklabels())
+    for text in [axis.xaxis.label for axis in (left, right)] + left.get_yticklabels():
+        place = text.get_window_extent()
+        assert figure.bbox.x0 <= place.x0 < place.x1 <= figure.bbox.x1, text.get_text()
+    assert min(axis.get_window_extent().width for axis in (left, right)) > 0.25 * figure.bbox.width
+    plt.close(figure)
