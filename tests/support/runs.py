@@ -33,9 +33,14 @@ model:
 
 
 def write_attention(folder: Path, cls: str = "SoftmaxAttention", **args: Any) -> str:
-    """Write an attention file; returns its path."""
+    """Write an attention file; returns its path.
+
+    In one piece: ranks that each write their own command line read it while others write it.
+    """
     path = folder / "variant.yaml"
-    path.write_text(ATTENTION.format(cls=cls, args={"num_heads": 2, **args}))
+    written = folder / f"variant.yaml.{os.getpid()}"
+    written.write_text(ATTENTION.format(cls=cls, args={"num_heads": 2, **args}))
+    written.replace(path)
     return str(path)
 
 
@@ -75,6 +80,8 @@ def in_ranks(work: Callable[[], int], count: int = 2, timeout: float = 120.0) ->
 def _fork(work: Callable[[], int], environment: dict[str, str]) -> Any:
     def target() -> None:
         os.environ.update(environment)
+        # What the parent captures in memory would be lost with the process.
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         # A shell starts what runs in its background with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         status = 70  # an exception

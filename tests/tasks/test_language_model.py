@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -240,6 +241,15 @@ def test_two_processes_train_like_one(tmp_path, folder):
             assert bool(row[name]) == bool(same[name])
             if row[name]:
                 assert float(same[name]) == pytest.approx(float(row[name]), rel=2e-5), name
+
+
+def test_ranks_that_write_the_attention_file_never_read_half_of_it(tmp_path):
+    """Each writes it as it makes its command, while the others may read it."""
+    with open(write_attention(tmp_path)) as reading:
+        path = write_attention(tmp_path, "MGKAttention")
+        assert "SoftmaxAttention" in reading.read()  # the file that was opened, whole
+    assert "MGKAttention" in Path(path).read_text()
+    assert [file.name for file in tmp_path.iterdir()] == ["variant.yaml"]
 
 
 def test_two_processes_score_like_one(trained, folder, capsys):
