@@ -15,6 +15,7 @@ from lit_probattn.convert.layer import LayerInputs
 from lit_probattn.convert.prune.components import (
     component_usage,
     kept_components,
+    prune_layers,
     prune_state,
     pruned_entry,
 )
@@ -91,7 +92,11 @@ def test_a_component_without_usage_leaves_nothing_behind(form):
     found, expected = (one(seen.x, **call)[real] for one in (small, layer))
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
     if small.core.prior is not None:
-        assert (small.core.prior.probabilities(N) <= 1).all()
+        probabilities = small.core.prior.probabilities(N)
+        assert (probabilities <= 1).all()
+        if "position" not in form:
+            one = torch.ones_like(probabilities[..., 0, :])
+            torch.testing.assert_close(probabilities.sum(-2), one)
 
 
 def test_usage_equals_the_sums():
@@ -104,6 +109,42 @@ def test_usage_equals_the_sums():
     expected /= int(seen.key_mask.sum())
     torch.testing.assert_close(component_usage(layer, seen), expected)
     torch.testing.assert_close(expected.sum(1), torch.ones(H, dtype=torch.float64))
+
+
+def test_of_heads_that_share_keys_the_one_that_uses_a_component_most_counts():
+    layer, seen = layer_of([], num_heads=4, num_kv_heads=2), inputs()
+    call = layer.call(seen.x, key_mask=seen.key_mask, is_causal=True)
+    weights, shares = layer.core.posterior(call)
+    read = (weights[:, :, None] * shares).sum(-1).transpose(1, 3)[seen.key_mask]  # (·, K, H)
+    of_heads = read.mean(0).T
+    expected = torch.stack([torch.maximum(*of_heads[:2]), torch.maximum(*of_heads[2:])])
+    assert (of_heads[:2] - expected[0]).abs().max() > 1e-3, "heads that use them alike"
+    torch.testing.assert_close(component_usage(layer, seen), expected)
+
+
+def test_with_one_prior_for_the_layer_all_heads_keep_the_same():
+    usage = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    for share, kept in (("layer", [[0, 2], [0, 2]]), ("head", [[0], [2]])):
+        layer = layer_of([], prior_share=share)
+        assert kept_components({"a": layer}, {"a": usage}, 0.4)["a"].tolist() == kept
+
+
+def test_a_moving_average_of_the_weights_is_pruned_too():
+    layer = layer_of([])
+    names = [f"{prefix}.blocks.{i}.a" for prefix in ("model", "ema.module") for i in (1, 11)]
+    state = {
+        f"{n}.{k}": v * (1 + i) for i, n in enumerate(names) for k, v in layer.state_dict().items()
+    }
+    state["model.head.weight"] = torch.ones(2)
+    layers = {"blocks.1.a": layer, "blocks.11.a": layer}
+    places = {"blocks.1.a": torch.tensor([[0], [1]]), "blocks.11.a": torch.tensor([[2], [0]])}
+    fresh = prune_layers(state, layers, places)
+    assert fresh.keys() == state.keys()
+    assert fresh["model.head.weight"] is state["model.head.weight"]
+    for i, name in enumerate(names):
+        heads = layer.key_proj.weight.detach().view(H, 3, E, C) * (1 + i)
+        kept = [heads[row, place] for row, (place,) in enumerate(places[name[name.index("b") :]])]
+        torch.testing.assert_close(fresh[f"{name}.key_proj.weight"], torch.cat(kept))
 
 
 def test_the_head_that_needs_most_decides():

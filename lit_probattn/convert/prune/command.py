@@ -31,12 +31,12 @@ from torch import Tensor
 from lit_probattn.attention import Attention, MGKAttention
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.configs import instantiate
-from lit_probattn.convert.files import ConversionError, check_output, find_layers, write
+from lit_probattn.convert.files import ConversionError, check_output, write
 from lit_probattn.convert.model import compare_losses, compare_models, layer_inputs
 from lit_probattn.convert.prune.components import (
     component_usage,
     kept_components,
-    prune_state,
+    prune_layers,
     pruned_entry,
 )
 from lit_probattn.convert.to_mgk import open_run
@@ -91,10 +91,7 @@ def prune_checkpoint(options: argparse.Namespace) -> list[str]:
             f"nothing to prune: a head uses all {before} components at least {options.threshold:g} "
             f"(the smallest usage is {least:.4f}); raise --threshold"
         )
-    fresh = dict(state)
-    for full in find_layers(state):  # the model's, and those of a moving average of its weights
-        name = next(n for n in layers if full.endswith(f".{n}"))
-        fresh |= prune_state(state, full, layers[name], places[name])
+    fresh = prune_layers(state, layers, places)
     config = copy.deepcopy(run.config["model"])
     config["init_args"]["attention"] = pruned_entry(entry, layers[first], places[first])
     new = _build(config, fresh)

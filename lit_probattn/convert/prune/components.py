@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.mgk.priors import variance_multipliers
+from lit_probattn.convert.files import find_layers
 from lit_probattn.convert.layer import LayerInputs
 
 
@@ -52,6 +53,25 @@ def kept_components(
 def _fixed_and_different(layer: MGKAttention) -> bool:
     variance = layer.core.variance
     return variance.log_variance is None and not variance.is_equal
+
+
+def prune_layers(
+    state: Mapping[str, Tensor],
+    layers: Mapping[str, MGKAttention],
+    places: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return a whole state with fewer components: the model's, and its moving average's.
+
+    Args:
+        state: of the task, where the model is `model` and an average `ema.module`.
+        layers: as they were, by their name in the model.
+        places: components that each keeps, (R, K').
+    """
+    fresh = dict(state)
+    for full in find_layers(fresh):
+        name = next(n for n in layers if full.endswith(f".{n}"))
+        fresh |= prune_state(state, full, layers[name], places[name])
+    return fresh
 
 
 def prune_state(
