@@ -192,9 +192,10 @@ def _row(content: Mapping[str, Any], name: str, tasks: Mapping[str, TaskEntry]) 
     numbers = {archive: _recipe(content, archive).get("published", {}) for archive in tasks}
     if set(tasks) == set(content["archives"]):
         numbers[AVERAGE] = content.get("published_average", {})
-    published = {
+    printed = {
         task: {METRIC.name: found[column]} for task, found in numbers.items() if column in found
     }
+    published = {**{task: {} for task in tasks}, **printed}  # an archive without a number runs too
     return Row(
         name=name,
         method=part.get("method", name),

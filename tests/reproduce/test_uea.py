@@ -97,7 +97,12 @@ def test_table_file_holds_the_published_table(monkeypatch):
         assert printed == content["published_average"][column]
         assert statistics.mean(values) == pytest.approx(printed, abs=0.0051)
     other, _ = make_table(TABLE, Place(data_dir="none"), archives=["Cricket"])
-    assert all(row.published == {} for row in other.rows.values())
+    assert not any(value for row in other.rows.values() for value in row.published.values())
+    both, _ = make_table(TABLE, Place(data_dir="none"), archives=["JapaneseVowels", "Cricket"])
+    assert {(task.name, row.name) for task, row in both.pairs()} == {
+        (task, row) for task in both.tasks for row in content["variants"]
+    }, "what has no printed number is run too"
+    assert "average" not in both.rows["softmax_8"].published
 
 
 def test_dry_run_predicts_and_names_what_is_missing(options, capsys, monkeypatch):
