@@ -294,7 +294,13 @@ class Report:
         figures: dict[str, Figure] = {}
         if self.results:
             measured = self.summary[self.summary["mean"].notna()]
-            figures["results"] = draw(measured, self.rows, title, self.table.baseline_of)
+            figures["results"] = draw(
+                measured,
+                self.rows,
+                title,
+                self.table.baseline_of,
+                compared=not self.shortened,
+            )
         if self.agreements:
             figures["trends"] = draw_trends(self.agreements)
         figures |= self.figures()
@@ -510,7 +516,12 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(
-    summary: pd.DataFrame, rows: pd.DataFrame, title: str, baseline_of: Callable[[str], str]
+    summary: pd.DataFrame,
+    rows: pd.DataFrame,
+    title: str,
+    baseline_of: Callable[[str], str],
+    *,
+    compared: bool,
 ) -> Figure:
     """Draw one panel per task and metric; rows of the table from top to bottom.
 
@@ -522,6 +533,8 @@ def draw(
         title: above the panels.
         baseline_of: names, for a task, the row whose spread over seeds sets the least width of
             its axis.
+        compared: whether published numbers are of the same protocol. Others so far away that
+            nothing of ours could be told apart are named below the axis, and not drawn.
     """
     found = [
         (key, part)
@@ -563,6 +576,13 @@ def draw(
             label="mean ± standard deviation" if known_spread else "mean (one seed: no spread)",
         )
         known = part[part["published"].notna()]
+        ends = [part["mean"] + sign * spread.fillna(0.0) for sign in (-1, 1)]
+        ours = [*seeds[f"value {metric}"], *ends[0], *ends[1]]
+        about = f"{task}: {metric}, {part['unit'].iloc[0]}"
+        if not compared and _far(known["published"], ours):
+            least, most = known["published"].min(), known["published"].max()
+            about += f"\npublished (its own protocol): {least:g} to {most:g}, off this axis"
+            known = known[:0]
         if len(known):
             axis.scatter(
                 known["published"],
@@ -572,14 +592,13 @@ def draw(
                 edgecolors="tab:red",
                 label="published (its own protocol)",
             )
-        ends = [part["mean"] + sign * spread.fillna(0.0) for sign in (-1, 1)]
-        shown = [*seeds[f"value {metric}"], *known["published"], *ends[0], *ends[1]]
+        shown = [*ours, *known["published"]]
         own = spread[part["row"] == baseline_of(task)]
         set_score_limits(axis, "x", shown, None if own.empty else own.iloc[0])
         labels = [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]]
         axis.set_yticks(list(places.values()), labels)
         axis.set_ylim(-len(places) + 0.4, 0.6)
-        axis.set_xlabel(f"{task}: {metric}, {part['unit'].iloc[0]}")
+        axis.set_xlabel(about)
         axis.grid(axis="x", color="0.85")
         axis.set_axisbelow(True)
     for index, axis in enumerate(axes):
@@ -597,3 +616,11 @@ def draw(
     )
     figure.suptitle(textwrap.fill(title, 24 + 32 * columns), fontsize=10)
     return figure
+
+
+def _far(published: pd.Series, ours: Sequence[float]) -> bool:
+    """Whether ours would take less than a fifth of an axis with the published numbers."""
+    if published.empty:
+        return False
+    low, high = min(ours), max(ours)
+    return high - low < 0.2 * (max(high, published.max()) - min(low, published.min()))

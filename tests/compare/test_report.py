@@ -343,12 +343,12 @@ def test_unequal_sides_are_flagged_before_the_table(tmp_path):
     assert "precision" not in above
 
 
-def drawn(values, monkeypatch, tmp_path):
+def drawn(values, monkeypatch, tmp_path, options=None):
     """The panel of the results, with values by row and seed."""
     figures = []
     tmp_path.mkdir(exist_ok=True)
     monkeypatch.setattr(report_module, "save_png", lambda figure, *_: figures.append(figure))
-    table, cells = tiny_cells(tmp_path)
+    table, cells = tiny_cells(tmp_path, options=options)
     for cell in cells:
         found = values.get(cell.row.name, [])
         if cell.seed - 3 < len(found):
@@ -376,6 +376,23 @@ def test_noise_does_not_fill_the_axis(tmp_path, monkeypatch):
     low, high = figure.axes[0].get_xlim()
     assert high - low >= 10 * statistics.stdev(values["softmax_2"])
     assert low < 36.0  # the published value of mgk_1
+
+
+@pytest.mark.parametrize(
+    ("shortened", "values", "is_drawn"),
+    [(True, 300.0, False), (True, 38.0, True), (False, 300.0, True)],
+)
+def test_numbers_of_another_protocol_do_not_squeeze_ours(
+    shortened, values, is_drawn, monkeypatch, tmp_path
+):
+    found = {"softmax_2": [values, values + 2.0], "mgk_1": [values - 1.0, values]}
+    axis = drawn(found, monkeypatch, tmp_path, Options(shortened=shortened)).axes[0]
+    low, high = axis.get_xlim()
+    printed = [row["published"]["listops"] for row in TABLE["rows"].values()]
+    assert (low < min(printed)) == is_drawn
+    assert low < values - 1.0 < values + 2.0 < high
+    told = f"\npublished (its own protocol): {min(printed):g} to {max(printed):g}, off this axis"
+    assert axis.get_xlabel().endswith(told) != is_drawn
 
 
 def test_pictures_say_where_they_come_from(tmp_path):
@@ -409,7 +426,7 @@ def test_long_names_of_rows_stay_inside_the_picture():
         for row in names
     )
     rows = pd.DataFrame({"task": "squad", "row": names} | {f"value {m}": 9.0 for m in metrics})
-    figure = draw(summary, rows, "long names", lambda _: names[0])
+    figure = draw(summary, rows, "long names", lambda _: names[0], compared=True)
     figure.canvas.draw()
     left, right = figure.axes
     shown = [label.get_text() for label in left.get_yticklabels()]
