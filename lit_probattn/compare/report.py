@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_probattn.analysis.drawing import set_score_limits
+from lit_probattn.analysis.drawing import score_limits, set_score_limits
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     Difference,
@@ -578,8 +578,10 @@ def draw(
         known = part[part["published"].notna()]
         ends = [part["mean"] + sign * spread.fillna(0.0) for sign in (-1, 1)]
         ours = [*seeds[f"value {metric}"], *ends[0], *ends[1]]
+        own = spread[part["row"] == baseline_of(task)]
+        least_spread = None if own.empty else own.iloc[0]
         about = f"{task}: {metric}, {part['unit'].iloc[0]}"
-        if not compared and _far(known["published"], ours):
+        if not compared and _far(known["published"], *score_limits(ours, least_spread)):
             least, most = known["published"].min(), known["published"].max()
             about += f"\npublished (its own protocol): {least:g} to {most:g}, off this axis"
             known = known[:0]
@@ -593,8 +595,7 @@ def draw(
                 label="published (its own protocol)",
             )
         shown = [*ours, *known["published"]]
-        own = spread[part["row"] == baseline_of(task)]
-        set_score_limits(axis, "x", shown, None if own.empty else own.iloc[0])
+        set_score_limits(axis, "x", shown, least_spread)
         labels = [textwrap.fill(method, _LABEL_WIDTH) for method in part["method"]]
         axis.set_yticks(list(places.values()), labels)
         axis.set_ylim(-len(places) + 0.4, 0.6)
@@ -618,9 +619,8 @@ def draw(
     return figure
 
 
-def _far(published: pd.Series, ours: Sequence[float]) -> bool:
-    """Whether ours would take less than a fifth of an axis with the published numbers."""
+def _far(published: pd.Series, low: float, high: float) -> bool:
+    """Whether `low` to `high` would take less than a fifth of an axis with published numbers."""
     if published.empty:
         return False
-    low, high = min(ours), max(ours)
     return high - low < 0.2 * (max(high, published.max()) - min(low, published.min()))

@@ -395,6 +395,12 @@ def test_numbers_of_another_protocol_do_not_squeeze_ours(
     assert axis.get_xlabel().endswith(told) != is_drawn
 
 
+def test_one_seed_does_not_push_published_numbers_off_the_axis(monkeypatch, tmp_path):
+    axis = drawn({"softmax_2": [36.0]}, monkeypatch, tmp_path, Options(shortened=True)).axes[0]
+    assert "off this axis" not in axis.get_xlabel()
+    assert "published (its own protocol)" in axis.get_legend_handles_labels()[1]
+
+
 def test_pictures_say_where_they_come_from(tmp_path):
     table, cells = tiny_cells(tmp_path)
     keep(cells[0], 36.0)
