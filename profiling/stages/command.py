@@ -29,7 +29,8 @@ from lit_probattn.cli.shards import end_with_parent
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import git_revision, replace_text, replacing
 from lit_probattn.records.tables import markdown_lines
-from profiling.stages.plan import STAGES, Place, Stage, stages_named
+from profiling.stages.place import Place, Stage
+from profiling.stages.plan import STAGES, stages_named
 from profiling.stages.units import Row, Session, finished, note_death, read_units, run_units
 from profiling.studies.study import Parser
 

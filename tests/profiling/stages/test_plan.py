@@ -20,15 +20,10 @@ from profiling.kernels.compile import candidate_launches, candidates, tuned_call
 from profiling.kernels.config import load_kernels, points
 from profiling.stages import __main__ as entry
 from profiling.stages import command
-from profiling.stages.plan import (
-    STAGES,
-    Phase,
-    Place,
-    Stage,
-    families,
-    table_page,
-    tuned_cases,
-)
+from profiling.stages.checks import families
+from profiling.stages.place import Phase, Place, Stage, table_page
+from profiling.stages.plan import STAGES
+from profiling.stages.speed import tuned_cases
 from profiling.stages.units import Unit, read_units
 from profiling.stages.warm import compile_units, tuning_units
 from tests.support.paths import ROOT
@@ -189,7 +184,7 @@ def test_a_signal_ends_the_stage_and_packs(tmp_path):
     """SIGTERM, as `timeout` sends: the stage's process is gone, what was measured is packed."""
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from profiling.stages import command\nfrom profiling.stages.plan import Place\n"
+        "from profiling.stages import command\nfrom profiling.stages.place import Place\n"
         "from tests.profiling.stages.test_plan import tiny_stages\n"
         "folder = Path(sys.argv[1])\nstages = tiny_stages(folder)[:2]\n"
         "command.STAGES = stages\n"
