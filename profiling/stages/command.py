@@ -7,6 +7,7 @@ that they fork.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import secrets
@@ -27,14 +28,22 @@ import torch
 
 from lit_probattn.cli.shards import end_with_parent
 from lit_probattn.configs import ConfigError
-from lit_probattn.records.provenance import git_revision, replace_text, replacing
-from lit_probattn.records.tables import markdown_lines
+from lit_probattn.records.provenance import (
+    git_revision,
+    replace_text,
+    replacing,
+    versions,
+)
+from lit_probattn.records.rows import append_lines
+from lit_probattn.records.tables import counted, markdown_lines
 from profiling.stages.place import Place, Stage
 from profiling.stages.plan import STAGES, stages_named
 from profiling.stages.units import Row, Session, finished, note_death, read_units, run_units
 from profiling.studies.study import Parser
 
 _PAGE_SECONDS = 90.0
+_SESSIONS = "sessions.jsonl"
+_ARCHIVE_BYTES = 15 * 2**20  # of checkpoints, before compression
 _SHORTEST = 5.0  # no stage begins with less time left
 
 
@@ -56,6 +65,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pack", type=Path, help="archive of the results, written after every stage and at the end"
     )
+    parser.add_argument(
+        "--unpack",
+        type=Path,
+        metavar="FILE",
+        help="go on from this archive of an earlier run, where there are no results yet",
+    )
     parser.add_argument("--budget", action="store_true", help="print the budget; measure nothing")
     parser.add_argument(
         "--rehearse", action="store_true", help="everything, tiny, on the CPU, without a GPU"
@@ -74,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             print("\n".join(budget_lines(stages, place)))
             return 0
-        return run_plan(stages, make_place(options), options.minutes, options.pack)
+        place = make_place(options)
+        if options.unpack is not None:
+            unpack(options.unpack, place.out)
+        return run_plan(stages, place, options.minutes, options.pack)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -93,12 +111,18 @@ def make_place(options: argparse.Namespace) -> Place:
         raise ConfigError(
             "no CUDA device; this plan measures on a GPU. Without one: --rehearse or --budget"
         )
-    pynvml.nvmlInit()  # CUDA itself is left to the stages
+    gpu, capability = _gpu()
+    name = re.sub(r"[^a-z0-9]+", "_", gpu.lower()).strip("_")
+    out = options.out or Path(f"reports/kernels_{name}")
+    return Place(out, "cuda", capability, options.cores or cores())
+
+
+def _gpu() -> tuple[str, int]:
+    """Return name and capability of the GPU by NVML: CUDA itself is left to the stages."""
+    pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(gpu)
-    name = re.sub(r"[^a-z0-9]+", "_", str(pynvml.nvmlDeviceGetName(gpu)).lower()).strip("_")
-    out = options.out or Path(f"reports/kernels_{name}")
-    return Place(out, "cuda", 10 * major + minor, options.cores or cores())
+    return str(pynvml.nvmlDeviceGetName(gpu)), 10 * major + minor
 
 
 def budget_lines(stages: Sequence[Stage], place: Place) -> list[str]:
@@ -130,6 +154,7 @@ def run_plan(stages: Sequence[Stage], place: Place, minutes: float, pack_file: P
     end = time.monotonic() + 60 * minutes
     name = secrets.token_hex(4)
     place.out.mkdir(parents=True, exist_ok=True)
+    append_lines(place.out / _SESSIONS, [json.dumps(_session_facts(name, place))])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
     ended = ""
@@ -154,13 +179,13 @@ def run_plan(stages: Sequence[Stage], place: Place, minutes: float, pack_file: P
             spent = time.monotonic() - begin
             print(f"   {state['state']}{note}, {spent:.0f} s, {state['rows']} rows", flush=True)
             write_report(place)
-            pack(place.out, pack_file)
+            pack(place, pack_file, stages)
     except Ended as error:
         ended = str(error)
         print(f"== {ended}; what was measured is kept", file=sys.stderr, flush=True)
     finally:
         write_report(place)
-        pack(place.out, pack_file)
+        pack(place, pack_file, stages)
     print((place.out / "report.md").read_text(encoding="utf-8"))
     if pack_file is not None:
         print(f"packed: {pack_file}")
@@ -252,7 +277,7 @@ def write_report(place: Place) -> None:
         f"# Measured on {'the CPU, as a rehearsal' if place.rehearses else 'a GPU'}",
         "",
         "- Command: `bash profiling/cuda.sh" + (" --rehearse`" if place.rehearses else "`"),
-        f"- Revision {git_revision()}",
+        *_session_lines(place),
         "",
     ]
     table, wrong = [], []
@@ -276,10 +301,104 @@ def write_report(place: Place) -> None:
     replace_text(place.out / "report.md", "\n".join(lines) + "\n")
 
 
-def pack(folder: Path, file: Path | None) -> None:
-    """Write all results into one archive, whole or not at all."""
+def _session_facts(name: str, place: Place) -> Row:
+    return {
+        **{"session": name, "revision": git_revision(), "versions": versions()},
+        "hardware": "a CPU" if place.rehearses else _gpu()[0],
+    }
+
+
+def _session_lines(place: Place) -> list[str]:
+    """Say of which code and versions the rows are: one line for every sort of session."""
+    path = place.out / _SESSIONS
+    every = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    same: dict[tuple[str, ...], list[str]] = {}
+    for one in every:
+        kind = (one["revision"], one["hardware"], one["versions"])
+        same.setdefault(kind, []).append(one["session"])
+    return [
+        f"- Revision {revision}, {hardware}, {packages}: {counted(len(names), 'session')}"
+        for (revision, hardware, packages), names in same.items()
+    ]
+
+
+def pack(place: Place, file: Path | None, stages: Sequence[Stage] = ()) -> None:
+    """Write all results into one archive, and what is needed to go on into others beside it.
+
+    Every archive is written whole or not at all, and can be read without the others. Those of
+    checkpoints, NAME.checkpoints-1.tar.gz and on, have files of up to 15 MiB each.
+    """
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
+    results = [p for p in sorted(place.out.rglob("*")) if _is_result(p, place.out)]
+    _write_archive(file, place.out, results)
+    saved = [path for stage in stages for path in stage.checkpoints(place)]
+    parts = _parts(saved)
+    for number, part in enumerate(parts, 1):
+        _write_archive(_beside(file, number), place.out, part)
+    for old in archives(file)[1 + len(parts) :]:
+        old.unlink()
+
+
+def _is_result(path: Path, folder: Path) -> bool:
+    return path.is_file() and not {"checkpoints", "cache"} & set(path.relative_to(folder).parts)
+
+
+def _parts(files: Sequence[Path]) -> list[list[Path]]:
+    """Return groups of files that are not larger than an archive may be, if a file is not."""
+    parts: list[list[Path]] = []
+    size = _ARCHIVE_BYTES
+    for file in files:
+        size += file.stat().st_size
+        if size > _ARCHIVE_BYTES:
+            parts.append([])
+            size = file.stat().st_size
+        parts[-1].append(file)
+    return parts
+
+
+def _write_archive(file: Path, folder: Path, members: Sequence[Path]) -> None:
     with replacing(file) as target, tarfile.open(fileobj=target, mode="w:gz") as archive:
-        archive.add(folder, arcname=folder.name)
+        for path in members:
+            with suppress(FileNotFoundError):  # a checkpoint that a newer one replaced
+                archive.add(path, arcname=str(Path(folder.name) / path.relative_to(folder)))
+
+
+def _beside(file: Path, number: int) -> Path:
+    stem = re.sub(r"(\.tar)?(\.gz|\.tgz)?$", "", file.name)
+    return file.with_name(f"{stem}.checkpoints-{number}.tar.gz")
+
+
+def archives(file: Path) -> list[Path]:
+    """Return an archive of results and those of checkpoints beside it."""
+    found = [file]
+    while (following := _beside(file, len(found))).exists():
+        found.append(following)
+    return found
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Unpack what `pack` wrote, if there are no results in the folder yet.
+
+    Raises:
+        ConfigError: the file is missing, cannot be read, or has the results of another place.
+    """
+    if folder.exists():
+        print(f"{folder} is there: nothing is unpacked", flush=True)
+        return
+    if not file.is_file():
+        raise ConfigError(f"--unpack {file}: no such file")
+    for archive in archives(file):
+        try:
+            with tarfile.open(archive) as opened:
+                tops = {Path(name).parts[0] for name in opened.getnames()}
+                if tops - {folder.name}:
+                    raise ConfigError(
+                        f"{archive} has the results of {', '.join(sorted(tops))}, expected "
+                        f"{folder.name}: give its folder with --out"
+                    )
+                opened.extractall(folder.parent, filter="data")
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise ConfigError(f"{archive} is no archive of results: {error}") from error
+        print(f"unpacked {archive}", flush=True)

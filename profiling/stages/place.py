@@ -59,6 +59,7 @@ class Stage:
         minutes: after which it is ended.
         phases: what it runs, one after the other.
         report: its page from its rows; None where `phases` write it.
+        checkpoints: what it needs to go on, which has archives of its own.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Stage:
     minutes: float
     phases: Callable[[Place], list[Phase]]
     report: Report
+    checkpoints: Callable[[Place], Iterable[Path]] = lambda place: ()
 
     def predicted(self, place: Place) -> tuple[float, int]:
         """Return (seconds, rows) that all units are predicted to take, on all cores."""

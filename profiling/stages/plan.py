@@ -10,6 +10,7 @@ from profiling.stages.checks import checks, environment, tests, train
 from profiling.stages.place import Phase, Place, Stage, table_page
 from profiling.stages.speed import kernel_stage, tuning
 from profiling.stages.sweeps import sweep_stage
+from profiling.stages.trainings import training_stage
 
 
 def _table_stage(
@@ -34,6 +35,8 @@ STAGES = (
     kernel_stage("speed_more", "kernels_cuda", "Other lengths, heads of 32, float32", 8, 2),
     _table_stage("tests", "The tests of the kernels", 8, tests),
     _table_stage("tuning", "The fastest launch configurations", 8, tuning),
+    training_stage("listops", "Trainings on ListOps, MGK's tables 1, 2 and 5", 8),
+    training_stage("text", "Trainings on Text, MGK's tables 1, 2 and 5", 8),
 )
 
 

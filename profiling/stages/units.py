@@ -18,12 +18,18 @@ from lit_probattn.records.rows import append_lines
 
 Row = dict[str, Any]
 
+_SAVED = 75  # exit status of a process whose unit is unfinished
+
 # What is left after an error that ends everything a process does on a GPU from then on.
 _LOST = ("CUDA error", "device-side assert", "illegal memory access", "unspecified launch failure")
 
 
 class Skipped(Exception):
     """A unit that cannot run here, which is no failure; the message says why."""
+
+
+class Unfinished(Exception):
+    """A unit saved what it has at the end of its session, and goes on in the next one."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,14 @@ class Session:
     def is_over(self) -> bool:
         """Whether no unit may start any more."""
         return time.monotonic() >= self.end
+
+
+_running: list[Session] = []  # the session of this process, where it works on units
+
+
+def seconds_left() -> float:
+    """Return how long the unit that calls this may take; infinity outside of a session."""
+    return _running[-1].end - time.monotonic() if _running else float("inf")
 
 
 def read_units(path: Path) -> list[Row]:
@@ -102,6 +116,8 @@ def run_units(units: Sequence[Unit], path: Path, session: Session, jobs: int = 1
             process.start()
         for process in processes:
             process.join()
+        if any(process.exitcode == _SAVED for process in processes):
+            return False
         died = [i for i, process in enumerate(processes) if process.exitcode]
         noted = [note_death(path, session, i) for i in died]
         if died and not any(noted) and {row["unit"] for row in read_units(path)} == tried:
@@ -128,6 +144,7 @@ def _marker(path: Path, index: int) -> Path:
 
 def _share(units: Sequence[Unit], path: Path, session: Session, index: int) -> None:
     end_with_parent()
+    _running.append(session)
     marker = _marker(path, index)
     for unit in units:
         if session.is_over:
@@ -136,6 +153,10 @@ def _share(units: Sequence[Unit], path: Path, session: Session, index: int) -> N
         begin, lost = time.monotonic(), False
         try:
             found: list[Row] = [{"status": "ok", **row} for row in unit.work()]
+        except Unfinished as error:
+            marker.unlink()
+            print(f"{unit.key}: goes on next time, {error}", flush=True)
+            os._exit(_SAVED)
         except Skipped as error:
             found = [{"status": "skipped", "reason": str(error)}]
         except Exception as error:

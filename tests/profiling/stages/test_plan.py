@@ -75,7 +75,10 @@ def test_the_budget_covers_every_stage_within_eight_minutes(capsys):
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert float(cells[2]) > 0, line
-        assert float(cells[2]) <= float(cells[3]) <= 8, line
+        limit = float(cells[3])
+        assert limit <= 8, line
+        # Trainings have hours of work: they go on in the next session.
+        assert float(cells[2]) <= limit or cells[0] == "listops", line
         assert int(cells[4]) > 0
     by_name = {line.split(" | ")[0].strip("| "): float(line.rsplit("|", 2)[1]) for line in lines}
     assert by_name["lm"] <= 30, "the table of the first half hour"
@@ -177,6 +180,65 @@ def test_no_stage_begins_without_time(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("no time left") == 3
     assert not (tmp_path / "notes").exists()
     assert archive.exists()
+
+
+def saving_stage(files):
+    """A stage that needs files to go on."""
+    work = [Phase([Unit("a", lambda: [{"value": 1}])])]
+    return Stage("saving", "", 1.0, lambda p: work, lambda p, r: "page", lambda place: files)
+
+
+def test_what_is_needed_to_go_on_has_archives_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_ARCHIVE_BYTES", 2500)
+    place, file = Place(tmp_path / "out", "cpu"), tmp_path / "kept" / "all.tar.gz"
+    folder = place.out / "saving" / "runs" / "checkpoints"
+    folder.mkdir(parents=True)
+    files = [folder / name for name in "abcde"]
+    for path in files:
+        path.write_bytes(os.urandom(1000))
+    stage = saving_stage(files)
+    monkeypatch.setattr(command, "STAGES", (stage,))
+    assert command.run_plan([stage], place, 1.0, file) == 0
+    packed = {p.name for p in file.parent.iterdir()}
+    assert packed == {"all.tar.gz", *(f"all.checkpoints-{n}.tar.gz" for n in (1, 2, 3))}
+    with tarfile.open(file) as archive:
+        assert not any("checkpoints" in name for name in archive.getnames())
+    there = tmp_path / "there" / "out"
+    there.parent.mkdir()
+    command.unpack(file, there)
+    for path in place.out.rglob("*"):
+        copy = there / path.relative_to(place.out)
+        assert copy.exists(), path
+        assert path.is_dir() or copy.read_bytes() == path.read_bytes()
+    kept = (there / "saving" / "units.jsonl").read_text()
+    command.unpack(tmp_path / "nothing.tar.gz", there)  # there are results: nothing is unpacked
+    done = saving_stage([there / files[0].relative_to(place.out)])
+    monkeypatch.setattr(command, "STAGES", (done,))
+    assert command.run_plan([done], Place(there, "cpu"), 1.0, file) == 0
+    assert (there / "saving" / "units.jsonl").read_text() == kept, "measured again"
+    assert {p.name for p in file.parent.iterdir()} == {"all.tar.gz", "all.checkpoints-1.tar.gz"}
+    page = (there / "report.md").read_text()
+    assert "a CPU" in page
+    assert page.count("- Revision") == 1
+    assert ": 2 sessions" in page
+
+
+def test_an_archive_of_another_place_is_refused(tmp_path, capsys):
+    folder, file = tmp_path / "kernels_a", tmp_path / "results.tar.gz"
+    folder.mkdir()
+    (folder / "report.md").write_text("")
+    command.pack(Place(folder, "cpu"), file)
+    words = ["--rehearse", "--out", str(tmp_path / "kernels_b"), "--unpack"]
+    assert command.main([*words, str(file)]) == 2
+    assert "has the results of kernels_a, expected kernels_b" in capsys.readouterr().err
+    assert command.main([*words, str(tmp_path / "none.tar.gz")]) == 2
+    assert "none.tar.gz: no such file" in capsys.readouterr().err
+    file.write_bytes(file.read_bytes()[:40])
+    assert command.main([*words, str(file)]) == 2
+    told = capsys.readouterr().err
+    assert "is no archive of results" in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "kernels_b").exists()
 
 
 @pytest.mark.slow

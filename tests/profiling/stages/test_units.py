@@ -9,7 +9,16 @@ import time
 
 import pytest
 
-from profiling.stages.units import Session, Skipped, Unit, finished, read_units, run_units
+from profiling.stages.units import (
+    Session,
+    Skipped,
+    Unfinished,
+    Unit,
+    finished,
+    read_units,
+    run_units,
+    seconds_left,
+)
 
 
 def session(name="a", seconds=60.0):
@@ -125,3 +134,33 @@ def test_half_a_line_is_dropped(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["unit"] for row in rows] == ["a", "b"]
     assert calls(seen) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_saved_itself_goes_on_in_the_next_session(tmp_path, jobs):
+    path, seen = tmp_path / "units.jsonl", tmp_path / "seen"
+
+    def first_half():
+        if len(calls(seen)["long"]) == 1:
+            raise Unfinished("half of it")
+        return [{"value": "all of it"}]
+
+    def calls(folder):
+        return {p.name: p.read_text() for p in folder.iterdir()}
+
+    units = [noting(seen, "short"), noting(seen, "long", first_half)]
+    assert not run_units(units, path, session("first"), jobs)
+    rows = {row["unit"]: row["status"] for row in read_units(path)}
+    assert rows == {"short": "ok"}, "neither failed nor finished"
+    assert run_units(units, path, session("second"), jobs)
+    assert {row.get("value") for row in read_units(path)} == {"short", "all of it"}
+    assert calls(seen) == {"short": "x", "long": "xx"}
+
+
+def test_a_unit_knows_how_long_it_may_take(tmp_path):
+    path = tmp_path / "units.jsonl"
+    assert seconds_left() == float("inf")
+    assert run_units([Unit("a", lambda: [{"left": seconds_left()}])], path, session(seconds=40))
+    (row,) = read_units(path)
+    assert 0 < row["left"] <= 40
+    assert seconds_left() == float("inf")
