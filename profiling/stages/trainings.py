@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
-# Imported here, so that no training has to: its command, the tasks and their data.
-import datamodules  # noqa: F401
+# Imported here, so that no training has to: its command and the tasks.
 import lit_probattn.cli.app
 import lit_probattn.tasks  # noqa: F401
 from lit_probattn.cli.shards import end_with_parent
@@ -197,7 +196,7 @@ def _page(task: str, place: Place, rows: list[Row]) -> str | None:
 
 
 def unfinished_checkpoints(task: str, place: Place) -> Iterator[Path]:
-    """Yield what the next session needs of trainings that are not finished: the newest, the best."""
+    """Yield what the next session needs of trainings that are not finished: newest and best."""
     for cell in cells_of(task, place):
         version = None if cell.result() is not None else cell.version()
         if version is not None:

@@ -17,7 +17,7 @@ from profiling.stages.place import Place
 from profiling.stages.units import Unfinished
 from tests.support.paths import ROOT
 
-PROGRAM = "tests.support.program"
+PROGRAM = "tests.profiling.stages.program"
 
 
 def test_every_cell_once_and_the_valuable_ones_first(tmp_path):
