@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,14 @@ def test_the_budget_covers_every_stage_within_eight_minutes(capsys):
         assert int(cells[4]) > 0
     by_name = {line.split(" | ")[0].strip("| "): float(line.rsplit("|", 2)[1]) for line in lines}
     assert by_name["lm"] <= 30, "the table of the first half hour"
+
+
+def test_the_page_names_every_stage():
+    page = (ROOT / "docs/on_a_gpu.md").read_text(encoding="utf-8")
+    table = page.partition("## The stages")[2]
+    assert [name for name in NAMES if f"`{name}`" not in table] == []
+    named = re.findall(r"`([a-z0-9_]+)`", "".join(re.findall(r"(?m)^\| (`.*?) \|", table)))
+    assert sorted(named) == sorted(NAMES)
 
 
 def test_without_a_gpu_one_line(monkeypatch, capsys):
