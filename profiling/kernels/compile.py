@@ -35,7 +35,7 @@ from lit_probattn.kernels.runtime import (
 from lit_probattn.records.provenance import device_name, versions
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
-from profiling.measure.timing import summarise, time_once
+from profiling.measure.timing import lost_gpu, replayed, summarise, time_once
 
 # Shared memory that one program may use, in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
@@ -352,8 +352,10 @@ def tune(
 ) -> tuple[str, list[dict[str, object]]]:
     """Time forward and backward with every candidate; store the fastest of every kernel.
 
-    A candidate that does not compile, or does not fit, is passed over. Kernels are tuned one after
-    the other, the others keeping what they have. Returns the file, and a line per kernel.
+    Replays of a CUDA graph are timed, since the time of Python would hide differences. A candidate
+    that does not compile, or does not fit, is passed over; one that loses the GPU (`lost_gpu`) is a
+    RuntimeError. Kernels are tuned one after the other, the others keeping what they have. Returns
+    the file, and a line per kernel.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     best: dict[str, Launch] = {}
@@ -370,9 +372,14 @@ def tune(
                 try:
                     with outside_modes(), forced(launch, shape.key):
                         run()
-                        seconds = [time_once(run, device) for _ in range(_REPEATS)]
-                except Exception:  # a candidate may ask for more than the GPU has
+                        replay = replayed(run, device)
+                        seconds = [time_once(replay, device) for _ in range(_REPEATS)]
+                except Exception as error:  # a candidate may ask for more than the GPU has
+                    if lost_gpu(error):
+                        raise
                     continue
+                finally:
+                    replay = run  # a graph holds the memory of its call
                 times[launch] = summarise(seconds).median_s
             if times:
                 best[shape.key] = min(times, key=lambda launch: times[launch])
