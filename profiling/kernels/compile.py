@@ -30,6 +30,7 @@ from lit_probattn.kernels.runtime import (
     interpreted,
     recording,
     seen_shapes,
+    target_capability,
     write_tuned,
 )
 from lit_probattn.records.provenance import device_name, versions
@@ -326,7 +327,8 @@ def candidate_launches(
 ) -> Iterator[Launched]:
     """Return what `tune` launches with these resources (`Launch.resources`); nothing runs.
 
-    These are the launches of every candidate; the first resources have those of the defaults too.
+    These are the launches of every candidate; the first resources also have those of a call without
+    candidates, whose kernels have the tuned table's configurations or the defaults.
     """
     run = tuned_call(case, head_dim, dtype, torch.device("cpu"))
 
@@ -336,14 +338,14 @@ def candidate_launches(
         return found
 
     with seen_shapes() as shapes:
-        defaults = launches()
+        usual = launches()
     if resources == {"num_warps": WARPS[0], "num_stages": STAGES[0]}:
-        yield from defaults
+        yield from usual
     for shape in shapes:
         for launch in candidates(shape):
             if launch.resources == resources:
                 with outside_modes(), forced(launch, shape.key):
-                    both = zip(launches(), defaults, strict=True)
+                    both = zip(launches(), usual, strict=True)
                     yield from (new for new, old in both if new.options != old.options)
 
 
@@ -392,5 +394,5 @@ def tune(
                     }
                 )
     about = f"{device_name('cuda')}; {versions()}; N = {_TUNED_LENGTH}, causal"
-    path = write_tuned(torch.cuda.get_device_capability(device), best, about)
+    path = write_tuned(target_capability(device), best, about)
     return str(path), lines

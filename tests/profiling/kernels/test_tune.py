@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from lit_probattn.kernels import runtime
-from lit_probattn.kernels.runtime import Shape, choose_launch
+from lit_probattn.kernels.runtime import (
+    Launch,
+    Shape,
+    choose_launch,
+    default_launch,
+    recording,
+    write_tuned,
+)
 from profiling.kernels import compile as compiling
 from profiling.kernels.compile import candidates, tune
 
@@ -18,7 +25,7 @@ SHAPE = Shape("softmax_forward", 64, 1, 2)
 class FakeCalls:
     """A call with one kernel; its seconds are those of the launch that it had when it was made."""
 
-    def __init__(self, monkeypatch, tmp_path, error=None):
+    def __init__(self, monkeypatch, error=None):
         self.error = error
         self.best = list(candidates(SHAPE))[5]
         self.stored = {}
@@ -29,7 +36,6 @@ class FakeCalls:
         monkeypatch.setattr(compiling, "tuned_call", lambda *given: self.run)
         monkeypatch.setattr(compiling, "replayed", self.replayed)
         monkeypatch.setattr(compiling, "time_once", self.time_once)
-        monkeypatch.setattr(runtime, "TUNED", tmp_path)
         self.launch = None
 
     def run(self):
@@ -53,7 +59,8 @@ class FakeCalls:
 
 
 @pytest.fixture(autouse=True)
-def no_tables():
+def no_tables(monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime, "TUNED", tmp_path)
     runtime._tuned.cache_clear()
     yield
     runtime._tuned.cache_clear()
@@ -61,17 +68,17 @@ def no_tables():
 
 def test_replays_are_timed_and_the_fastest_is_stored(monkeypatch, tmp_path):
     """Calls from Python would hide differences: `time_once` gets what replays a graph."""
-    fake = FakeCalls(monkeypatch, tmp_path)
+    fake = FakeCalls(monkeypatch)
     path, (line,) = tune([64], [torch.bfloat16], ["a case"])
     assert Path(path) == tmp_path / "sm_90.json"
     assert (line["kernel"], line["best"]) == (SHAPE.key, str(fake.best))
     assert line["candidates"] == len(set(fake.timed)) == len(list(candidates(SHAPE)))
     assert None not in fake.timed
-    assert runtime._tuned((9, 0)) == {SHAPE.key: fake.best}
+    assert runtime._tuned(90) == {SHAPE.key: fake.best}
 
 
-def test_a_candidate_that_cannot_run_is_passed_over(monkeypatch, tmp_path):
-    fake = FakeCalls(monkeypatch, tmp_path, RuntimeError("out of resource: shared memory"))
+def test_a_candidate_that_cannot_run_is_passed_over(monkeypatch):
+    fake = FakeCalls(monkeypatch, RuntimeError("out of resource: shared memory"))
     _, (line,) = tune([64], [torch.bfloat16], ["a case"])
     assert line["candidates"] == len(list(candidates(SHAPE))) - 1
     assert line["best"] != str(fake.best)
@@ -80,7 +87,19 @@ def test_a_candidate_that_cannot_run_is_passed_over(monkeypatch, tmp_path):
 def test_a_lost_gpu_ends_the_search(monkeypatch, tmp_path):
     """Every later candidate would fail, and the best of the few before would be stored."""
     text = "CUDA error: an illegal memory access was encountered"
-    FakeCalls(monkeypatch, tmp_path, RuntimeError(text))
+    FakeCalls(monkeypatch, RuntimeError(text))
     with pytest.raises(RuntimeError, match=text):
         tune([64], [torch.bfloat16], ["a case"])
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_recorded_has_the_tuned_table_of_its_gpu():
+    """Compiled ahead must be what is launched later; other GPUs have their own table."""
+    found = Launch(64, 32, 8, 3)
+    write_tuned(90, {SHAPE.key: found}, "a GPU")
+    other = Shape("softmax_forward", 128, 1, 2)
+    for capability, expected in ((90, found), (80, default_launch(SHAPE))):
+        with recording(capability):
+            assert choose_launch(SHAPE, torch.device("cpu")) == expected
+            assert choose_launch(other, torch.device("cpu")) == default_launch(other)
+    assert choose_launch(SHAPE, torch.device("cpu")) == Launch(32, 32)  # the interpreter
