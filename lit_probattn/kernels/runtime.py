@@ -351,8 +351,13 @@ def write_tuned(capability: int, found: dict[str, Launch], about: str) -> Path:
     launches.update({name: asdict(value) for name, value in found.items()})
     content = {"about": about, "launches": dict(sorted(launches.items()))}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    _tuned.cache_clear()
+    forget_tuned()
     return path
+
+
+def forget_tuned() -> None:
+    """Read the tables of tuned configurations anew when a kernel asks for one."""
+    _tuned.cache_clear()
 
 
 def default_launch(shape: Shape) -> Launch:

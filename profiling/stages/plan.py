@@ -8,8 +8,9 @@ from functools import partial
 from lit_probattn.configs import ConfigError
 from profiling.stages.checks import checks, environment, tests, train
 from profiling.stages.place import Phase, Place, Stage, table_page
-from profiling.stages.speed import kernel_stage, tuning
+from profiling.stages.speed import kernel_stage
 from profiling.stages.sweeps import sweep_stage
+from profiling.stages.tuned import speed_tuned, tuned_page, tuning
 
 
 def _table_stage(
@@ -34,6 +35,7 @@ STAGES = (
     kernel_stage("speed_more", "kernels_cuda", "Other lengths, heads of 32, float32", 8, 2),
     _table_stage("tests", "The tests of the kernels", 8, tests),
     _table_stage("tuning", "The fastest launch configurations", 8, tuning),
+    Stage("speed_tuned", "The gates with these configurations", 6, speed_tuned, tuned_page),
 )
 
 

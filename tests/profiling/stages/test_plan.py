@@ -24,7 +24,7 @@ from profiling.stages import command
 from profiling.stages.checks import families
 from profiling.stages.place import Phase, Place, Stage, table_page
 from profiling.stages.plan import STAGES
-from profiling.stages.speed import tuned_cases
+from profiling.stages.tuned import tuned_cases
 from profiling.stages.units import Unit, read_units
 from profiling.stages.warm import compile_units, tuning_units
 from tests.support.paths import ROOT
