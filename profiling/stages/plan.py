@@ -8,6 +8,7 @@ from functools import partial
 from lit_probattn.configs import ConfigError
 from profiling.stages.checks import checks, environment, tests, train
 from profiling.stages.place import Phase, Place, Stage, table_page
+from profiling.stages.profile import profile, profile_page
 from profiling.stages.speed import kernel_stage
 from profiling.stages.sweeps import sweep_stage
 from profiling.stages.tuned import speed_tuned, tuned_page, tuning
@@ -24,6 +25,7 @@ STAGES = (
     _table_stage("checks", "Whether the kernels are right", 6, checks),
     kernel_stage("speed", "kernels_cuda", "Softmax, MGK and sMGK, with gates", 8, 0, 2),
     kernel_stage("speed_fish", "kernels_fish_cuda", "FiSH and linear attention, with gates", 6),
+    Stage("profile", "Kernels of the sides of gates", 3, profile, profile_page),
     kernel_stage("memory", "kernels_memory_cuda", "Memory of a step over N", 3),
     sweep_stage("table7", "mgk_table7_cuda", "MGK, Table 7", 3),
     sweep_stage("lm", "lm_cuda", "The language model over D and N", 8),
