@@ -9,6 +9,7 @@ from lit_probattn.configs import ConfigError
 from profiling.stages.checks import checks, environment, tests, train
 from profiling.stages.place import Phase, Place, Stage, table_page
 from profiling.stages.profile import profile, profile_page
+from profiling.stages.released import released, released_page
 from profiling.stages.speed import kernel_stage
 from profiling.stages.sweeps import sweep_stage
 from profiling.stages.tuned import speed_tuned, tuned_page, tuning
@@ -38,6 +39,7 @@ STAGES = (
     _table_stage("tests", "The tests of the kernels", 8, tests),
     _table_stage("tuning", "The fastest launch configurations", 8, tuning),
     Stage("speed_tuned", "The gates with these configurations", 6, speed_tuned, tuned_page),
+    Stage("released", "A model beside its released form", 4, released, released_page),
 )
 
 
