@@ -72,7 +72,8 @@ class Launched:
 def recording(capability: int = 90) -> Iterator[list[Launched]]:
     """Record launches instead of running them, to compile them ahead of time on any machine.
 
-    Outputs stay uninitialised. Configurations are those for a GPU of this capability (80, 90).
+    Outputs stay uninitialised. Configurations are those for a GPU of this capability (80, 90), with
+    its tuned table where there is one.
     """
     launches: list[Launched] = []
     _recorders.append((capability, launches))
@@ -328,25 +329,35 @@ def seen_shapes() -> Iterator[dict[Shape, None]]:
         _watchers.pop()
 
 
+def tuned_file(capability: int) -> Path:
+    """Return where the table of tuned configurations of a GPU (80, 90) is, if it has one."""
+    return TUNED / f"sm_{capability}.json"
+
+
 @lru_cache
-def _tuned(capability: tuple[int, int]) -> dict[str, Launch]:
-    path = TUNED / f"sm_{capability[0]}{capability[1]}.json"
+def _tuned(capability: int) -> dict[str, Launch]:
+    path = tuned_file(capability)
     if not path.exists():
         return {}
     table = json.loads(path.read_text(encoding="utf-8"))["launches"]
     return {name: Launch(**entry) for name, entry in table.items()}
 
 
-def write_tuned(capability: tuple[int, int], found: dict[str, Launch], about: str) -> Path:
-    """Merge configurations into the table of a GPU; return the file."""
+def write_tuned(capability: int, found: dict[str, Launch], about: str) -> Path:
+    """Merge configurations into the table of a GPU (80, 90); return the file."""
     TUNED.mkdir(exist_ok=True)
-    path = TUNED / f"sm_{capability[0]}{capability[1]}.json"
+    path = tuned_file(capability)
     launches = {name: asdict(value) for name, value in _tuned(capability).items()}
     launches.update({name: asdict(value) for name, value in found.items()})
     content = {"about": about, "launches": dict(sorted(launches.items()))}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    _tuned.cache_clear()
+    forget_tuned()
     return path
+
+
+def forget_tuned() -> None:
+    """Read the tables of tuned configurations anew when a kernel asks for one."""
+    _tuned.cache_clear()
 
 
 def default_launch(shape: Shape) -> Launch:
@@ -388,9 +399,7 @@ def choose_launch(
     for key, choice in reversed(_forced):
         if key in (None, shape.key):
             return choice
-    if is_recording():
-        return default(shape)
-    if device.type != "cuda":  # the interpreter: fewer, larger operations
+    if device.type != "cuda" and not is_recording():  # the interpreter: fewer, larger operations
         return Launch(32, 32)
-    found = _tuned(torch.cuda.get_device_capability(device)).get(shape.key)
+    found = _tuned(target_capability(device)).get(shape.key)
     return default(shape) if found is None else found

@@ -30,12 +30,13 @@ from lit_probattn.kernels.runtime import (
     interpreted,
     recording,
     seen_shapes,
+    target_capability,
     write_tuned,
 )
 from lit_probattn.records.provenance import device_name, versions
 from profiling.kernels.cases import Case
 from profiling.kernels.parity import heads_and_gradients, make_inputs
-from profiling.measure.timing import summarise, time_once
+from profiling.measure.timing import lost_gpu, replayed, summarise, time_once
 
 # Shared memory that one program may use, in bytes.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
@@ -326,7 +327,8 @@ def candidate_launches(
 ) -> Iterator[Launched]:
     """Return what `tune` launches with these resources (`Launch.resources`); nothing runs.
 
-    These are the launches of every candidate; the first resources have those of the defaults too.
+    These are the launches of every candidate; the first resources also have those of a call without
+    candidates, whose kernels have the tuned table's configurations or the defaults.
     """
     run = tuned_call(case, head_dim, dtype, torch.device("cpu"))
 
@@ -336,14 +338,14 @@ def candidate_launches(
         return found
 
     with seen_shapes() as shapes:
-        defaults = launches()
+        usual = launches()
     if resources == {"num_warps": WARPS[0], "num_stages": STAGES[0]}:
-        yield from defaults
+        yield from usual
     for shape in shapes:
         for launch in candidates(shape):
             if launch.resources == resources:
                 with outside_modes(), forced(launch, shape.key):
-                    both = zip(launches(), defaults, strict=True)
+                    both = zip(launches(), usual, strict=True)
                     yield from (new for new, old in both if new.options != old.options)
 
 
@@ -352,8 +354,10 @@ def tune(
 ) -> tuple[str, list[dict[str, object]]]:
     """Time forward and backward with every candidate; store the fastest of every kernel.
 
-    A candidate that does not compile, or does not fit, is passed over. Kernels are tuned one after
-    the other, the others keeping what they have. Returns the file, and a line per kernel.
+    Replays of a CUDA graph are timed, since the time of Python would hide differences. A candidate
+    that does not compile, or does not fit, is passed over; one that loses the GPU (`lost_gpu`) is a
+    RuntimeError. Kernels are tuned one after the other, the others keeping what they have. Returns
+    the file, and a line per kernel.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     best: dict[str, Launch] = {}
@@ -370,9 +374,14 @@ def tune(
                 try:
                     with outside_modes(), forced(launch, shape.key):
                         run()
-                        seconds = [time_once(run, device) for _ in range(_REPEATS)]
-                except Exception:  # a candidate may ask for more than the GPU has
+                        replay = replayed(run, device)
+                        seconds = [time_once(replay, device) for _ in range(_REPEATS)]
+                except Exception as error:  # a candidate may ask for more than the GPU has
+                    if lost_gpu(error):
+                        raise
                     continue
+                finally:
+                    replay = run  # a graph holds the memory of its call
                 times[launch] = summarise(seconds).median_s
             if times:
                 best[shape.key] = min(times, key=lambda launch: times[launch])
@@ -385,5 +394,5 @@ def tune(
                     }
                 )
     about = f"{device_name('cuda')}; {versions()}; N = {_TUNED_LENGTH}, causal"
-    path = write_tuned(torch.cuda.get_device_capability(device), best, about)
+    path = write_tuned(target_capability(device), best, about)
     return str(path), lines

@@ -34,6 +34,7 @@ from profiling.measure.memory import peak_bytes
 from profiling.measure.timing import (
     NotCapturedError,
     captured,
+    lost_gpu,
     quantile,
     round_ratios,
     spread,
@@ -190,7 +191,8 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
     """Time every side in turns and take its peak memory; also say why a side could not run.
 
     On a GPU the kernels are timed by replaying a CUDA graph, in which no Python runs; calls from
-    Python are timed after them. Without a GPU there are only the calls.
+    Python are timed after them. Without a GPU there are only the calls. A RuntimeError names the
+    side that lost the GPU (`lost_gpu`).
     """
     device = torch.device(config.device)
     functions, replays, memory, flops = {}, {}, {}, {}
@@ -214,7 +216,10 @@ def measure(config: KernelsConfig) -> tuple[dict[str, SideResult], dict[str, str
             failed[name] = "out of memory"
             continue
         except RuntimeError as error:  # a backend that does not take these sizes
-            failed[name] = str(error).splitlines()[0][:80]
+            reason = str(error).partition("\n")[0]
+            if lost_gpu(error):
+                raise RuntimeError(f"{name}: {reason}") from error
+            failed[name] = reason[:80]
             continue
         functions[name] = function
     names = ("warmup", "repeats", "max_seconds")

@@ -99,6 +99,23 @@ def time_sides(
     return times
 
 
+# Parts of the messages of errors that end everything a process does on a GPU from then on ...
+_LOST = (
+    *("device-side assert triggered", "illegal memory access", "illegal instruction"),
+    *("misaligned address", "launch failure", "launch timed out"),
+)
+# ... and of those with "CUDA error" that do not.
+_KEPT = ("captur", "out of memory", "invalid argument", "invalid configuration", "not supported")
+
+
+def lost_gpu(error: Exception | str) -> bool:
+    """Whether an error, or its message, means that a process can do nothing on its GPU any more."""
+    said = str(error)
+    if any(text in said for text in _LOST):
+        return True
+    return "CUDA error" in said and not any(text in said for text in _KEPT)
+
+
 class NotCapturedError(RuntimeError):
     """A function cannot be a CUDA graph; the message says why."""
 
@@ -110,6 +127,7 @@ def captured(function: Callable[[], object], device: torch.device) -> Callable[[
 
     Raises:
         NotCapturedError: the device has no graphs, or the call does what a graph cannot hold.
+        RuntimeError: the call lost the GPU (`lost_gpu`).
     """
     if device.type != "cuda":
         raise NotCapturedError(f"no CUDA graphs on {device.type}")
@@ -124,6 +142,8 @@ def captured(function: Callable[[], object], device: torch.device) -> Callable[[
         with torch.cuda.graph(graph):
             kept = function()
     except RuntimeError as error:
+        if lost_gpu(error):
+            raise
         raise NotCapturedError(str(error).splitlines()[0][:80]) from error
 
     def replay() -> object:
@@ -131,3 +151,11 @@ def captured(function: Callable[[], object], device: torch.device) -> Callable[[
         return kept
 
     return replay
+
+
+def replayed(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return `captured(function, device)`, or the function itself where it cannot be captured."""
+    try:
+        return captured(function, device)
+    except NotCapturedError:
+        return function

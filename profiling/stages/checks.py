@@ -26,7 +26,7 @@ from profiling.kernels.parity import (
     parity_rows,
 )
 from profiling.kernels.speed import product_ceiling
-from profiling.measure.timing import NotCapturedError, captured, time_once
+from profiling.measure.timing import NotCapturedError, captured, lost_gpu, time_once
 from profiling.stages.place import Phase, Place, verdict
 from profiling.stages.units import Row, Skipped, Unit, read_units
 
@@ -116,6 +116,8 @@ def _self_test(place: Place, family: str, dtype: torch.dtype, head_dim: int) -> 
     device = torch.device(place.device)
     with torch.inference_mode(), torch.autocast(place.device, torch.bfloat16):
         wrong = selftest.run(family, device, dtype, (head_dim, head_dim))
+    if wrong is not None and lost_gpu(wrong):
+        raise RuntimeError(wrong)
     return [{"family": family, **verdict(wrong is None, wrong)}]
 
 

@@ -8,9 +8,12 @@ from functools import partial
 from lit_probattn.configs import ConfigError
 from profiling.stages.checks import checks, environment, tests, train
 from profiling.stages.place import Phase, Place, Stage, table_page
-from profiling.stages.speed import kernel_stage, tuning
+from profiling.stages.profile import profile, profile_page
+from profiling.stages.released import released, released_page
+from profiling.stages.speed import kernel_stage
 from profiling.stages.sweeps import sweep_stage
 from profiling.stages.trainings import training_stage
+from profiling.stages.tuned import speed_tuned, tuned_page, tuning
 
 
 def _table_stage(
@@ -24,6 +27,7 @@ STAGES = (
     _table_stage("checks", "Whether the kernels are right", 6, checks),
     kernel_stage("speed", "kernels_cuda", "Softmax, MGK and sMGK, with gates", 8, 0, 2),
     kernel_stage("speed_fish", "kernels_fish_cuda", "FiSH and linear attention, with gates", 6),
+    Stage("profile", "Kernels of the sides of gates", 3, profile, profile_page),
     kernel_stage("memory", "kernels_memory_cuda", "Memory of a step over N", 3),
     sweep_stage("table7", "mgk_table7_cuda", "MGK, Table 7", 3),
     sweep_stage("lm", "lm_cuda", "The language model over D and N", 8),
@@ -35,6 +39,8 @@ STAGES = (
     kernel_stage("speed_more", "kernels_cuda", "Other lengths, heads of 32, float32", 8, 2),
     _table_stage("tests", "The tests of the kernels", 8, tests),
     _table_stage("tuning", "The fastest launch configurations", 8, tuning),
+    Stage("speed_tuned", "The gates with these configurations", 6, speed_tuned, tuned_page),
+    Stage("released", "A model beside its released form", 4, released, released_page),
     training_stage("listops", "Trainings on ListOps, MGK's tables 1, 2 and 5", 8),
     training_stage("text", "Trainings on Text, MGK's tables 1, 2 and 5", 8),
 )

@@ -1,20 +1,24 @@
-"""Time and memory of kernels, and the fastest launch configurations."""
+"""Time and memory of kernels."""
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
-import torch
-
-from profiling.kernels.cases import Case, compile_cases
+from lit_probattn.kernels.runtime import tuned_file
+from profiling.kernels.config import (
+    Comparison,
+    KernelsConfig,
+    Side,
+    TorchSdpa,
+    load_kernels,
+    points,
+)
 from profiling.kernels.config import Grid as KernelsGrid
-from profiling.kernels.config import KernelsConfig, Side, TorchSdpa, load_kernels, points
 from profiling.kernels.speed import measured_rows, place_name, speed_report
 from profiling.stages.checks import checked
 from profiling.stages.place import Phase, Place, Stage, ceiling, hardware
-from profiling.stages.units import Row, Skipped, Unit
-from profiling.stages.warm import compile_units, compiled_kernels, tuning_units
+from profiling.stages.units import Row, Unit
+from profiling.stages.warm import compile_units, compiled_kernels
 
 
 def kernels_config(place: Place, name: str) -> KernelsConfig:
@@ -37,6 +41,42 @@ def kernels_config(place: Place, name: str) -> KernelsConfig:
     return config.model_copy(update={"sides": sides, "comparisons": compared, **tiny})
 
 
+def gate_config(place: Place) -> KernelsConfig:
+    """Return the sides and comparisons of both files with gates, without their grids.
+
+    In a rehearsal only the first file's.
+    """
+    config, fish = (kernels_config(place, name) for name in ("kernels_cuda", "kernels_fish_cuda"))
+    if place.rehearses:
+        return config
+    return config.model_copy(
+        update={
+            "grid": None,
+            "sides": {**fish.sides, **config.sides},
+            "comparisons": [*config.comparisons, *fish.comparisons],
+        }
+    )
+
+
+def gate_points(config: KernelsConfig, place: Place) -> list[KernelsConfig]:
+    """Return the points of most gates, N = 4096 in half precision; in a rehearsal the file's."""
+    if place.rehearses:
+        return points(config)
+    grid = KernelsGrid(
+        tokens=16384,
+        seq_lens=[4096],
+        head_dims=[64, 128],
+        modes=["train", "eval"],
+        dtypes=["bfloat16"],
+    )
+    return points(config.model_copy(update={"grid": grid}))
+
+
+def gated(config: KernelsConfig) -> list[Comparison]:
+    """Return the comparisons with gates."""
+    return [comparison for comparison in config.comparisons if comparison.gates]
+
+
 def _speed(name: str, grids: slice, place: Place) -> list[Phase]:
     """The points of some grids, after their kernels have been compiled on all cores."""
     config = kernels_config(place, name)
@@ -45,11 +85,12 @@ def _speed(name: str, grids: slice, place: Place) -> list[Phase]:
     for grid in every:
         here = points(config.model_copy(update={"grid": grid}))
         phases.append(Phase(compile_units(here, place.capability), place.cores))
-        phases.append(Phase([_point_unit(point, place) for point in here]))
+        phases.append(Phase([point_unit(point, place) for point in here]))
     return phases
 
 
-def _point_unit(point: KernelsConfig, place: Place) -> Unit:
+def point_unit(point: KernelsConfig, place: Place) -> Unit:
+    """Return the unit that times the sides of a point."""
     seconds = sum(_side_seconds(point, name) for name in point.sides)
     rows = len(point.sides) + len(point.comparisons)
     return Unit(place_name(point), partial(_timed, point, place), seconds, rows)
@@ -70,53 +111,26 @@ def _timed(point: KernelsConfig, place: Place) -> list[Row]:
     before = compiled_kernels()
     rows = measured_rows(point, ceiling(place), True)
     # Kernels that were compiled only now were missed by the stage's own compiling.
-    return [*rows, {"place": place_name(point), "compiled_late": compiled_kernels() - before}]
+    rows.append({"place": place_name(point), "compiled_late": compiled_kernels() - before})
+    table = tuned_file(place.capability)
+    tuned = None if place.rehearses or not table.exists() else table.name
+    return [{**row, "tuned": tuned} for row in rows]
 
 
-def _speed_page(name: str, place: Place, rows: list[Row]) -> str:
+def speed_page(config: KernelsConfig, place: Place, rows: list[Row]) -> str:
+    """Return the page of timed points: no ratios unless the checks say that kernels are right."""
     tests = checked(place)
     measured = [row for row in rows if "place" in row and "compiled_late" not in row]
     if not tests.startswith("passed"):
         measured = [row for row in measured if "comparison" not in row]
     late = sum(row.get("compiled_late", 0) for row in rows)
-    page = speed_report(
-        kernels_config(place, name), measured, ceiling(place), tests, hardware(place)
-    )
-    return f"{page}\n\nKernels that were compiled while sides were timed: {late}."
-
-
-def tuning(place: Place) -> list[Phase]:
-    """Candidates are compiled on all cores before the GPU times them."""
-    cases, sizes = tuned_cases(), [64, 128]
-    if place.rehearses:
-        cases, sizes = cases[:1], sizes[:1]
-    dtype, capability = torch.bfloat16, place.capability
-    units = [
-        Unit(f"{case.name}, {size}", partial(_tuned, place, case, size), 20, 3)
-        for size in sizes
-        for case in cases
+    page = speed_report(config, measured, ceiling(place), tests, hardware(place))
+    tuned = sorted({row["tuned"] or "defaults" for row in rows if "tuned" in row})
+    notes = [
+        f"Kernels that were compiled while sides were timed: {late}.",
+        f"Launch configurations: {', '.join(tuned) or 'none were used'}.",
     ]
-    return [
-        Phase(tuning_units(cases, sizes, dtype, capability), place.cores),
-        Phase(units),
-    ]
-
-
-def tuned_cases() -> list[Case]:
-    """Return the cases that are tuned; tiles of FiSH and chunks of linear attention are planned."""
-    left_out = ("dropout", "linear", "fish")
-    return [case for case in compile_cases() if not any(word in case.name for word in left_out)]
-
-
-def _tuned(place: Place, case: Case, head_dim: int) -> list[Row]:
-    from profiling.kernels.compile import tune
-
-    if place.rehearses:
-        raise Skipped("launch configurations are found by measurement, which needs a GPU")
-    path, lines = tune([head_dim], [torch.bfloat16], [case])
-    kept = place.out / "tuning" / Path(path).name
-    kept.write_bytes(Path(path).read_bytes())
-    return lines or [{"status": "failed", "reason": "no candidate ran"}]
+    return "\n\n".join([page, *notes])
 
 
 def kernel_stage(
@@ -124,4 +138,8 @@ def kernel_stage(
 ) -> Stage:
     """Return the stage of a kernels file, or of its grids from `first` to before `last`."""
     phases = partial(_speed, config, slice(first, last))
-    return Stage(name, about, minutes, phases, partial(_speed_page, config))
+
+    def page(place: Place, rows: list[Row]) -> str:
+        return speed_page(kernels_config(place, config), place, rows)
+
+    return Stage(name, about, minutes, phases, page)

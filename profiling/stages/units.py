@@ -15,13 +15,11 @@ from typing import Any
 from lit_probattn.cli.shards import end_with_parent
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.rows import append_lines
+from profiling.measure.timing import lost_gpu
 
 Row = dict[str, Any]
 
 _SAVED = 75  # exit status of a process whose unit is unfinished
-
-# What is left after an error that ends everything a process does on a GPU from then on.
-_LOST = ("CUDA error", "device-side assert", "illegal memory access", "unspecified launch failure")
 
 
 class Skipped(Exception):
@@ -162,7 +160,7 @@ def _share(units: Sequence[Unit], path: Path, session: Session, index: int) -> N
         except Exception as error:
             traceback.print_exc()
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            lost = any(text in reason for text in _LOST)
+            lost = lost_gpu(error)
             found = [{"status": "failed", "reason": reason}]
         seconds = round(time.monotonic() - begin, 2)
         same = {"unit": unit.key, "session": session.name, "seconds": seconds}

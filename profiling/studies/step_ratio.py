@@ -5,9 +5,9 @@
 The model of the Long Range Arena's ListOps (width 64, head size 32, 2 layers, dropout 0.1 outside
 attention) with softmax of 8 heads, MGK and sMGK of 4. `package` is the package's own choice of
 backend; `plain` is attention as released code writes it (`PlainAttention`), which stores every
-N x N map, on the same weights. Forward, backward, float32. All sides run in turns in one process
-after a warm-up; ratios are medians over rounds of the ratio within a round, with 20 % and 80 %
-quantiles. Before timing, both forms must give the same logits.
+N x N map, on the same weights. Float32; forward and backward, or with `--mode eval` forward alone.
+All sides run in turns in one process after a warm-up; ratios are medians over rounds of the ratio
+within a round, with 20 % and 80 % quantiles. Before timing, both forms must give the same logits.
 """
 
 from __future__ import annotations
@@ -157,20 +157,35 @@ def step(model: nn.Module, tokens: Tensor) -> None:
     model.zero_grad(set_to_none=True)
 
 
+def infer(model: nn.Module, tokens: Tensor) -> None:
+    """Run forward alone."""
+    with torch.no_grad():
+        model(tokens)
+
+
 def measure(options: argparse.Namespace, dropout: float) -> tuple[list[dict[str, Any]], float]:
-    """Time all sides with one rate of attention dropout; return rows and the largest difference."""
+    """Time all sides with one rate of attention dropout; return rows and the largest difference.
+
+    A side that does not fit the GPU's memory has "failed" (`measure_sides`). The two forms are
+    compared on two sequences, which fit. On a GPU, too: products of float32 are not rounded to TF32
+    there unless somebody asks PyTorch for it.
+    """
     device = torch.device(options.device)
     sides = build_sides(options.length, dropout, device)
     tokens = torch.randint(1, 16, (options.batch, options.length), device=device)
-    difference = largest_difference(sides, tokens)
-    steps = {side: partial(step, model, tokens) for side, model in sides.items()}
+    difference = largest_difference(sides, tokens[:2])
+    call = step if options.mode == "train" else infer
+    steps = {
+        side: partial(call, model.train(options.mode == "train"), tokens)
+        for side, model in sides.items()
+    }
     found = measure_sides(
         steps, options, lambda side: {PLAIN: (side[0], PLAIN), "softmax": (BASELINE, side[1])}
     )
-    backends = {
-        side: backend_of(run_step) if side[1] == PACKAGE else "plain formula"
-        for side, run_step in steps.items()
-    }
+    backends = dict.fromkeys(steps, "plain formula")
+    for side, run_step in steps.items():
+        if side[1] == PACKAGE:
+            backends[side] = "not known" if "failed" in found[side] else backend_of(run_step)
     rows = [
         {"variant": name, "form": form, "attention_dropout": dropout}
         | {"backend": backends[name, form], **found[name, form]}
@@ -193,17 +208,20 @@ def run(options: argparse.Namespace) -> Report:
         "A step; `time / softmax` is over softmax of 8 heads in the same form. Both sides of a "
         "ratio have the attention dropout of their row, and the backends that their rows name"
     )
+    trains = options.mode == "train"
     return Report(
-        "Time of a training step: this package beside the plain formula",
+        f"Time of {'a training step' if trains else 'inference'}: this package beside the plain "
+        "formula",
         rows,
         {caption: shown(rows, "attention_dropout", "variant", "form", "backend")},
         [
-            f"Long Range Arena's ListOps, {where}, float32, forward and backward",
+            f"Long Range Arena's ListOps, {where}, float32, forward"
+            f"{' and backward' if trains else ''}",
             f"Backends that `auto` chose: {sentence}",
             "Largest difference of the logits of the two forms, in evaluation: "
             f"{max(difference for _, difference in measured):.1e}",
             f"{options.warmup} untimed rounds, then "
-            f"{' and '.join(str(n) for n in rows['time_repeats'].unique())}",
+            f"{' and '.join(str(n) for n in rows['time_repeats'].dropna().astype(int).unique())}",
         ],
         ("variant", "time_over_plain", "form", "attention_dropout"),
     )
@@ -218,6 +236,7 @@ main = command(
         "length": flag(2000, "tokens of a sequence", least=1),
         "batch": flag(2, "sequences of a step", least=1),
         "dropout": flag([0.1, 0.0], "rates of attention dropout"),
+        "mode": flag("train", "train: a step; eval: inference", choices=["train", "eval"]),
         "repeats": flag(7, "timed rounds", least=1),
     },
 )

@@ -199,6 +199,9 @@ def measure_sides(
 ) -> dict[Side, dict[str, Any]]:
     """Time all sides in turns in one process, and take the peak memory of one call of each.
 
+    A side that runs out of the GPU's memory in its first warm-up is left out of the turns: it has
+    "failed", and NaN in the other columns, as have ratios to it.
+
     Args:
         options: with the flags `TIMED`.
         over: the sides that a side is compared with, by label.
@@ -209,17 +212,36 @@ def measure_sides(
     """
     device = torch.device(options.device)
     limits = {name: getattr(options, name) for name in ("warmup", "repeats", "max_seconds")}
-    times = time_sides(sides, device=device, **limits)
-    peaks = {name: peak_bytes(side, device) for name, side in sides.items()}
+    if limits["warmup"]:
+        limits["warmup"] -= 1
+        fitting = {name: side for name, side in sides.items() if _fits(side)}
+    else:
+        fitting = dict(sides)
+    times = time_sides(fitting, device=device, **limits)
+    peaks = {name: peak_bytes(side, device) for name, side in fitting.items()}
     rows: dict[Side, dict[str, Any]] = {}
     for name, seconds in times.items():
         median, low, high = spread("", seconds).values()
         rows[name] = {"time_median_s": median, "time_p20_s": low, "time_p80_s": high}
         rows[name] |= {"time_repeats": len(seconds), "peak_memory_bytes": peaks[name]}
         for label, other in over(name).items():
-            rows[name] |= spread(f"time_over_{label}", round_ratios(seconds, times[other]))
-            rows[name][f"memory_over_{label}"] = peaks[name] / peaks[other]
-    return rows
+            ratios = round_ratios(seconds, times.get(other, [math.nan] * len(seconds)))
+            rows[name] |= spread(f"time_over_{label}", ratios)
+            rows[name][f"memory_over_{label}"] = peaks[name] / peaks.get(other, math.nan)
+    columns = dict.fromkeys((column for row in rows.values() for column in row), math.nan)
+    return {name: rows.get(name, {**columns, "failed": "out of memory"}) for name in sides}
+
+
+def _fits(side: Callable[[], object]) -> bool:
+    """Run a side once; return whether the GPU's memory held it."""
+    try:
+        side()
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        return True
+    torch.cuda.empty_cache()  # only here are the tensors of the call gone
+    return False
 
 
 def backend_of(side: Callable[[], object]) -> str:
@@ -234,7 +256,10 @@ def heading(column: str) -> str:
 
 
 def shown(rows: pd.DataFrame, *cases: str) -> pd.DataFrame:
-    """Format the rows for display: cases, median time, memory, ratios with quantiles."""
+    """Format the rows for display: cases, median time, memory, ratios with quantiles.
+
+    What is not known is a dash.
+    """
     table = rows[list(cases)].rename(columns=heading)
     for name in rows:
         if name.endswith("_bytes"):
@@ -249,4 +274,4 @@ def shown(rows: pd.DataFrame, *cases: str) -> pd.DataFrame:
             ]
         elif name.startswith("memory_over_"):
             table[heading(name)] = rows[name].map("{:.3f}".format)
-    return table
+    return table.replace(["nan", "nan [nan, nan]"], "–")

@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from lit_probattn.configs import ConfigError
-from profiling.kernels import picture
+from profiling.kernels import picture, speed
 from profiling.kernels.config import KernelsConfig, Side, load_kernels, narrowed, points
 from profiling.kernels.speed import (
     SideResult,
@@ -209,6 +209,29 @@ def test_without_a_gpu_there_is_no_graph():
     results, failed = measure(config([]))
     assert not failed
     assert all(r.graph is None and "no CUDA graphs" in r.note for r in results.values())
+
+
+LOST = "CUDA error: an illegal memory access was encountered"
+
+
+def test_a_side_that_cannot_run_leaves_the_others_and_a_lost_gpu_ends_the_point(monkeypatch):
+    """After such an error every later side would fail, too, and be kept as measured."""
+
+    def failing(text):
+        def make(side, point, drawn=None):
+            if side.attention is not None and side.backend == "reference":
+                raise RuntimeError(text)
+            return side_function(side, point, drawn)
+
+        return make
+
+    monkeypatch.setattr(speed, "side_function", failing("no kernel takes these sizes"))
+    results, failed = measure(config([]))
+    assert sorted(results) == ["fused", "torch"]
+    assert failed == {"plain": "no kernel takes these sizes"}
+    monkeypatch.setattr(speed, "side_function", failing(LOST))
+    with pytest.raises(RuntimeError, match=f"^plain: {LOST}"):
+        measure(config([]))
 
 
 @pytest.mark.gpu

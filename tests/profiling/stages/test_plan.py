@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_probattn.kernels.runtime import forced, recording, seen_shapes
+from lit_probattn.kernels import runtime
+from lit_probattn.kernels.runtime import Launch, forced, recording, seen_shapes, write_tuned
 from profiling.kernels.compile import candidate_launches, candidates, tuned_call
 from profiling.kernels.config import load_kernels, points
 from profiling.stages import __main__ as entry
@@ -24,7 +25,7 @@ from profiling.stages import command
 from profiling.stages.checks import families
 from profiling.stages.place import Phase, Place, Stage, table_page
 from profiling.stages.plan import STAGES
-from profiling.stages.speed import tuned_cases
+from profiling.stages.tuned import tuned_cases
 from profiling.stages.units import Unit, read_units
 from profiling.stages.warm import compile_units, tuning_units
 from tests.support.paths import ROOT
@@ -313,8 +314,23 @@ def test_kernels_that_share_their_form_are_compiled_once():
     assert len(long) == 2, "one for batches of one, one for all others"
 
 
-def test_every_candidate_of_the_tuning_is_compiled_ahead():
-    """Units share candidates out by warps and stages; together they are what tuning launches."""
+@pytest.fixture
+def tables(monkeypatch, tmp_path):
+    """An empty folder of tuned tables in place of the package's."""
+    monkeypatch.setattr(runtime, "TUNED", tmp_path / "tuned")
+    runtime._tuned.cache_clear()
+    yield tmp_path / "tuned"
+    runtime._tuned.cache_clear()
+
+
+@pytest.mark.parametrize("found", [None, Launch(64, 32, 8, 3), Launch(48, 48, 4, 2)])
+def test_every_candidate_of_the_tuning_is_compiled_ahead(tables, found):
+    """Units share candidates out by warps and stages; together they are what tuning launches.
+
+    Kernels have what a table gives them, one of the candidates or not, while others are tuned.
+    """
+    if found is not None:
+        write_tuned(90, {"softmax_forward/64/1/16bit": found}, "a GPU")
     (case,) = (case for case in tuned_cases() if case.name == "softmax")
     call = tuned_call(case, 64, torch.bfloat16, torch.device("cpu"))
     with recording(90) as defaults, seen_shapes() as shapes:
@@ -326,13 +342,16 @@ def test_every_candidate_of_the_tuning_is_compiled_ahead():
                 call()
             expected |= {(x.kernel.__name__, *sorted(x.options.items())) for x in launches}
     units = tuning_units([case], [64], torch.bfloat16, 90)
-    found = {
+    compiled = {
         (each.kernel.__name__, *sorted(each.options.items()))
         for unit in units
         for each in candidate_launches(case, 64, torch.bfloat16, 90, resources_of(unit))
     }
     assert len(expected) > 40
-    assert found == expected
+    assert compiled == expected
+    if found is not None:
+        tiles = {(x.options["BLOCK_Q"], x.options["BLOCK_K"]) for x in defaults[:1]}
+        assert tiles == {(found.block_q, found.block_k)}
 
 
 def resources_of(unit):

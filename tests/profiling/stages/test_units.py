@@ -110,6 +110,20 @@ def test_after_an_error_that_ends_a_gpu_another_process_goes_on(tmp_path):
     assert rows["a"]["pid"] != rows["c"]["pid"] == rows["d"]["pid"]
 
 
+def test_after_an_error_that_leaves_the_gpu_the_same_process_goes_on(tmp_path):
+    path = tmp_path / "units.jsonl"
+
+    def pid():
+        return [{"pid": os.getpid()}]
+
+    text = "CUDA error: not permitted when stream is capturing\nenable device-side assertions"
+    units = [Unit("a", pid), Unit("b", raises(RuntimeError(text))), Unit("c", pid)]
+    assert run_units(units, path, session())
+    rows = {row["unit"]: row for row in read_units(path)}
+    assert rows["b"]["status"] == "failed"
+    assert rows["a"]["pid"] == rows["c"]["pid"]
+
+
 def test_nothing_begins_after_the_end(tmp_path):
     path, seen = tmp_path / "units.jsonl", tmp_path / "seen"
 

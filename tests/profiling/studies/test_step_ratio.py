@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import csv
 
@@ -116,6 +117,46 @@ def test_command_compares_both_forms_and_reports(tmp_path, capsys, monkeypatch):
     assert "(figures/time_over_plain.png)" in text
     assert (tmp_path / "figures/time_over_plain.png").is_file()
     assert "peak_memory_bytes" not in (tmp_path / "ratios.csv").read_text()
+
+
+def test_inference_is_measured_without_gradients_and_dropout(monkeypatch, capsys):
+    seen = []
+
+    def time_sides(sides, **limits):
+        for run in sides.values():
+            model, tokens = run.args
+            run()
+            seen.append((run.func.__name__, model.training, tokens.shape))
+        return {side: [SECONDS[side]] * 2 for side in sides}
+
+    monkeypatch.setattr(study, "time_sides", time_sides)
+    assert step_ratio.main(["--length", "64", "--dropout", "0.1", "--mode", "eval"]) == 0
+    assert seen == [("infer", False, (2, 64))] * len(SECONDS)
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Time of inference: this package beside the plain formula")
+    assert "float32, forward\n" in printed
+
+
+def test_a_form_that_runs_out_of_memory_leaves_the_others(monkeypatch):
+    """Its backend cannot be known either: it takes a call."""
+    monkeypatch.setattr(step_ratio, "step", out_of_memory)
+    options = argparse.Namespace(device="cpu", length=64, batch=2, mode="train", warmup=1)
+    options = argparse.Namespace(**vars(options), repeats=1, max_seconds=9.0)
+    rows, _ = step_ratio.measure(options, 0.1)
+    found = {(row["variant"], row["form"]): row for row in rows}
+    assert set(found) == set(SECONDS)
+    lost = found["MGK, 4 heads", "package"]
+    assert (lost["failed"], lost["backend"]) == ("out of memory", "not known")
+    assert [row["form"] for row in rows if "failed" in row] == ["package"]
+    assert found["sMGK, 4 heads", "package"]["time_median_s"] > 0
+
+
+def out_of_memory(model, tokens, original=step_ratio.step):
+    """A step that fails for MGK as the package computes it."""
+    layer = model.encoder.blocks[0].attention
+    if isinstance(layer, MGKAttention) and layer.core.key_shift is None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    original(model, tokens)
 
 
 def test_forms_that_compute_something_else_are_noticed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 from importlib import import_module
@@ -103,6 +104,31 @@ def test_ratios_are_taken_within_a_round(monkeypatch):
     assert table["time / b [p20, p80]"].tolist() == [f"{n:.3f} [{n:.3f}, {n:.3f}]" for n in (2, 1)]
     assert table["peak memory, MiB"].tolist() == ["12.0", "3.0"]
     assert table["memory / b"].tolist() == ["4.000", "1.000"]
+
+
+def test_a_side_that_runs_out_of_memory_leaves_the_others(monkeypatch):
+    """Its calls would end the run of all sides; ratios to it are not known."""
+    calls = []
+
+    def large():
+        calls.append("large")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90 GiB")
+
+    monkeypatch.setattr(study, "peak_bytes", lambda side, device: side())
+    options = type("Options", (), {"device": "cpu", "warmup": 2, "repeats": 3, "max_seconds": 9})
+    sides = {"small": lambda: calls.append("small") or 12, "large": large}
+    rows = measure_sides(sides, options, lambda name: {"large": "large", "small": "small"})
+    assert calls.count("large") == 1
+    assert calls.count("small") == 2 + 3 + 1, "the first call is a warm-up"
+    assert rows["large"]["failed"] == "out of memory"
+    assert math.isnan(rows["large"]["time_median_s"])
+    assert math.isnan(rows["small"]["time_over_large"])
+    assert math.isnan(rows["small"]["memory_over_large"])
+    assert rows["small"]["time_over_small"] == rows["small"]["memory_over_small"] == 1.0
+    assert "failed" not in rows["small"]
+    table = shown(pd.DataFrame([{"side": name, **row} for name, row in rows.items()]), "side")
+    assert table["time / large [p20, p80]"].tolist() == ["–", "–"]
+    assert table["peak memory, MiB"].tolist() == ["0.0", "–"]
 
 
 def test_fish_memory_judges_by_its_ratio(tmp_path, capsys):
