@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,8 +98,7 @@ def checks(place: Place) -> list[Phase]:
     for dtype, size in kinds:
         # IEEE float32 takes long to compile: the first cases of it.
         for case in cases[:5] if dtype == torch.float32 else cases:
-            key = f"parity: {case.name}, {dtype_name(dtype)}, {size}"
-            units.append(Unit(key, partial(_parity, place, case, dtype, size), 40, 6))
+            units.append(parity_unit(place, case, dtype, size))
     for what, check in BEHAVIOURS.items():
         for case in plain:
             units.append(Unit(f"{what}: {case.name}", partial(check, place, case), 20))
@@ -119,6 +118,12 @@ def _self_test(place: Place, family: str, dtype: torch.dtype, head_dim: int) -> 
     if wrong is not None and lost_gpu(wrong):
         raise RuntimeError(wrong)
     return [{"family": family, **verdict(wrong is None, wrong)}]
+
+
+def parity_unit(place: Place, case: Case, dtype: torch.dtype, head_dim: int) -> Unit:
+    """Return the comparison of a case with float64, beside eager code."""
+    key = f"parity: {case.name}, {dtype_name(dtype)}, {head_dim}"
+    return Unit(key, partial(_parity, place, case, dtype, head_dim), 40, 6)
 
 
 def _parity(place: Place, case: Case, dtype: torch.dtype, head_dim: int) -> list[Row]:
@@ -192,8 +197,13 @@ BEHAVIOURS = {"strides": _strides, "torch.compile": _compiled, "CUDA graph": _in
 
 def checked(place: Place) -> str:
     """Return what the checks say of the kernels, beginning with "passed" if they are right."""
-    rows = read_units(place.rows("checks"))
     asked = {unit.key for phase in checks(place) for unit in phase.units}
+    return outcome(asked, read_units(place.rows("checks")))
+
+
+def outcome(asked: Set[str], every: Sequence[Row]) -> str:
+    """Return what rows say of the checks that are asked for, beginning with "passed" if all are."""
+    rows = [row for row in every if row["unit"] in asked]
     wrong = {row["unit"] for row in rows if row["status"] == "failed"}
     left = asked - {row["unit"] for row in rows}
     if not wrong and not left:

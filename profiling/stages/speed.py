@@ -117,9 +117,18 @@ def _timed(point: KernelsConfig, place: Place) -> list[Row]:
     return [{**row, "tuned": tuned} for row in rows]
 
 
-def speed_page(config: KernelsConfig, place: Place, rows: list[Row]) -> str:
-    """Return the page of timed points: no ratios unless the checks say that kernels are right."""
-    tests = checked(place)
+def speed_page(
+    config: KernelsConfig, place: Place, rows: list[Row], tests: str | None = None
+) -> str:
+    """Return the page of timed points: no ratios unless the checks say that kernels are right.
+
+    Args:
+        config: the kernels file.
+        place: where the points were measured.
+        rows: of the stage.
+        tests: what the checks say, where these are not those of the stage `checks`.
+    """
+    tests = tests or checked(place)
     measured = [row for row in rows if "place" in row and "compiled_late" not in row]
     if not tests.startswith("passed"):
         measured = [row for row in measured if "comparison" not in row]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lit_probattn.records.provenance import replace_text
 from profiling.kernels.cases import Case, compile_cases
 from profiling.kernels.compile import tune
 from profiling.kernels.config import KernelsConfig
+from profiling.stages.checks import checked, outcome, parity_unit
 from profiling.stages.place import Phase, Place
 from profiling.stages.speed import gate_config, gate_points, gated, point_unit, speed_page
 from profiling.stages.units import Row, Skipped, Unit
@@ -81,7 +83,7 @@ def put_in_place(place: Place) -> None:
 
 # ---------------------------------------------------------------------- gates
 def speed_tuned(place: Place) -> list[Phase]:
-    """Return what times our kernels with a tuned table, and what gates compare them with.
+    """Return what checks our kernels with a tuned table and times them and what gates name.
 
     Units are named after the table: another one is measured again.
     """
@@ -93,8 +95,15 @@ def speed_tuned(place: Place) -> list[Phase]:
         return Unit(key, partial(_with_table, place, unit), unit.seconds, unit.rows)
 
     compiling = [named(unit) for unit in compile_units(here, place.capability)]
+    sizes = [16] if place.rehearses else [64, 128]
+    causal = tuned_cases()[: 1 if place.rehearses else None]
+    plain = [replace(case, name=f"{case.name}, not causal", masks=()) for case in causal]
+    cases = [*causal, *plain]
+    parity = [
+        named(parity_unit(place, case, torch.bfloat16, size)) for size in sizes for case in cases
+    ]
     timing = [named(point_unit(point, place)) for point in here]
-    return [Phase(compiling, place.cores), Phase(timing)]
+    return [Phase(compiling, place.cores), Phase(parity, place.cores), Phase(timing)]
 
 
 def _tuned_config(place: Place) -> KernelsConfig:
@@ -118,8 +127,12 @@ def _with_table(place: Place, unit: Unit) -> list[Row]:
 
 def tuned_page(place: Place, rows: list[Row]) -> str:
     """Return the page of the points with the table that there is now."""
-    asked = {unit.key for phase in speed_tuned(place) for unit in phase.units}
-    here = [row for row in rows if row["unit"] in asked]
+    compiling, parity, timing = ({u.key for u in phase.units} for phase in speed_tuned(place))
+    here = [row for row in rows if row["unit"] in compiling | parity | timing]
+    tests = outcome(parity, here)
+    if tests.startswith("passed"):
+        tests = checked(place)
     reasons = dict.fromkeys(row["reason"] for row in here if row["status"] == "skipped")
-    page = speed_page(_tuned_config(place), place, here)
+    points = [row for row in here if row["unit"] in timing]
+    page = speed_page(_tuned_config(place), place, points, tests)
     return "\n\n".join([page, *(f"Not measured: {reason}." for reason in reasons)])

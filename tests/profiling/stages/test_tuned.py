@@ -39,11 +39,15 @@ def keep(place, **launches):
 
 def timing(place):
     """The unit of the first point, after those that compile."""
-    return speed_tuned(place)[1].units[0]
+    return speed_tuned(place)[-1].units[0]
 
 
 def test_it_times_our_kernels_and_what_gates_compare_them_with(place):
-    compiling, points = speed_tuned(place)
+    compiling, parity, points = speed_tuned(place)
+    assert len(parity.units) == 4 * len(tuned.tuned_cases())
+    assert "parity: mgk soft, not causal, bfloat16, 128;" in " ".join(
+        unit.key for unit in parity.units
+    )
     assert [unit.key.split(", bfloat16")[0] for unit in points.units] == [
         f"N = 4096, head size {size}, batch 4" for size in (64, 64, 128, 128)
     ]
@@ -82,6 +86,24 @@ def test_a_table_of_a_machine_that_is_gone_is_put_in_place(place):
     keep(place, a=Launch(16, 16))
     unit.work()
     assert runtime._tuned(90) == {"a": Launch(64, 32)}, "the package's own table stays"
+
+
+def test_ratios_with_a_table_need_kernels_that_are_right_with_it(place, monkeypatch):
+    monkeypatch.setattr(tuned, "checked", lambda place: "passed: all of the others")
+    write_tuned(90, {"a": Launch(64, 32)}, "a GPU")
+    _, parity, points = speed_tuned(place)
+    ratio = {"time_ratio": 0.5, "time_ratio_p20": 0.4, "time_ratio_p80": 0.6, "memory_ratio": 1.0}
+    compared = {"comparison": "MGK / own", "timed": "graph", "required": "", "holds": None}
+    rows = [{"unit": points.units[0].key, "place": "N = 4096", **ratio, **compared}]
+    rows += [{"unit": unit.key, "status": "ok"} for unit in parity.units]
+    rows = [{"status": "ok", **row} for row in rows]
+    page = tuned_page(place, rows)
+    assert "0.500 (0.400 – 0.600)" in page
+    assert "passed: all of the others" in page
+    for bad in ([*rows[:-1], {**rows[-1], "status": "failed"}], rows[:-1]):
+        page = tuned_page(place, bad)
+        assert "0.500" not in page
+        assert "FAILED: " in page
 
 
 def test_rows_of_other_stages_say_that_they_have_no_table(place):
