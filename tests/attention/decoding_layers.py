@@ -41,6 +41,7 @@ LAYERS = {
         ReleasedMGKAttention,
         {"num_heads": 3, "row_eps": 0.01, "variance": "code_lm", **POSITIONS},
     ),
+    "mgk, equal, row eps": (ReleasedMGKAttention, {"num_heads": 3, "row_eps": 0.01}),
     "smgk": (MGKAttention, {"num_heads": 3, "shifted_keys": True}),
     "smgk, unequal, mixtures per query": (
         MGKAttention,

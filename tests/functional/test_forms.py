@@ -234,3 +234,23 @@ P = torch.ones(H, G)
 def test_bad_calls(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(torch.float64).min])
+@pytest.mark.parametrize("name", ["softmax", "mgk", "fish"])
+def test_infinite_and_least_floats_of_a_mask_hide_pairs(name, hidden):
+    """As the boolean mask of the same pairs; rows without a visible key are zeros."""
+    query, key, value = double(B, H, N, E), double(B, H, N, E), double(B, H, N, E_V)
+    attend = {
+        "softmax": LF.softmax_attention,
+        "mgk": lambda q, k, v, **mask: LF.mgk_attention(q, torch.stack([k, -k], 2), v, **mask),
+        "fish": lambda q, k, v, **mask: LF.fish_attention(q, k, v, torch.eye(H).double(), **mask),
+    }[name]
+    seen = torch.rand(N, N) < 0.6
+    seen[2] = False
+    floats = double(N, N).masked_fill(~seen, hidden)
+    found = attend(query, key, value, attn_mask=floats)
+    visible = attend(query, key, value, attn_mask=floats.masked_fill(~seen, -1e6))
+    assert (found[..., 2, :] == 0).all()
+    others = [i for i in range(N) if i != 2]
+    torch.testing.assert_close(found[..., others, :], visible[..., others, :], **CLOSE)

@@ -101,6 +101,22 @@ def test_the_rule_takes_the_smallest():
         assert torch.equal(gone, values.argmin(-1)), rule
 
 
+@pytest.mark.parametrize("rule", ["movement", "weight"])
+def test_a_prompt_that_is_read_at_once_is_judged_by_its_latest_query(rule):
+    """One position over the bound after a call with N queries; the first query sees one key only."""
+    layer, x = make("mgk"), 3.0 * torch.randn(16, N, C, dtype=torch.float64)
+    cache = layer.new_cache(bound=CacheBound(N - 1, rule))
+    with torch.no_grad():
+        call = layer.call(x[:, -1:], x)
+        weights = layer.core.weights(call)
+        layer(x, is_causal=True, cache=cache)
+    if rule == "movement":
+        weights = output_movements(weights, call.value).square()
+    lacking = call.value[:, 0, :, None] - cache.part(range(N - 1))[1][:, 0, None]
+    gone = lacking.norm(dim=-1).amin(-1).argmax(-1)
+    assert torch.equal(gone, weights.sum((1, 2)).argmin(-1))
+
+
 def test_a_bound_that_is_not_reached_changes_nothing():
     for name in ("softmax", "mgk", "smgk"):
         model = tiny(name)

@@ -1,0 +1,102 @@
+"""Lengths beyond one step of the loops over masks and over parts of a spread: 1,100 keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_probattn.kernels.dense import points
+from lit_probattn.kernels.dense.attention import mgk_attention
+from lit_probattn.kernels.dense.operators import mixture_attention
+from lit_probattn.kernels.fish.operators import fish_attention
+from lit_probattn.kernels.runtime import Launch, draw_tensor, forced
+from lit_probattn.randomness import STREAM_NOISE, RandomKey, normal_noise
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ROWS, KEYS, E = 16, 1100, 7
+
+
+def draw(*shape):
+    return torch.randn(*shape, device=DEVICE).requires_grad_()
+
+
+def late_mask():
+    """Real keys on both sides of the 1,024th; of the second sample beyond it only."""
+    mask = torch.zeros(2, KEYS, dtype=torch.bool, device=DEVICE)
+    mask[0, 3:1090:7], mask[1, 1050:1077] = True, True
+    return mask
+
+
+def assert_gradients_agree(outputs, leaves, size=100.0):
+    """Weights of scores of a size have twice its float32 rounding as their relative error."""
+    bound = 2 * size * torch.finfo(torch.float32).eps
+    cotangent = torch.randn(outputs[0].shape, device=DEVICE)
+    found, exact = (torch.autograd.grad(x, leaves, cotangent.to(x.dtype)) for x in outputs)
+    torch.testing.assert_close(outputs[0].double(), outputs[1], atol=bound, rtol=bound)
+    for ours, truth in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours, truth, atol=bound, rtol=bound)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+def test_softmax_sees_real_keys_beyond_the_1024th():
+    query, key, value = leaves = draw(2, 1, ROWS, E), draw(2, 1, KEYS, E), draw(2, 1, KEYS, E)
+    mask = late_mask()
+    with forced(Launch(16, 64)):
+        found = mixture_attention(
+            *(query, key[:, :, None], value, None, None, None, None, mask, None, None, 0.3),
+            *(False, False, True, 0),
+        )[0]
+    q, k, v = (x.double() for x in leaves)
+    scores = (0.3 * q @ k.mT).masked_fill(~mask[:, None, None], float("-inf"))
+    assert_gradients_agree((found, scores.softmax(-1) @ v), leaves)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+def test_fish_sees_real_keys_beyond_the_1024th():
+    leaves = draw(2, 1, ROWS, E), draw(2, 1, KEYS, E), draw(2, 2, KEYS, E), draw(2, 1)
+    query, key, value, first = leaves
+    mask = late_mask()
+    with forced(Launch(16, 64)):
+        found = fish_attention(query * 0.3, key, value, first=first, key_mask=mask)
+    q, k, v, p = (x.double() for x in leaves)
+    scores = torch.einsum("hg,bgij->bhij", p, 0.3 * q @ k.mT)
+    scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
+    assert_gradients_agree((found, scores.softmax(-1) @ v), leaves)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+def test_components_far_apart_are_found_in_every_part_of_the_keys(monkeypatch):
+    """Row and key terms of opposite sign, of keys beyond the 64th part: F would underflow."""
+    monkeypatch.setattr(points, "_BLOCK", 16)
+    query, key, value = leaves = draw(1, 1, ROWS, E), draw(1, 1, KEYS, E), draw(1, 1, KEYS, E)
+    far = 150.0
+    offset = torch.zeros(1, 2, KEYS, device=DEVICE)
+    offset[:, 1, 1060:] = far
+    shift = torch.zeros(1, 2, E, device=DEVICE)
+    shift[:, 0, 0], query.data[..., 0] = far, 1.0
+    form = {"precision": torch.ones(1, 2, device=DEVICE), "offset": offset, "shift": shift}
+    with forced(Launch(16, 64)):
+        found = mgk_attention(
+            query, key, value, **form, gaussian=False, equal_precision=True, hard=False
+        )
+    q, k, v = (x.double() for x in leaves)
+    terms = (q @ k.mT)[:, :, None] + (q @ shift.double()[0].mT).mT[..., None]
+    pairs = (terms + offset.double()[0, None, None, :, None]).logsumexp(2)
+    assert_gradients_agree((found, pairs.softmax(-1) @ v), leaves, far)
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize("first_row", [0, 19])
+def test_noise_of_a_continued_sequence_is_that_of_its_positions(first_row):
+    leaves = draw(2, 2, ROWS, E), draw(2, 2, 43, E), draw(2, 3, 43, E), draw(3, 2), draw(2)
+    query, key, value, first, scale = leaves
+    rng = RandomKey(3, 5)
+    words = draw_tensor(rng.philox_key(STREAM_NOISE), rng.samples(2, DEVICE))
+    options = {"noise_scale": scale, "noise_draw": words, "first_row": first_row}
+    found = fish_attention(query * 0.3, key, value, first=first, **options)
+    rows = range(first_row, first_row + ROWS)
+    noise = normal_noise(rng, 2, 2, rows, range(43), DEVICE, torch.float64)
+    q, k, v, p, sigma = (x.double() for x in leaves)
+    scores = 0.3 * q @ k.mT + sigma[:, None, None] * noise
+    weights = torch.einsum("hg,bgij->bhij", p, scores).softmax(-1)
+    assert_gradients_agree((found, weights @ v), leaves)
