@@ -103,7 +103,7 @@ def test_the_rule_takes_the_smallest():
 
 @pytest.mark.parametrize("rule", ["movement", "weight"])
 def test_a_prompt_that_is_read_at_once_is_judged_by_its_latest_query(rule):
-    """One position over the bound after a call with N queries; the first query sees one key only."""
+    """One position over the bound after a call with N queries."""
     layer, x = make("mgk"), 3.0 * torch.randn(16, N, C, dtype=torch.float64)
     cache = layer.new_cache(bound=CacheBound(N - 1, rule))
     with torch.no_grad():

@@ -142,14 +142,27 @@ def test_one_layer_and_one_head_at_a_time():
     layers = layers_of(task)
     first = dict(list(layers.items())[:1])
     method = Oblivious(2)
-    values = {
-        score(task, batches()).value,
-        score_approximated(task, batches(), layers, method).value,
-        score_approximated(task, batches(), first, method).value,
-        score_approximated(task, batches(), first, method, head=1).value,
-        score_approximated(task, batches(), first, method, head=2).value,
-    }
-    assert len(values) == 5
+
+    def by_hand(layers, heads):
+        """The two largest weights of these heads, divided by their sum."""
+
+        def core(opened):
+            top, places = opened.weights.topk(2)
+            kept = torch.zeros_like(opened.weights).scatter(-1, places, top)
+            kept = kept / kept.sum(-1, keepdim=True)
+            found = opened.output.clone()
+            found[:, heads] = (kept @ opened.value)[:, heads].to(found.dtype)
+            return found
+
+        with replaced_cores(layers, core):
+            return score(task, batches()).value
+
+    cases = [(layers, None, [0, 1, 2]), (first, None, [0, 1, 2]), (first, 1, [1]), (first, 2, [2])]
+    values = [score(task, batches()).value]
+    for chosen, head, heads in cases:
+        values.append(score_approximated(task, batches(), chosen, method, head=head).value)
+        assert values[-1] == pytest.approx(by_hand(chosen, heads), rel=1e-6)
+    assert len(set(values)) == 5
 
 
 def test_cores_are_restored_even_after_an_error():

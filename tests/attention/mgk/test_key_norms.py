@@ -145,18 +145,5 @@ def test_studies_of_densities_need_the_end_of_the_annealing():
     assert layer.core.gaussians(call).key.shape == (B, H, K, N, E)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"score": "dot", "key_norm_weight": 1.0}, "is for score=gaussian"),
-        ({"key_norm_weight": 1.5}, r"must be in \[0, 1\], received 1.5"),
-        ({"key_norm_weight": float("nan")}, r"must be in \[0, 1\]"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        MGKAttention(C, H, head_dim=E, **options)
-
-
 def _collapses(options):
     return bool(options.get("shifted_keys")) and options.get("score") == "dot"
