@@ -13,8 +13,8 @@ from datamodules.core.errors import require_at_least
 from datamodules.core.own import OwnSamples, Rows
 from datamodules.core.sequences import TokenSplit, write_sequences
 from datamodules.core.tables import TABLES, labels_of, read_table
-from datamodules.text.units import TokenChoice, Unit
-from datamodules.text.vocabulary import Tokens
+from datamodules.text.choice import TokenChoice, Unit
+from datamodules.text.tokens import Tokens
 
 __all__ = ["LABEL_GUESSES", "TEXT_GUESSES", "LabelledTexts"]
 
@@ -89,7 +89,7 @@ class LabelledTexts(OwnSamples):
     def vocabulary(self) -> Tokens:
         """Tokens and their ids, which are one less than those of a batch."""
         if self._vocabulary is None:
-            self._vocabulary = self._choice.read(self.facts["vocabulary"])
+            self._vocabulary = Tokens.from_text(self.facts["vocabulary"])
         return self._vocabulary
 
     @property

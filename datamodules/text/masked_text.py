@@ -13,9 +13,9 @@ from datamodules.core.cache import Cache
 from datamodules.core.errors import DataError, require_at_least
 from datamodules.core.loaders import EvaluationLoader
 from datamodules.core.order import FILL
-from datamodules.text.pretrained_pieces import PretrainedChoice
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.choice import of_running_text
 from datamodules.text.segments import IGNORE, StreamCollate, StreamSample, WindowSplit
+from datamodules.text.tokens import Tokens
 from datamodules.text.wikitext103 import WikiText103
 
 __all__ = ["MaskedSplit", "MaskedText"]
@@ -106,13 +106,13 @@ class MaskedText(WikiText103):
         )
         require_at_least(_SPECIAL, segment_len=segment_len)
         if tokenizer is not None:
-            self.units = PretrainedChoice(**vars(self.units), tokenizer=tokenizer)
+            self._named["tokenizer"] = tokenizer
+            self.units = of_running_text(**self._named)
 
     @property
-    def pretrained(self) -> PretrainedTokeniser | None:
+    def pretrained(self) -> Tokens | None:
         """The pre-trained tokeniser, if there is one."""
-        vocabulary: Any = self.vocabulary if isinstance(self.units, PretrainedChoice) else None
-        return None if vocabulary is None else vocabulary.tokeniser
+        return self.vocabulary if "mask" in self.vocabulary.special else None
 
     @property
     def mask_token(self) -> int | None:

@@ -15,9 +15,9 @@ from datamodules.core.division import check_shares, divide
 from datamodules.core.errors import DataError, MissingDataError
 from datamodules.core.files import expand
 from datamodules.core.own import SHOWN_SAMPLES, required_path, split_of
+from datamodules.text.choice import TokenChoice, Unit
 from datamodules.text.source import Block, ParquetText, PlainText, TextSource
 from datamodules.text.stream import TextStream
-from datamodules.text.units import TokenChoice, Unit
 
 __all__ = ["DividedText", "OwnText"]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from datamodules.core.errors import DataError
 from datamodules.core.files import sync, write_whole
 from datamodules.text.source import TextSource
-from datamodules.text.vocabulary import Tokens
+from datamodules.text.tokens import Tokens
 
 __all__ = ["TokenisationJob"]
 

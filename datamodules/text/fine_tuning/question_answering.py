@@ -16,12 +16,12 @@ from datamodules.core.files import expand, not_found
 from datamodules.core.own import length_line
 from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
+from datamodules.text.choice import Kind, TokenChoice, as_array
 from datamodules.text.fine_tuning.batches import WindowSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
 from datamodules.text.fine_tuning.squad import SquadFile, Version, WrongOffsets, read_squad
 from datamodules.text.fine_tuning.windows import Windows, token_span
-from datamodules.text.pretrained_pieces import Kind, TokeniserChoice, as_bytes
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.tokens import Tokens
 
 __all__ = ["Question", "QuestionAnswering", "find_questions"]
 
@@ -107,7 +107,7 @@ class QuestionAnswering(EncodedTexts):
         self._path = path
         self.version: Version = version
         self.wrong_offsets: WrongOffsets = wrong_offsets
-        choice = TokeniserChoice(tokenizer, tokens, vocab_limit, lower)
+        choice = TokenChoice(tokens, vocab_limit, lower=lower, file=tokenizer)
         self.set_encoding(choice, max_length, max_positions, vocab_size, bucket)
         self.stride, self.max_query_length = stride, max_query_length
         self._texts: dict[str, list[Question]] = {}
@@ -143,7 +143,7 @@ class QuestionAnswering(EncodedTexts):
 
     def must_name(self) -> dict[str, Any]:
         """What a command must give to find the cache again."""
-        given = {"path": self._path or None, "version": self.version, "tokenizer": self.choice.path}
+        given = {"path": self._path or None, "version": self.version, "tokenizer": self.choice.file}
         sizes = {"max_length": self.max_length, "stride": self.stride}
         return {name: value for name, value in {**given, **sizes}.items() if value is not None}
 
@@ -178,9 +178,9 @@ class QuestionAnswering(EncodedTexts):
         for name, part in read.items():
             _write_split(writer, name, part, tokeniser, windows)
         notes = [note for part in read.values() for note in part.notes]
-        writer.add("facts", as_bytes(json.dumps({"notes": notes, "files": list(read)})))
+        writer.add("facts", as_array(json.dumps({"notes": notes, "files": list(read)})))
 
-    def _windows(self, tokeniser: PretrainedTokeniser) -> Windows:
+    def _windows(self, tokeniser: Tokens) -> Windows:
         num_special = tokeniser.num_special(pair=True)
         return Windows(self.max_length, num_special, self.max_query_length, self.stride)
 
@@ -276,7 +276,7 @@ def _write_split(
     writer: CacheWriter,
     name: str,
     part: SquadFile,
-    tokeniser: PretrainedTokeniser,
+    tokeniser: Tokens,
     windows: Windows,
 ) -> None:
     """Add the windows, the characters of tokens and the texts of a split to a cache."""
@@ -323,4 +323,4 @@ def _write_split(
         [a.id, a.question, a.paragraph, [text for text, _ in a.answers]] for a in part.questions
     ]
     stored = {"contexts": part.contexts, "questions": asked_texts}
-    writer.add(f"{name}_asked", as_bytes(json.dumps(stored, ensure_ascii=False)))
+    writer.add(f"{name}_asked", as_array(json.dumps(stored, ensure_ascii=False)))

@@ -15,8 +15,8 @@ from datamodules.core.cache import Cache, Mapped
 from datamodules.core.errors import DataError
 from datamodules.core.order import FILL
 from datamodules.text.fine_tuning.batches import PairSample, TypedCollate
-from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
 from datamodules.text.segments import IGNORE
+from datamodules.text.tokens import Tokens
 
 __all__ = ["DocumentSplit", "MaskedCollate"]
 
@@ -51,7 +51,7 @@ class DocumentSplit(Mapped):
         sentences: npt.NDArray[np.int64],
         documents: npt.NDArray[np.int64],
         max_length: int,
-        tokeniser: PretrainedTokeniser,
+        tokeniser: Tokens,
         pairs: bool,
         seed: int = 0,
     ) -> None:

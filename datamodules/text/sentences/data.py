@@ -16,6 +16,7 @@ from datamodules.core.errors import DataError, require_at_least, require_one_of
 from datamodules.core.own import length_line
 from datamodules.core.report import compare_size
 from datamodules.core.token_order import TokenBatchOrder, TokenEvaluationOrder, evaluation_tokens
+from datamodules.text.choice import TokenChoice, of_running_text
 from datamodules.text.running import OwnText
 from datamodules.text.sentences.batches import SentenceCollate, Sentences, ends_of
 from datamodules.text.sentences.release import (
@@ -26,7 +27,7 @@ from datamodules.text.sentences.release import (
 )
 from datamodules.text.source import TextSource
 from datamodules.text.stream import TextStream
-from datamodules.text.vocabulary import VocabularyChoice
+from datamodules.text.tokens import Tokens
 
 __all__ = ["LM1B"]
 
@@ -77,7 +78,7 @@ class LM1B(TextStream):
 
     task = "lm1b"
     title = "LM1B"
-    units: VocabularyChoice
+    units: TokenChoice
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class LM1B(TextStream):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            VocabularyChoice(None, subwords, tokenizer_file),
+            of_running_text(None, subwords, tokenizer_file),
             max_length,
             batching="segments",
             val_stride=None,
@@ -200,7 +201,7 @@ class LM1B(TextStream):
 
     def _read_vocabulary(self, writer: CacheWriter) -> Any:
         text = np.load(writer.folder / "vocabulary.npy").tobytes().decode()
-        return self.units.read(text)
+        return Tokens.from_text(text)
 
     # ---- splits ------------------------------------------------------------------------------
 
