@@ -183,7 +183,7 @@ class TextStream(CachedDataModule):
         job = TokenisationJob(self.cache_dir / f".{spec.name}.partial", found, spec.settings)
         if job.is_resumed:
             _log.warning("resuming an interrupted tokenisation in %s", job.folder)
-        text = job.vocabulary_text(lambda: self.units.make(found["train"]).text)
+        text = job.text("vocabulary", lambda: self.units.make(found["train"]).text)
         vocabulary = Tokens.from_text(text)
         writer.add("vocabulary", as_array(text))
         for name, source in found.items():

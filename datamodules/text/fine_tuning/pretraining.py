@@ -16,6 +16,7 @@ from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand
 from datamodules.core.own import length_line
 from datamodules.core.progress import progress
+from datamodules.core.sequences import ragged_writer
 from datamodules.text.choice import Kind, TokenChoice, as_array
 from datamodules.text.fine_tuning.documents import (
     DIVISIONS,
@@ -194,10 +195,10 @@ def _write_split(
     writer: CacheWriter, name: str, documents: list[list[str]], tokeniser: Tokens
 ) -> int:
     """Add the sentences of a split to a cache; return how many tokens are unknown."""
-    sentences, ends, unknown = [0], [0], 0
+    ends, unknown = [0], 0
     with (
         progress(f"tokenising {name}", len(documents), "documents") as advance,
-        writer.stream(f"{name}_tokens", np.int32) as append,
+        ragged_writer(writer, name) as append,
     ):
         for start in range(0, len(documents), _AT_ONCE):
             some = documents[start : start + _AT_ONCE]
@@ -206,11 +207,9 @@ def _write_split(
                 found = [ids for ids in (next(encoded) for _ in part) if ids]
                 for ids in found:
                     append(ids)
-                    sentences.append(sentences[-1] + len(ids))
                     unknown += ids.count(tokeniser.unknown)
                 if found:
                     ends.append(ends[-1] + len(found))
             advance(len(some))
-    writer.add(f"{name}_sentences", np.array(sentences, dtype=np.int64))
     writer.add(f"{name}_documents", np.array(ends, dtype=np.int64))
     return unknown

@@ -16,6 +16,7 @@ from datamodules.core.files import expand, not_found
 from datamodules.core.own import length_line
 from datamodules.core.progress import progress
 from datamodules.core.report import compare_size
+from datamodules.core.sequences import ragged_writer
 from datamodules.text.choice import Kind, TokenChoice, as_array
 from datamodules.text.fine_tuning.batches import WindowSplit
 from datamodules.text.fine_tuning.encoded import EncodedTexts
@@ -284,12 +285,11 @@ def _write_split(
     starts = np.cumsum([0, *(len(ids) for ids, _ in encoded)])
     rows: list[tuple[int, int, int, int]] = []
     spans: list[tuple[int, int]] = []
-    lengths: list[int] = []
     before = tokeniser.num_special(pair=True) - 1  # special tokens in front of the text
     title, total = f"windows of {name}", len(part.questions)
     with (
         progress(title, total, "questions") as advance,
-        writer.stream(f"{name}_tokens", np.int32) as append,
+        ragged_writer(writer, name) as append,
     ):
         for number, asked in enumerate(part.questions):
             advance(1)
@@ -304,7 +304,6 @@ def _write_split(
                 end = piece.first + piece.size
                 values, _ = tokeniser.join(question, ids[piece.first : end])
                 append(values)
-                lengths.append(len(values))
                 rows.append((number, second, piece.first, piece.size))
                 shift = second - piece.first
                 spans.append(
@@ -312,7 +311,6 @@ def _write_split(
                     if span is not None and piece.holds(span)
                     else (0, 0)
                 )
-    writer.add(f"{name}_offsets", np.cumsum([0, *lengths]).astype(np.int64))
     writer.add(f"{name}_windows", np.array(rows, dtype=np.int32))
     writer.add(f"{name}_spans", np.array(spans, dtype=np.int32))
     places = [int(starts[asked.paragraph]) for asked in part.questions]

@@ -15,6 +15,7 @@ from datamodules.core.errors import DataError, require_one_of
 from datamodules.core.files import expand, not_found
 from datamodules.core.own import OwnFiles, OwnSamples, Rows
 from datamodules.core.progress import progress
+from datamodules.core.sequences import ragged_writer
 from datamodules.core.tables import TABLES, labels_of, read_table
 from datamodules.text.choice import Kind, TokenChoice
 from datamodules.text.fine_tuning.batches import TextPairSplit
@@ -257,12 +258,11 @@ def _write_split(
     max_length: int,
 ) -> int:
     """Add the sequences of a split to a cache; return how many lost tokens."""
-    lengths: list[int] = []
     seconds: list[int] = []
     num_cut = 0
     with (
         progress(f"tokens of {name}", len(pairs), "texts") as advance,
-        writer.stream(f"{name}_tokens", np.int32) as append,
+        ragged_writer(writer, name) as append,
     ):
         for first_text, second_text in pairs:
             advance(1)
@@ -274,9 +274,7 @@ def _write_split(
             num_cut += len(first) + len(second or ()) < before
             values, _ = tokeniser.join(first, second)
             append(values)
-            lengths.append(len(values))
             seconds.append(len(values) - len(second) - 1 if second is not None else len(values))
-    writer.add(f"{name}_offsets", np.cumsum([0, *lengths]).astype(np.int64))
     writer.add(f"{name}_seconds", np.array(seconds, dtype=np.int32))
     writer.add(f"{name}_targets", np.array(targets, dtype=np.uint16))
     return num_cut

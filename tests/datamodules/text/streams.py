@@ -64,7 +64,11 @@ KINDS: dict[str, Callable[[Path], DataModule]] = {
         for tokens in ("subwords", "words")
     },
     "sentences": lambda folder: LM1B(
-        "other", subwords=2000, val_fraction=0.05, test_fraction=0.05, data_dir=str(folder / "lines")
+        "other",
+        subwords=2000,
+        val_fraction=0.05,
+        test_fraction=0.05,
+        data_dir=str(folder / "lines"),
     ),
 }
 
