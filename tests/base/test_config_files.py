@@ -30,7 +30,6 @@ from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_p
 from profiling.kernels.config import load_kernels
 from profiling.sweep.config import ModelConfig, load_sweep
 from profiling.sweep.plan import make_plan, model_sizes
-from profiling.sweep.prepared import prepared_path
 from tests.support.paths import CONFIGS
 
 SMGK = "configs/attention/smgk.yaml"
@@ -152,8 +151,6 @@ def test_tables_sweeps_and_prepared_numbers_are_read_from_any_folder(folders):
     assert uea.make_table(uea.TABLE, Place(data_dir="none"))[0].rows
     sweep = load_sweep("quick")
     assert make_plan(sweep, Path.cwd()) == make_plan(sweep, CONFIGS.parent)
-    for name in ("lm_cuda", "configs/profiling/lm_cuda.yaml"):
-        assert prepared_path(name).is_file()
     config = ModelConfig(kind="language_model", task="configs/tasks/wikitext103_small.yaml")
     assert model_sizes(config, 64, Path.cwd()) == model_sizes(config, 64, CONFIGS.parent)
     assert attention_entry("configs/attention/fish.yaml")["class_path"].endswith("FiSHAttention")
