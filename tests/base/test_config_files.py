@@ -75,13 +75,6 @@ def test_paths_that_lead_out_of_the_folders_are_not_looked_for_there(name, folde
     assert find(name) == Path(name)
 
 
-def test_former_names_are_found_from_any_folder(folders, monkeypatch, capsys):
-    monkeypatch.setattr(config_files, "_told", set())
-    assert find("configs/paper/mgk_table1.yaml") == CONFIGS / "reproduce/mgk_table1.yaml"
-    assert file_named("task", "lra_text_tiny") == str(CONFIGS / "tasks/tiny/lra_text.yaml")
-    assert capsys.readouterr().err.count("has moved to") == 2
-
-
 def test_names_are_those_of_the_own_folders_and_the_shipped_one(folders):
     work, first, second = folders
     own = write(second, "attention/smgk.yaml")
