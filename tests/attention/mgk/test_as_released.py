@@ -409,7 +409,7 @@ def test_magnitudes_need_priors_that_are_learned():
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"{path.parent.name}/{path.stem}" for path in sorted(FOLDER.glob("l*/*.yaml"))),
+        *(run_stem(path) for path in sorted(FOLDER.glob("l*/*.yaml"))),
         *("translation_mgk", "translation_smgk"),
     ],
 )
