@@ -1,4 +1,4 @@
-"""YAML to objects: read, upgraded, merged, linked to the data, instantiated."""
+"""YAML to objects: read, merged, linked to the data, instantiated."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _parsed(text: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, in today's terms (see `find` and `upgrade`).
+    """Return the mapping in a YAML file, in its one form (see `find` and `canonical`).
 
     Raises:
         ConfigError: no such file, no text, no YAML, no mapping at the top, or what it says can no
@@ -125,7 +125,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         kind = type(content).__name__
         raise ConfigError(f"{path} must hold a mapping of keys, received {kind}")
     try:
-        return upgrade(content)
+        return canonical(content)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -219,77 +219,30 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
     return merged
 
 
-# ---- upgrading ---------------------------------------------------------------------------------
+# ---- names of classes --------------------------------------------------------------------------
 
-# Full name of a class -> option -> its old default, and the class that still has the option.
-Retired = Mapping[str, Mapping[str, tuple[Any, str | None]]]
-
-MOVED_CLASSES = {
-    f"lit_probattn.tasks.{module}.ShardedDataParallel": (
-        "lit_probattn.training.sharding.ShardedDataParallel"
-    )
-    for module in ("sharding", "distributed")
-}
-# Packages that export their classes, whichever module of theirs a class is or was written in.
+# Packages that export their classes, whichever module of theirs a class is written in.
 _PUBLIC = re.compile(r"(lit_probattn\.(?:attention|tasks)|datamodules)\.[\w.]+\.(\w+)")
 
-_RELEASED_LINEAR: Mapping[str, Any] = {
-    "denominator": "sum",
-    "eps": 0.0,
-    "output_scale": "one",
-    "padded_len": None,
-}
-# What only released code does lives in classes of its own.
-_RELEASED: Mapping[str, Mapping[str, Any]] = {
-    "MGKAttention": {
-        "row_eps": 0.0,
-        "em_code_parity": "none",
-        "shift_first_zero": False,
-        "prior_floor": 1e-6,
-    },
-    "LinearAttention": _RELEASED_LINEAR,
-    "MLKAttention": {"mix": "after", "shift_first_zero": False, **_RELEASED_LINEAR},
-}
-# What no class does any more: an M-step replaces the priors.
-_GONE: Mapping[str, Mapping[str, Any]] = {
-    "MGKAttention": {"prior_momentum": 0.0},
-    "ReleasedMGKAttention": {"prior_momentum": 0.0},
-}
-RETIRED: Retired = {
-    f"lit_probattn.attention.{name}": {
-        **{
-            option: (default, f"lit_probattn.attention.Released{name}")
-            for option, default in _RELEASED.get(name, {}).items()
-        },
-        **{option: (default, None) for option, default in _GONE.get(name, {}).items()},
-    }
-    for name in (*_RELEASED, "ReleasedMGKAttention")
-}
 
+def canonical(content: Any) -> Any:
+    """Return a configuration in its one form; `content` is kept.
 
-def upgrade(content: Any, retired: Retired = RETIRED) -> Any:
-    """Return a configuration that an earlier version wrote in today's terms; `content` is kept.
-
-    Classes are found under their new paths, and attention by layers is written out. A retired
-    option with another value than its old default selects the class that still has it. Where no
-    option does, all of them are dropped; the selected class keeps its own, so that an old
-    configuration says what a new one resolves to.
+    Classes have their public names, and attention by layers is written out.
 
     Raises:
-        ConfigError: an option has a value that no class takes any more.
+        ConfigError: attention by layers that cannot be written out.
     """
     if isinstance(content, list | tuple):
-        return [upgrade(item, retired) for item in content]
+        return [canonical(item) for item in content]
     if not isinstance(content, Mapping):
         return copy.deepcopy(content)
-    result = {key: upgrade(item, retired) for key, item in content.items()}
+    result = {key: canonical(item) for key, item in content.items()}
     for key in result:
         if str(key).endswith("attention"):
             result[key] = _written_out(key, result[key])
     if isinstance(result.get("class_path"), str):
-        result["class_path"] = _new_class_path(result["class_path"])
-        if isinstance(result.get("init_args"), dict):
-            _retire(result, retired.get(result["class_path"], {}))
+        result["class_path"] = _public_name(result["class_path"])
     return result
 
 
@@ -303,40 +256,14 @@ def _written_out(key: str, entry: Any) -> Any:
 
 def public_path(cls: type) -> str:
     """Return the full name by which a configuration calls a class."""
-    return _new_class_path(f"{cls.__module__}.{cls.__qualname__}")
+    return _public_name(f"{cls.__module__}.{cls.__qualname__}")
 
 
-def _new_class_path(class_path: str) -> str:
-    if class_path in MOVED_CLASSES:
-        return MOVED_CLASSES[class_path]
+def _public_name(class_path: str) -> str:
     found = _PUBLIC.fullmatch(class_path)
     if found and found[2] in importlib.import_module(found[1]).__all__:
         return f"{found[1]}.{found[2]}"
     return class_path
-
-
-def _retire(entry: dict[str, Any], options: Mapping[str, tuple[Any, str | None]]) -> None:
-    """Take retired options from the arguments of a class, or put the one class that has them."""
-    cls, arguments = entry["class_path"], entry["init_args"]
-    given = {option: options[option] for option in options if option in arguments}
-    classes = set()
-    for option, (default, successor) in given.items():
-        if arguments[option] == default:
-            continue
-        if successor is None:
-            raise ConfigError(
-                f"{cls} no longer has the option {option} ({arguments[option]!r} here) and always "
-                f"works as with {default!r}: leave the option out"
-            )
-        classes.add(successor)
-    if len(classes) > 1:
-        raise ConfigError(
-            f"no class has all options of this {cls}: choose one of {', '.join(sorted(classes))}"
-        )
-    for option, (_, successor) in given.items():
-        if successor not in classes:  # at its default; a class that has it keeps it
-            del arguments[option]
-    entry["class_path"] = next(iter(classes), cls)
 
 
 # ---- classes and sizes -------------------------------------------------------------------------

@@ -28,12 +28,6 @@ def make_parser() -> argparse.ArgumentParser:
     sweep = commands.add_parser("sweep", help="measure every point of a grid")
     sweep.add_argument("--config", required=True, help="name or file of configs/profiling")
     sweep.add_argument("--out", help="results folder (default runs/profiling/NAME)")
-    sweep.add_argument(
-        "--prepare",
-        action="store_true",
-        help="write memory predictions and counts of all places beside the config; needs no GPU",
-    )
-    sweep.add_argument("--jobs", type=int, default=1, help="processes of --prepare (default 1)")
     add_shard_flags(sweep.add_argument)
     report = commands.add_parser("report", help="tables and figures of a sweep, or --index")
     which = report.add_mutually_exclusive_group(required=True)
@@ -89,20 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sweep(options: argparse.Namespace) -> int:
     from profiling.sweep.config import load_sweep
-    from profiling.sweep.prepared import load_predictions, prepare
     from profiling.sweep.run import describe_plan, run_sweep
 
     config, root = load_sweep(options.config), Path.cwd()
     index, count = shard_of(options)
-    if options.prepare:
-        print(prepare(options.config, root, jobs=options.jobs))
-        return 0
-    predictions = load_predictions(options.config, config.device)
     if options.dry_run:
-        print(describe_plan(config, root, index, count, predictions))
+        print(describe_plan(config, root, index, count))
         return 0
     folder = Path(options.out or f"runs/profiling/{config.name}")
-    rows = run_sweep(config, folder, root, index=index, count=count, predictions=predictions)
+    rows = run_sweep(config, folder, root, index=index, count=count)
     counts = Counter(status for status, _ in {(row.status, row.point_id) for row in rows})
     print(
         f"{folder}: {', '.join(f'{number} {status}' for status, number in sorted(counts.items()))}"
@@ -143,13 +132,10 @@ def _index(options: argparse.Namespace) -> int:
 
 def _memory(options: argparse.Namespace) -> int:
     from profiling.sweep.config import load_sweep
-    from profiling.sweep.prepared import load_predictions
     from profiling.sweep.run import memory_table
 
     config = load_sweep(options.config)
-    predictions = load_predictions(options.config, config.device)
-    predictions.live = True  # the command is about predictions
-    text, equal = memory_table(config, Path.cwd(), predictions)
+    text, equal = memory_table(config, Path.cwd())
     print(text)
     return 0 if equal else 1
 

@@ -1,16 +1,59 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in stages in the order of their value. Interrupt it at any moment: rows are
-# on disk as soon as they are measured, and the same command goes on; what failed is tried again.
+# What needs a GPU, in the order of its value: are the kernels right, how fast are they, what do models cost,
+# what do they learn. Interrupt it at any moment and run it again: rows are on disk as they are measured, what is
+# finished is not repeated, what failed is tried again. It needs no network.
 #
-#   bash profiling/cuda.sh                              all stages, at most 30 minutes in all
-#   bash profiling/cuda.sh --pack results.tar.gz        with an archive, also after failures and time-outs
-#   bash profiling/cuda.sh checks speed --minutes 10    only these stages
-#   bash profiling/cuda.sh --budget                     minutes predicted and rows; measures nothing
-#   bash profiling/cuda.sh --rehearse                   everything, tiny, on the CPU: no GPU needed
+#   bash profiling/cuda.sh                  everything
+#   bash profiling/cuda.sh parity speed     these parts, in this order
 #
-# Results are in reports/kernels_<gpu>/. Needs no network. PYTHON=/path/to/python chooses the interpreter.
-set -euo pipefail
+# PYTHON   interpreter (default .venv/bin/python, else python3)
+# OUT      folder of the reports (default reports/cuda); rows of sweeps are in runs/profiling, trainings in runs
+# MINUTES  upper limit of every command, below its own
+# DATA     folder of the releases; without it trainings are those of ListOps, which is generated
+# JOBS     trainings at a time (default 4: one alone does not fill a GPU)
+set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
-export PYTHONUNBUFFERED=1
-exec "$PYTHON" -m profiling.stages "$@"
+OUT=${OUT:-reports/cuda}
+PARTS=(parity speed models tests table7 sweeps tuning tables)
+FAILED=()
+export PYTHONUNBUFFERED=1 TRITON_DEFAULT_FP_FUSION=1
+
+run() { # minutes, then a module and its arguments
+    local minutes=$1
+    shift
+    [ "$minutes" -le "${MINUTES:-$minutes}" ] || minutes=$MINUTES
+    echo "== $* (at most $minutes minutes)"
+    timeout --signal INT --kill-after 60 "${minutes}m" "$PYTHON" -m "$@" || { FAILED+=("$*") && false; }
+}
+once() { # as run, for a command that cannot go on by itself: a mark is kept when it has passed
+    local mark="$OUT/$1.passed"
+    [ -e "$mark" ] || { run "${@:2}" && mkdir -p "$OUT" && touch "$mark"; }
+}
+kernels() { run "$1" profiling kernels --config "$2" --out "$OUT/${3:-$2}"; }
+sweep() { run 30 profiling sweep --config "$1"; run 5 profiling report --config "$1" --out "$OUT/$1"; }
+part() {
+    case $1 in
+    parity) for family in softmax mgk gaussian fish linear,mlk; do
+        once "parity_$family" 20 profiling kernels --parity --device cuda --cases "$family" --out "$OUT/parity_$family"
+    done ;;
+    speed) for name in kernels_cuda kernels_fish_cuda kernels_memory_cuda; do kernels 20 $name; done ;;
+    models) for name in lm_cuda lm_fish_cuda; do sweep $name; done ;;
+    tests) once tests 20 pytest -q -m "not slow" tests/kernels
+        once train 20 profiling kernels --train-steps 200 --device cuda --out "$OUT/train" ;;
+    table7) run 30 lit_probattn.reproduce mgk_table7 --accelerator gpu --out "$OUT/mgk_table7" ;;
+    sweeps) for name in attention lm_long lm_wide lm_linear lm_fish_long encoder_decoder retrieval_heads \
+        listops_settings; do sweep "${name}_cuda"; done ;;
+    tuning) once tuning 60 profiling kernels --tune --out "$OUT/tuning" && kernels 20 kernels_cuda kernels_cuda_tuned ;;
+    tables) for table in mgk_table1 mgk_table2 mgk_table5; do
+        run 1440 lit_probattn.reproduce $table --only listops ${DATA:+text --data_dir "$DATA"} --accelerator gpu \
+            --trainer one_gpu --jobs "${JOBS:-4}" --out "$OUT/$table"; done ;;
+    esac
+}
+
+for name in "$@"; do
+    [[ " ${PARTS[*]} " == *" $name "* ]] || { echo "error: unknown part $name; parts: ${PARTS[*]}" >&2 && exit 2; }
+done
+"$PYTHON" -c 'import torch; torch.cuda.is_available() or exit("error: no CUDA device")' || exit 2
+for name in "${@:-${PARTS[@]}}"; do part "$name"; done
+[ ${#FAILED[@]} -eq 0 ] || { printf 'not finished: %s\n' "${FAILED[@]}" >&2 && exit 1; }

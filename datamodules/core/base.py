@@ -81,7 +81,7 @@ class DataModule(pl.LightningDataModule):
             LIT_PROBATTN_DATA, and `data` without it.
         cache_dir: Folder of the caches. None means the environment variable LIT_PROBATTN_CACHE, and
             without it, a folder for `data_dir` in the user's cache folder (`~/.cache/lit_probattn`,
-            or in XDG_CACHE_HOME). Caches of earlier versions in `<data_dir>/.cache` are read too.
+            or in XDG_CACHE_HOME).
         batch_size: Samples of one optimiser step, over all ranks and accumulation steps.
         eval_batch_size: Rows of one evaluation batch of one rank. None means as many as a training
             micro-batch has. Results do not depend on it.
@@ -116,8 +116,7 @@ class DataModule(pl.LightningDataModule):
         self.data_dir = expand(data)
         cache = cache_dir or os.environ.get("LIT_PROBATTN_CACHE")
         self.cache_dir = expand(cache) if cache else default_root(self.data_dir)
-        # Where caches are looked for, in this order; new ones are made in the first.
-        self.cache_places = [self.cache_dir, *([] if cache else [self.data_dir / ".cache"])]
+        self._cache_is_named = bool(cache)
         require_at_least(
             1, batch_size=batch_size, eval_batch_size=eval_batch_size, pad_multiple=pad_multiple
         )
@@ -334,22 +333,9 @@ class CachedDataModule(DataModule):
         except DataError:
             return []
 
-    def _earlier_cache(self) -> Cache | None:
-        """A good cache that an earlier version made beside the data, if there is no newer one."""
-        spec, (first, *earlier) = self.cache_spec, self.cache_places
-        for place in [] if (first / spec.name).is_dir() else earlier:
-            try:
-                return open_cache(place, spec)
-            except MissingDataError:
-                pass
-            except DataError as error:
-                _log.warning("%s; a new one is made in %s", error, first)
-        return None
-
     def prepare_data(self) -> None:
         """Build the cache unless a good one is there. Lightning calls it once per node."""
-        earlier = self._earlier_cache()
-        self._opened = earlier or ensure_cache(self.cache_dir, self.cache_spec, self.build)
+        self._opened = ensure_cache(self.cache_dir, self.cache_spec, self.build)
 
     def open(self) -> Cache:
         """Open the cache anew and verify it.
@@ -358,14 +344,14 @@ class CachedDataModule(DataModule):
             DataError: There is no good cache; the message gives the command that makes one.
         """
         try:
-            found = self._earlier_cache() or open_cache(self.cache_dir, self.cache_spec)
+            found = open_cache(self.cache_dir, self.cache_spec)
             self._opened = found
             return found
         except DataError as error:
             command = f"python -m datamodules prepare {self.task}"
             command += "".join(f" --{name} {value}" for name, value in self.must_name().items())
             command += f" --data_dir {self.data_dir}"
-            if len(self.cache_places) == 1:  # it was given
+            if self._cache_is_named:
                 command += f" --cache_dir {self.cache_dir}"
             kind = MissingDataError if isinstance(error, MissingDataError) else DataError
             raise kind(f"{error}; run `{command}` with the same settings") from None

@@ -82,7 +82,7 @@ class UEA(CachedDataModule):
         self.val_fraction, self.split_seed = val_fraction, split_seed
         self.normalization: Normalization = normalization
         self._max_length = max_length
-        cached = any((place / self.cache_spec.name).is_dir() for place in self.cache_places)
+        cached = (self.cache_dir / self.cache_spec.name).is_dir()
         if name not in ARCHIVES and not cached:
             self.sources()  # tells an unknown name from files of the user's own
         self.select_on_test = select_on == "test"

@@ -458,13 +458,6 @@ class Attention(RenamingModule):
         """
         return self.core.weights(self.call(query, key, **masks))
 
-    def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Take weights without the core's name, of old checkpoints: `prior.value` and the like."""
-        for name in self.core.state_dict():
-            old, new = prefix + name, f"{prefix}core.{name}"
-            if old in state_dict and new not in state_dict:
-                state_dict[new] = state_dict.pop(old)
-
     def extra_repr(self) -> str:
         """Sizes, for printing."""
         return (

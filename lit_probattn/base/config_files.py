@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -33,19 +32,14 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message is one readable line."""
 
 
-# Old place and new place of files that have moved; {} stands for what is kept. Where several new
-# places fit a file, the first is meant.
-MOVED_FILES = (
-    ("tasks/{}_tiny.yaml", "tasks/tiny/{}.yaml"),
-    ("paper/{}", "reproduce/{}"),
-    ("studies/{}", "reproduce/{}"),
-    ("as_released/code_lra_{}.yaml", "as_released/lra/{}.yaml"),
-    ("as_released/code_lm_intended_{}.yaml", "as_released/lm/intended_{}.yaml"),
-    ("as_released/code_lm_linear.yaml", "as_released/lm/linear.yaml"),
-    ("as_released/code_lm_as_released_{}.yaml", "as_released/lm/{}.yaml"),
-    ("as_released/fish/translation_{}.yaml", "as_released/translation/{}.yaml"),
+# What a file in a folder of its own adds to the name of a run; elsewhere its stem does.
+_STEMS = (
+    (r"tasks/tiny/([^/]+)", r"\1_tiny"),
+    (r"as_released/lra/([^/]+)", r"code_lra_\1"),
+    (r"as_released/lm/(intended_[^/]+|linear)", r"code_lm_\1"),
+    (r"as_released/lm/([^/]+)", r"code_lm_as_released_\1"),
+    (r"as_released/translation/([^/]+)", r"translation_\1"),
 )
-_told: set[str] = set()
 
 
 # ---- folders -----------------------------------------------------------------------------------
@@ -85,41 +79,15 @@ def _places(path: Path, root: Path) -> Iterator[Path]:
 
 
 def find(path: str | Path, root: Path = Path()) -> Path:
-    """Return where a configuration file or folder lies; say so, once, where it has moved.
+    """Return where a configuration file or folder lies, as seen from `root`.
 
-    `path` is its name today or before it moved, as seen from `root`. Where nothing is found, it is
-    returned as it is.
+    Where nothing is found, the path is returned as it is.
 
     Raises:
         ConfigError: see `folders`.
     """
     given = Path(path)
-    for place in _places(given, root):
-        found = _at(place, given)
-        if found is not None:
-            return found
-    return root / given
-
-
-def _at(place: Path, given: Path) -> Path | None:
-    """Return a place if there is something, or else where that has moved to."""
-    if place.exists():
-        return place
-    for old, new in MOVED_FILES:
-        name = _renamed(place.as_posix(), old, new)
-        if name is not None and Path(name).is_file():
-            _tell_move(given, name)
-            return Path(name)
-    return None
-
-
-def _tell_move(given: Path, name: str) -> None:
-    # Imports torch, which a list of names does without.
-    from lit_probattn.records.provenance import is_first_rank
-
-    if name not in _told and is_first_rank():
-        print(f"{given} has moved to {name}; reading that", file=sys.stderr, flush=True)
-    _told.add(name)
+    return next((place for place in _places(given, root) if place.exists()), root / given)
 
 
 def files_in(folder: str | Path, pattern: str = "*.yaml") -> dict[str, Path]:
@@ -135,23 +103,13 @@ def files_in(folder: str | Path, pattern: str = "*.yaml") -> dict[str, Path]:
 
 
 def run_stem(path: str | Path) -> str:
-    """Return what a file adds to the name of a run: its stem, or that of its former name.
-
-    Stems in different folders may be the same, former names are not; and runs keep their names.
-    """
-    for old, new in MOVED_FILES:
-        name = _renamed(Path(path).as_posix(), new, old)
-        if name is not None:
-            return Path(name).stem
+    """Return what a file adds to the name of a run; files of different folders differ in it."""
+    name = Path(path).with_suffix("").as_posix()
+    for pattern, stem in _STEMS:
+        found = re.fullmatch(rf"(?:.*/)?{pattern}", name)
+        if found is not None:
+            return found.expand(stem)
     return Path(path).stem
-
-
-def _renamed(name: str, old: str, new: str) -> str | None:
-    pattern = re.escape(old).replace(r"\{\}", r"([^/]+)")
-    found = re.fullmatch(rf"(.*/)?{pattern}", name)
-    if found is None:
-        return None
-    return (found[1] or "") + new.format(*found.groups()[1:])
 
 
 # ---- names -------------------------------------------------------------------------------------
@@ -177,7 +135,7 @@ def file_named(kind: str, name: str) -> str:
 
     Args:
         kind: one of `KINDS`.
-        name: `smgk`, `tiny/lra_listops`; former names too.
+        name: `smgk`, `tiny/lra_listops`.
 
     Raises:
         ConfigError: no file has this name; it names the nearest.
@@ -186,8 +144,8 @@ def file_named(kind: str, name: str) -> str:
         return name
     if name and ".." not in Path(name).parts:
         for folder in folders():
-            found = _at(folder / KINDS[kind][0] / f"{name}.yaml", Path(name))
-            if found is not None:
+            found = folder / KINDS[kind][0] / f"{name}.yaml"
+            if found.is_file():
                 return str(_shown(found))
     hint = nearest(name, named_files(kind), most=3)
     more = f"`lit-probattn list {KINDS[kind][1]}` shows all; a path ends in .yaml"

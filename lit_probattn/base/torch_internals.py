@@ -187,10 +187,10 @@ class FollowingModule(nn.Module):
 
 
 class RenamingModule(nn.Module):
-    """A module that reads state dicts with old names."""
+    """A module that reads state dicts with other entries than its own."""
 
     def rename_state(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Rename entries of a state dict, in place, before the module takes its own."""
+        """Change entries of a state dict, in place, before the module takes its own."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.rename_state(state_dict, prefix)

@@ -21,13 +21,13 @@ from lit_probattn.cli.files import NAMED
 from lit_probattn.cli.jsonargparse_internals import Refused, option_names, readable
 from lit_probattn.configs import (
     ConfigError,
+    canonical,
     class_of,
     nearest,
     parameters_of,
     public_path,
     takes_any_name,
     types_of,
-    upgrade,
 )
 from lit_probattn.training.lightning_internals import ModuleInstantiator
 
@@ -179,10 +179,10 @@ def _allows_none(kind: Any) -> bool:
 _load_yaml = get_loader("yaml")
 
 
-def _load_upgraded(text: str) -> Any:
-    """Read YAML as the parser does; configurations of earlier versions in today's terms."""
+def _load_canonical(text: str) -> Any:
+    """Read YAML as the parser does, in its one form."""
     content = _load_yaml(text)
-    return upgrade(content) if isinstance(content, dict) else content
+    return canonical(content) if isinstance(content, dict) else content
 
 
-set_loader("yaml", _load_upgraded, exceptions=(yaml.YAMLError,))
+set_loader("yaml", _load_canonical, exceptions=(yaml.YAMLError,))

@@ -23,20 +23,14 @@ def add_shard_flags(add: Callable[..., object]) -> None:
     """
     add("--shard", help="i/n, i from 0: every n-th point from the i-th, for array jobs")
     add("--dry-run", action="store_true", help="predict time and memory, run nothing")
-    add("--part", dest="old_shard", help=argparse.SUPPRESS)
 
 
 def shard_of(options: argparse.Namespace) -> tuple[int, int]:
     """Return (index, count) that the flags ask for, or this process's share under torchrun.
 
     Raises:
-        ConfigError: malformed, or in the form of earlier versions.
+        ConfigError: malformed.
     """
-    if options.old_shard:
-        raise ConfigError(
-            f"--part counted from 1 and is now --shard, from 0: --part 1/4 is --shard 0/4, "
-            f"received --part {options.old_shard}"
-        )
     return parse_shard(options.shard) if options.shard else torchrun_shard()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shlex
 import signal
@@ -11,9 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lit_probattn.cli.shards import end_with_parent
 from lit_probattn.configs import ConfigError
@@ -49,23 +47,6 @@ def child_environment(
     return found
 
 
-class Started(Protocol):
-    """A command that was started: what `subprocess.Popen` has and `Runner` uses."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit status; None while it runs."""
-
-    def poll(self) -> int | None:
-        """Return the exit status; None while it runs."""
-
-    def terminate(self) -> None:
-        """Ask it to save and end."""
-
-    def wait(self) -> int | None:
-        """Wait for its end; return the exit status."""
-
-
 def start(
     launch: Sequence[str],
     arguments: Sequence[str],
@@ -99,83 +80,6 @@ def start(
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
-
-
-class Fork:
-    """A command in a fork of this process; it ends with this process.
-
-    It needs no imports, which take another Python many seconds. This process must have used neither
-    CUDA nor the threads of PyTorch before: a fork can use neither after that.
-
-    Args:
-        arguments: the command line after the program's name.
-        log: file that the output is appended to.
-        environment: of the command.
-        module: the program; has `main(arguments)`, which returns the exit status.
-    """
-
-    def __init__(
-        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], module: str
-    ) -> None:
-        given = ([*arguments], log, {**environment}, module)
-        self._process = multiprocessing.get_context("fork").Process(target=_become, args=given)
-        self._process.start()
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        """Return the exit status; None while it runs."""
-        return self.returncode
-
-    def terminate(self) -> None:
-        """Ask it to save and end."""
-        self._process.terminate()
-
-    def wait(self) -> int | None:
-        """Wait for its end; return the exit status."""
-        self._process.join()
-        return self.returncode
-
-
-def fork(
-    launch: Sequence[str],
-    arguments: Sequence[str],
-    log: Path,
-    environment: Mapping[str, str],
-    lock: int,
-    module: str = "lit_probattn.__main__",
-) -> Started:
-    """Start a command as `start` does, but in a `Fork`, which inherits the lock.
-
-    Raises:
-        ConfigError: there are words to launch it with, which need a Python of their own.
-    """
-    if launch:
-        raise ConfigError(f"{shlex.join(launch)} cannot start a command that is a fork")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    return Fork(arguments, log, environment, module)
-
-
-def _become(arguments: list[str], log: Path, environment: dict[str, str], module: str) -> None:
-    """Be the command from now on."""
-    os.setsid()
-    end_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.stdout = sys.stderr = log.open("a", buffering=1, encoding="utf-8")
-    for stream in (1, 2):
-        os.dup2(sys.stdout.fileno(), stream)
-    if "OMP_NUM_THREADS" in environment:  # this process has read its own
-        import torch
-
-        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    print(f"$ {shlex.join(['python', '-m', module.removesuffix('.__main__'), *arguments])}")
-    sys.exit(import_module(module).main(arguments))
 
 
 # ---- through submitit --------------------------------------------------------------------------

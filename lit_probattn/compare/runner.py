@@ -21,7 +21,7 @@ from typing import Any
 
 from lit_probattn.cli.shards import Progress
 from lit_probattn.compare.cells import Cell, portable
-from lit_probattn.compare.launch import Started, child_environment, start
+from lit_probattn.compare.launch import child_environment, start
 from lit_probattn.records.locks import claim
 from lit_probattn.training.checkpoints import newest_good_checkpoint, step_of
 from lit_probattn.training.logs import FILE_NAME as METRICS
@@ -218,7 +218,6 @@ class Runner:
         devices: CUDA devices that the jobs share in turn; empty leaves them as they are.
         attempts: how often a cell that fails is tried, the others first.
         say: receives a line for everything that happens.
-        start: starts a command, as `launch.start` and `launch.fork` do.
     """
 
     def __init__(
@@ -228,10 +227,9 @@ class Runner:
         devices: Sequence[str] = (),
         attempts: int = 2,
         say: Callable[[str], None] = lambda line: print(line, flush=True),
-        start: Callable[..., Started] = start,
     ) -> None:
         self.facts, self.jobs, self.devices, self.say = facts, jobs, devices, say
-        self.attempts, self.start = attempts, start
+        self.attempts = attempts
 
     def run(self, cells: Sequence[Cell], after: Callable[[], object]) -> Outcome:
         """Run what is not finished.
@@ -330,7 +328,7 @@ class Runner:
     def _start(self, index: int, slot: _Slot, arguments: list[str]) -> None:
         launch = slot.cell.place.launch
         environment = child_environment(index, self.jobs, self.devices, launch)
-        slot.process = self.start(launch, arguments, slot.cell.log_path, environment, slot.lock)
+        slot.process = start(launch, arguments, slot.cell.log_path, environment, slot.lock)
 
     def _go_on(self, index: int, slot: _Slot, after: Callable[[], object]) -> _Slot | None:
         try:

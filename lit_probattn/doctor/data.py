@@ -24,21 +24,16 @@ from lit_probattn.doctor.findings import Finding, size
 SECTION = "Data"
 
 
-def folders(data_dir: str | None, cache_dir: str | None) -> tuple[Path, list[Path]]:
-    """Return the folders of releases and of caches, by the same rules as in a run.
-
-    New caches go to the first; others are those that earlier versions wrote to.
-    """
+def folders(data_dir: str | None, cache_dir: str | None) -> tuple[Path, Path]:
+    """Return the folders of releases and of caches, by the same rules as in a run."""
     data = Synthetic(data_dir=data_dir, cache_dir=cache_dir)
-    return data.data_dir, [p for p in data.cache_places if p == data.cache_dir or p.is_dir()]
+    return data.data_dir, data.cache_dir
 
 
 def check_data(data_dir: str | None, cache_dir: str | None) -> Iterator[Finding]:
     """Yield a line for each data set: its release, and its caches."""
     data, caches = folders(data_dir, cache_dir)
-    yield Finding(
-        SECTION, "folders", "ok", f"releases in {data}, caches in {', '.join(map(str, caches))}"
-    )
+    yield Finding(SECTION, "folders", "ok", f"releases in {data}, caches in {caches}")
     for name in REGISTRY:
         if name in _LOOK:
             found, text = _LOOK[name](data)
@@ -46,9 +41,9 @@ def check_data(data_dir: str | None, cache_dir: str | None) -> Iterator[Finding]
             yield Finding(SECTION, name, "ok" if found or cached else "note", f"{text}{cached}")
 
 
-def _caches(places: list[Path], task: str) -> str:
+def _caches(folder: Path, task: str) -> str:
     """Say what is cached of a task; whole caches have a meta.json."""
-    found = [path.parent for place in places for path in place.glob(f"{task}-*/meta.json")]
+    found = [path.parent for path in folder.glob(f"{task}-*/meta.json")]
     num_bytes = sum(path.stat().st_size for part in found for path in part.iterdir())
     return f"; {len(found)} caches, {size(num_bytes)}" if found else ""
 

@@ -101,7 +101,7 @@ def _try_gpu(section: str, index: int) -> Finding:
 
 def check_space(data_dir: str | None, cache_dir: str | None, root: str) -> Iterator[Finding]:
     """Yield a line for each folder that a run writes to: is it writable, and how much fits."""
-    caches = folders(data_dir, cache_dir)[1][0]
+    caches = folders(data_dir, cache_dir)[1]
     temporary = Path(tempfile.gettempdir())
     places = {"runs": Path(root), "caches": caches, "temporary files": temporary}
     for name, folder in places.items():

@@ -30,7 +30,7 @@ from lit_probattn.tasks.finite import (
     first_bad_module,
     largest_gradient,
 )
-from lit_probattn.tasks.renaming import ordered_parameters, rename_checkpoint
+from lit_probattn.tasks.parameter_order import ordered_parameters
 from lit_probattn.tasks.schedules import (
     OPEN_ENDED,
     Lengths,
@@ -507,13 +507,12 @@ class Task(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore it, from checkpoints with old names too.
+        """Restore it.
 
         Raises:
             ValueError: training goes on with another number of micro-batches per step, so that
                 the position in the data, counted in micro-batches, would not mean the same.
         """
-        rename_checkpoint(checkpoint, self)
         state = checkpoint.get("training", {})
         self._overflows_in_a_row = state.get("overflows_in_a_row", 0)
         trainer = self.trainer_or_none

@@ -16,7 +16,7 @@ from lit_probattn.attention import AttentionFactory
 from lit_probattn.models.images import ImageModel, load_timm_state_dict
 from lit_probattn.models.images.replace import WeightInit
 from lit_probattn.tasks.base import Batch, Split, model_arguments
-from lit_probattn.tasks.renaming import ordered_parameters
+from lit_probattn.tasks.parameter_order import ordered_parameters
 from lit_probattn.tasks.schedules import ScheduleValues
 from lit_probattn.tasks.sequence_classifier import LabelTask
 

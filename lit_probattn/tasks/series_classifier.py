@@ -13,7 +13,7 @@ from lit_probattn.models.series.norm import Norm, NormPositions, SeriesBatchNorm
 from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.base import model_arguments
 from lit_probattn.tasks.distributed import sum_with_gradients
-from lit_probattn.tasks.renaming import ordered_parameters
+from lit_probattn.tasks.parameter_order import ordered_parameters
 from lit_probattn.tasks.sequence_classifier import LabelTask
 
 

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lit_probattn.tasks.renaming import rename_checkpoint
 from lit_probattn.training.checkpoints import CheckpointError, find_file, load_checkpoint
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -149,11 +148,9 @@ def _read(source: Path, task: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
     state = loaded.get("state_dict")
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         raise CheckpointError(f"{source} is not a checkpoint: it has no state_dict of tensors")
-    renamed = {"state_dict": state}
-    rename_checkpoint(renamed, task)
     # Heads that were kept apart when a model of transformers was converted.
     apart = loaded.get("transformers", {}).get("other_heads", {})
-    return {**apart, **renamed["state_dict"]}, loaded
+    return {**apart, **state}, loaded
 
 
 def _refuse_other_tokeniser(source: Path, loaded: Mapping[str, Any], tokeniser: str | None) -> None:

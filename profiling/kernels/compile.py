@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -320,33 +320,6 @@ def tuned_call(
     layer = case.layer(head_dim, head_dim=head_dim, **options).to(device)
     inputs = make_inputs(layer, case, _TUNED_LENGTH, _TUNED_LENGTH, dtype, seed=0, clear=False)
     return lambda: heads_and_gradients(layer, "triton", inputs, dtype)
-
-
-def candidate_launches(
-    case: Case, head_dim: int, dtype: torch.dtype, capability: int, resources: Mapping[str, int]
-) -> Iterator[Launched]:
-    """Return what `tune` launches with these resources (`Launch.resources`); nothing runs.
-
-    These are the launches of every candidate; the first resources also have those of a call without
-    candidates, whose kernels have the tuned table's configurations or the defaults.
-    """
-    run = tuned_call(case, head_dim, dtype, torch.device("cpu"))
-
-    def launches() -> list[Launched]:
-        with recording(capability) as found:
-            run()
-        return found
-
-    with seen_shapes() as shapes:
-        usual = launches()
-    if resources == {"num_warps": WARPS[0], "num_stages": STAGES[0]}:
-        yield from usual
-    for shape in shapes:
-        for launch in candidates(shape):
-            if launch.resources == resources:
-                with outside_modes(), forced(launch, shape.key):
-                    both = zip(launches(), usual, strict=True)
-                    yield from (new for new, old in both if new.options != old.options)
 
 
 def tune(

@@ -29,7 +29,7 @@ from profiling.measure.rows import ProfileRow, append_rows, repair, without, wri
 from profiling.sweep.config import SweepConfig
 from profiling.sweep.plan import Point, make_plan
 from profiling.sweep.points import failed_rows, measure_point, skipped_rows
-from profiling.sweep.prepared import Predictions
+from profiling.sweep.predictions import Predictions
 from profiling.sweep.worker import Worker, WorkerFailure
 
 # What fake tensors do not see: numbers of Python that autograd keeps, 8 bytes each, and the fused
@@ -91,7 +91,6 @@ def run_sweep(
     index: int = 0,
     count: int = 1,
     stream: Callable[[str], None] | None = None,
-    predictions: Predictions | None = None,
 ) -> list[ProfileRow]:
     """Run what is still missing of a sweep (or of one shard) and return all its rows.
 
@@ -102,7 +101,6 @@ def run_sweep(
         index: which shard, from 0.
         count: number of shards.
         stream: receives progress lines; None prints them.
-        predictions: of memory; None predicts every place once, except for a GPU.
 
     Raises:
         ConfigError: the plan cannot be made, the folder holds another sweep, another process is
@@ -114,7 +112,7 @@ def run_sweep(
     with claim(Path(f"{path}.lock")) as lock:
         if lock is None:
             raise ConfigError(f"another process is writing {path}")
-        rows = _run_missing(config, points, path, stream, predictions or unprepared(config))
+        rows = _run_missing(config, points, path, stream)
     if count == 1:
         write_tables(rows, folder)
     return rows
@@ -125,7 +123,6 @@ def _run_missing(
     points: Sequence[Point],
     path: Path,
     stream: Callable[[str], None] | None,
-    predictions: Predictions,
 ) -> list[ProfileRow]:
     rows = repair(path)
     failed = {row.point_id for row in rows if row.status == "failed"}
@@ -141,6 +138,7 @@ def _run_missing(
     progress = Progress(len(points), "points", stream)
     if before:
         (stream or print)(f"{before} of {len(points)} points finished before, not run again")
+    predictions = Predictions.on(config.device)
     worker = Worker(config.memory_limit_bytes, command_line())
     try:
         for number, point in enumerate(missing, 1):
@@ -172,11 +170,6 @@ def _run_point(
         return failed_rows(point, str(error))
 
 
-def unprepared(config: SweepConfig) -> Predictions:
-    """Return predictions without a prepared file."""
-    return Predictions({}, live=torch.device(config.device).type != "cuda")
-
-
 def missing_device(device: str) -> str | None:
     """Return why a device cannot be used, or None if it can."""
     kind = torch.device(device)
@@ -189,18 +182,12 @@ def missing_device(device: str) -> str | None:
     return None
 
 
-def describe_plan(
-    config: SweepConfig,
-    root: Path,
-    index: int,
-    count: int,
-    predictions: Predictions | None = None,
-) -> str:
+def describe_plan(config: SweepConfig, root: Path, index: int, count: int) -> str:
     """Return the plan as text: every point, predicted memory, and what would be skipped.
 
-    For a GPU, memory is what `predictions` has prepared; a point that they lack has none.
+    For a GPU nothing is predicted.
     """
-    predictions = predictions or unprepared(config)
+    predictions = Predictions.on(config.device)
     lines, skipped, broken, unknown = [], 0, 0, 0
     points = make_plan(config, root)[index::count]
     for point in points:
@@ -210,7 +197,7 @@ def describe_plan(
         elif not point.in_process:
             known = predictions.of(point)
             if known is None:
-                note, unknown = "  not prepared", unknown + 1
+                note, unknown = "  not predicted", unknown + 1
             elif known.problem is not None:
                 note, broken = f"  FAILS: {known.problem}", broken + 1
             else:
@@ -223,24 +210,17 @@ def describe_plan(
         f"{len(points)} points on {config.device}: {skipped} skipped by the memory prediction, "
         f"{broken} that fail, {len(points) - skipped - broken} to measure"
     )
-    if predictions.about is not None:
-        lines.append(f"Predictions were made beforehand: {predictions.about}")
     if unknown:
-        lines.append(
-            f"{unknown} points are not prepared: `sweep --prepare` predicts and counts them"
-        )
+        lines.append(f"{unknown} points on a GPU have no prediction")
     return "\n".join(lines)
 
 
-def memory_table(
-    config: SweepConfig, root: Path, predictions: Predictions | None = None
-) -> tuple[str, bool]:
+def memory_table(config: SweepConfig, root: Path) -> tuple[str, bool]:
     """Measure every place of a sweep and compare with the prediction.
 
     Args:
         config: the sweep.
         root: folder that paths in the config start from.
-        predictions: of memory; None predicts every place now.
 
     Raises:
         ConfigError: the device is not there.
@@ -253,7 +233,7 @@ def memory_table(
     if gone is not None:
         raise ConfigError(gone)
     only = config.model_copy(update={"measure": ["memory"]})
-    predictions = predictions or Predictions({}, live=True)
+    predictions = Predictions(live=True)
     worker = Worker(config.memory_limit_bytes, "python -m profiling memory")
     lines, good = [], True
     try:

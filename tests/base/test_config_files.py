@@ -30,7 +30,6 @@ from lit_probattn.reproduce.head_size.__main__ import make_parser as head_size_p
 from profiling.kernels.config import load_kernels
 from profiling.sweep.config import ModelConfig, load_sweep
 from profiling.sweep.plan import make_plan, model_sizes
-from profiling.sweep.prepared import prepared_path
 from tests.support.paths import CONFIGS
 
 SMGK = "configs/attention/smgk.yaml"
@@ -74,13 +73,6 @@ def test_paths_that_lead_out_of_the_folders_are_not_looked_for_there(name, folde
     write(first.parent, "x.yaml")
     write(first, "x.yaml")
     assert find(name) == Path(name)
-
-
-def test_former_names_are_found_from_any_folder(folders, monkeypatch, capsys):
-    monkeypatch.setattr(config_files, "_told", set())
-    assert find("configs/paper/mgk_table1.yaml") == CONFIGS / "reproduce/mgk_table1.yaml"
-    assert file_named("task", "lra_text_tiny") == str(CONFIGS / "tasks/tiny/lra_text.yaml")
-    assert capsys.readouterr().err.count("has moved to") == 2
 
 
 def test_names_are_those_of_the_own_folders_and_the_shipped_one(folders):
@@ -152,8 +144,6 @@ def test_tables_sweeps_and_prepared_numbers_are_read_from_any_folder(folders):
     assert uea.make_table(uea.TABLE, Place(data_dir="none"))[0].rows
     sweep = load_sweep("quick")
     assert make_plan(sweep, Path.cwd()) == make_plan(sweep, CONFIGS.parent)
-    for name in ("lm_cuda", "configs/profiling/lm_cuda.yaml"):
-        assert prepared_path(name).is_file()
     config = ModelConfig(kind="language_model", task="configs/tasks/wikitext103_small.yaml")
     assert model_sizes(config, 64, Path.cwd()) == model_sizes(config, 64, CONFIGS.parent)
     assert attention_entry("configs/attention/fish.yaml")["class_path"].endswith("FiSHAttention")

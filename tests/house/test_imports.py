@@ -18,8 +18,7 @@ PACKAGES = ("lit_probattn", "datamodules", "profiling")
 # From the top; a file imports from its own room and from rooms below it. Modules that are named by
 # a string and imported when they are called are no arrows.
 FLOORS = (
-    # The plan for a GPU runs everything: measurements and trainings of published tables.
-    ("lit_probattn/reproduce", "lit_probattn/quickstart.py", "profiling/stages"),
+    ("lit_probattn/reproduce", "lit_probattn/quickstart.py"),
     ("lit_probattn/compare",),
     ("lit_probattn/commands",),
     ("profiling",),
@@ -54,7 +53,7 @@ SINGLE_DEVICE = (
 # In these rooms the folders have floors too, from the top.
 INNER_FLOORS = {
     "lit_probattn/attention": ("fish", "linear", "mgk"),
-    "profiling": ("cli.py", "stages", "kernels", "studies", "report", "sweep", "cost", "measure"),
+    "profiling": ("cli.py", "kernels", "studies", "report", "sweep", "cost", "measure"),
 }
 MOST_FILES = 15
 # Files of the package that lie in none of its folders; the last three only forward a command.

@@ -1,4 +1,4 @@
-"""What masks, dropout, tiles and extreme scores do to the dense kernels."""
+"""What masks, dropout, tiles, extreme scores and terms of points do to the dense kernels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import itertools
 import pytest
 import torch
 
+from lit_probattn.kernels.dense import points
 from lit_probattn.kernels.dense.operators import mixture_attention
-from lit_probattn.kernels.dense.selftest import FORMS, compare, plain_attention
+from lit_probattn.kernels.dense.selftest import (
+    FORMS,
+    _Form,
+    compare,
+    compare_points,
+    plain_attention,
+)
 from lit_probattn.kernels.runtime import Launch, draw_tensor, forced, recording
 from lit_probattn.kernels.selftest import BOUND
 from lit_probattn.randomness import STREAM_DROPOUT, AttentionDropout, RandomKey
@@ -318,3 +325,44 @@ def test_backward_gives_the_same_bits_every_time():
         for _ in range(2)
     ]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+# ---- terms made and differentiated inside the kernels, against distances in float64 ------------
+
+POINT_FORMS = {
+    "mgk, equal": _Form(2, 2, False, True),
+    "mgk, three": _Form(3, 3, False, False),
+    "hard": _Form(2, 2, True, False),
+    "smgk": _Form(2, 1, False, True),
+    "smgk, own variances": _Form(3, 1, False, False),
+    "smgk, hard": _Form(2, 1, True, True),
+    "one": _Form(1, 1, False, False),
+}
+
+
+@pytest.mark.usefixtures("nan_filled_empties")
+@pytest.mark.parametrize(
+    ("name", "gaussian"),
+    mostly_slow(
+        itertools.product(POINT_FORMS, [True, False]),
+        [("hard", True), ("smgk, own variances", True), ("mgk, equal", False)],
+    ),
+)
+def test_output_and_all_gradients_are_those_of_the_equation(name, gaussian, monkeypatch):
+    """Queries and keys in several tiles of terms and of pairs; heads that share keys."""
+    per_key = name != "mgk, equal"
+    monkeypatch.setattr(points, "_BLOCK", 32)
+    with forced(Launch(32, 32)):
+        pairs = compare_points(
+            POINT_FORMS[name],
+            "causal",
+            5,
+            DEVICE,
+            torch.float32,
+            (11, 7),
+            (35, 39),
+            gaussian,
+            per_key,
+        )
+    for found, exact in pairs:
+        torch.testing.assert_close(found.double(), exact, atol=4e-5, rtol=4e-5)

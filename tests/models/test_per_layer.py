@@ -12,7 +12,7 @@ import yaml
 
 from lit_probattn.attention import FiSHAttention, MGKAttention, SoftmaxAttention
 from lit_probattn.compare.protocol import attention_option, draws_noise_at_eval
-from lit_probattn.configs import ConfigError, attention_factory, upgrade
+from lit_probattn.configs import ConfigError, attention_factory, canonical
 from lit_probattn.models.encoder_decoder import EncoderDecoder
 from lit_probattn.models.images.replace import replace_attention
 from lit_probattn.models.per_layer import CLASS_PATH, layer_factories, per_layer
@@ -36,7 +36,7 @@ EXPECTED = [(SoftmaxAttention, 2, 4), (MGKAttention, 3, 5), (SoftmaxAttention, 2
 
 
 def written_out(entry=SHORT):
-    return upgrade({"model": {"init_args": {"attention": copy.deepcopy(entry)}}})["model"][
+    return canonical({"model": {"init_args": {"attention": copy.deepcopy(entry)}}})["model"][
         "init_args"
     ]["attention"]
 
@@ -98,7 +98,7 @@ def test_the_short_form_stands_for_whole_attentions():
         2: SOFTMAX,
     }
     assert entry["init_args"]["head_dims"] == {0: 6}
-    assert upgrade(entry) == entry
+    assert canonical(entry) == entry
     factory = attention_factory(entry["class_path"], entry["init_args"])
     made = [layer(12, head_dim=4) for layer in layer_factories(factory, 3)]
     expected = [(MGKAttention, 4, 6), (MGKAttention, 2, 4), (SoftmaxAttention, 3, 4)]

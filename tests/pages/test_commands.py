@@ -82,8 +82,7 @@ TABLE = [
                  "--rdzv-id listops-1 --rdzv-endpoint head-node:29400",
                  "--standalone --nproc-per-node 2")),
     # what needs a GPU
-    Row(r"profiling/cuda\.sh($| --(minutes|pack))", refusal=NO_GPU),
-    Row(r"profiling/cuda\.sh --rehearse", not_here="tests/profiling/stages/test_plan.py runs it"),
+    Row(r"profiling/cuda\.sh", refusal=NO_GPU),
     Row(r"fit .*lra_listops(\.yaml| ).*trainer[/ ](one_gpu|ddp)", LISTOPS + STEPS, refusal=NO_GPU),
     Row(r"fit \$RUN --trainer\.precision", TEXT, refusal=NO_GPU),  # the small model
     Row(r"profiling (sweep|memory|kernels) .*_cuda\.yaml", refusal=NO_GPU),

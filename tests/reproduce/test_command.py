@@ -163,7 +163,6 @@ def test_list_names_every_table_with_its_state(capsys):
         (["mgk_table1", "--steps", "0"], "--steps must be at least 1, received 0"),
         (["mgk_table1", "--attempts", "0"], "--attempts must be at least 1, received 0"),
         (["mgk_table7", "--jobs", "2"], "--jobs does not apply to mgk_table7"),
-        (["fish_table6", "--part", "1/2"], "--part 1/4 is --shard 0/4, received --part 1/2"),
         (["fish_table6", "--shortened"], "EthanolConcentration has no shortened protocol; use"),
         (["mgk_table7", "--shortened"], "--shortened does not apply to mgk_table7"),
         (["fish_table5", "--max_seq_len", "9"], "imagenet has no length that --max_seq_len"),

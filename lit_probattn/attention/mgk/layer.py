@@ -578,7 +578,6 @@ class MGKAttention(Attention):
         Raises:
             ValueError: they were not annealed to the end.
         """
-        super().rename_state(state_dict, prefix)
         name = f"{prefix}core.key_norm_weight"
         if self.core.key_norm_weight is None and name in state_dict:
             weight = float(state_dict[name])

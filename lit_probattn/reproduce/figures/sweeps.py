@@ -22,7 +22,6 @@ from profiling.report.claims import Judged, judge, ratios_of, values_of
 from profiling.report.page import load_results, provenance, require_one_version
 from profiling.report.ratios import METRICS
 from profiling.sweep.config import Claim, SweepConfig, load_sweep
-from profiling.sweep.prepared import load_predictions
 from profiling.sweep.run import describe_plan, run_sweep
 
 _LEGEND = (
@@ -135,16 +134,14 @@ class SweepFigure:
         """Return what would be measured."""
         parts = []
         for name, config in self.sweeps.items():
-            predictions = load_predictions(name, config.device)
-            parts.append(f"{name}:\n{describe_plan(config, self.root, 0, 1, predictions)}")
+            parts.append(f"{name}:\n{describe_plan(config, self.root, 0, 1)}")
         return "\n".join(parts)
 
     def run(self, stream: Callable[[str], None] | None = None) -> None:
         """Measure what is missing."""
         for name, config in self.sweeps.items():
-            predictions, folder = load_predictions(name, config.device), self.folder(name)
             with as_command(self.command):
-                run_sweep(config, folder, self.root, predictions=predictions, stream=stream)
+                run_sweep(config, self.folder(name), self.root, stream=stream)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from lit_probattn.tasks.base import Task
-from lit_probattn.tasks.renaming import ordered_parameters
+from lit_probattn.tasks.parameter_order import ordered_parameters
 
 
 class FineTuning(Task):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lit_probattn.attention import FiSHAttention, HeadCall, SoftmaxAttention
 from lit_probattn.attention.fish.functions import fish_scores
 from lit_probattn.attention.masks import Masks
-from lit_probattn.base.config_files import find, run_stem
+from lit_probattn.base.config_files import run_stem
 from lit_probattn.randomness import RandomKey, normal_noise
 from tests.attention.fish.oracle import fish_oracle
 from tests.support.helpers import (
@@ -29,7 +29,8 @@ BATCH, LENGTH, EMBED, HEAD = 2, 13, 11, 5
 
 
 def make(name, **extra):
-    node = yaml.safe_load(find(FOLDER / f"{name}.yaml").read_text())
+    (path,) = (path for path in FOLDER.parent.rglob("*.yaml") if run_stem(path) == name)
+    node = yaml.safe_load(path.read_text(encoding="utf-8"))
     spec = node["model"]["init_args"]["attention"]
     assert spec["class_path"] == "lit_probattn.attention.FiSHAttention"
     sizes = {"embed_dim": EMBED, "head_dim": HEAD}

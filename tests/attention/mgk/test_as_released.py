@@ -17,7 +17,7 @@ from lit_probattn.attention import (
     ReleasedMGKAttention,
     ReleasedMLKAttention,
 )
-from lit_probattn.base.config_files import find, run_stem
+from lit_probattn.base.config_files import run_stem
 
 FOLDER = Path("configs/attention/as_released")
 CLASSES = {
@@ -33,8 +33,8 @@ TOLERANCE = {"atol": 1e-12, "rtol": 0}
 
 
 def load(name):
-    with open(find(FOLDER / f"{name}.yaml"), encoding="utf-8") as file:
-        config = yaml.safe_load(file)
+    (path,) = (path for path in FOLDER.rglob("*.yaml") if run_stem(path) == name)
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert list(config) == ["model"]
     assert list(config["model"]["init_args"]) == ["attention"]  # sets the variant, nothing else
     attention = config["model"]["init_args"]["attention"]
@@ -331,7 +331,7 @@ MAGNITUDES = [[0.4, -1.3], [2.7, 0.0], [3e-7, -1.9]]
 
 
 def translation_layer(name):
-    layer = make(f"translation/{name}")
+    layer = make(f"translation_{name}")
     with torch.no_grad():
         layer.core.prior.value.copy_(torch.tensor(MAGNITUDES, dtype=torch.float64))
     return layer
@@ -401,16 +401,16 @@ def test_code_translation_decodes_as_it_trains(name):
 def test_magnitudes_need_priors_that_are_learned():
     for options in ({"e_step": "hard"}, {"e_step": "soft"}, {"prior_param": "softmax"}):
         with pytest.raises(ValueError, match="magnitude_prior needs e_step=learned"):
-            make("translation/mgk", **options)
+            make("translation_mgk", **options)
     with pytest.raises(ValueError, match="value_bias"):
-        make("translation/smgk", value_bias="never")
+        make("translation_smgk", value_bias="never")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"{path.parent.name}/{path.stem}" for path in sorted(FOLDER.glob("l*/*.yaml"))),
-        *("translation/mgk", "translation/smgk"),
+        *(run_stem(path) for path in sorted(FOLDER.glob("l*/*.yaml"))),
+        *("translation_mgk", "translation_smgk"),
     ],
 )
 def test_released_starts(name):

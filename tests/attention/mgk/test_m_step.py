@@ -12,7 +12,6 @@ from lit_probattn.attention import MGKAttention
 from lit_probattn.attention.masks import Masks
 from lit_probattn.attention.mgk.functions import MGKArguments
 from lit_probattn.attention.mgk.m_step import responsibility_sums
-from lit_probattn.configs import ConfigError, upgrade
 from lit_probattn.models.transformer import Transformer
 
 B, H, N, L, E, K, C = 2, 3, 11, 13, 5, 3, 17
@@ -128,15 +127,6 @@ def test_setting_b_has_no_gradient_and_setting_c_no_prior():
     assert "core.prior.value" in soft.state_dict()
     assert hard.core.prior is None
     assert hard.core.prior_statistics() is None
-
-
-def test_saved_configurations_with_a_momentum_of_zero_open():
-    name = "lit_probattn.attention.MGKAttention"
-    saved = {"class_path": name, "init_args": {"num_heads": 2, "prior_momentum": 0.0}}
-    assert upgrade(saved) == {"class_path": name, "init_args": {"num_heads": 2}}
-    saved["init_args"]["prior_momentum"] = 0.9
-    with pytest.raises(ConfigError, match="no longer has the option prior_momentum"):
-        upgrade(saved)
 
 
 # ---------------------------------------------------------------------- variances by the M-step

@@ -170,31 +170,6 @@ def test_a_home_that_is_not_there_is_one_line(variable, monkeypatch) -> None:
         Synthetic()
 
 
-LISTOPS = {"num_train": 9, "num_val": 2, "num_test": 2, "min_length": 5, "max_length": 20}
-
-
-def test_caches_in_the_data_folder_are_still_read(tmp_path, monkeypatch) -> None:
-    data = tmp_path / "raw"
-    old = ListOps(data_dir=str(data), cache_dir=str(data / ".cache"), num_processes=1, **LISTOPS)
-    old.prepare_data()
-    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    monkeypatch.delenv("LIT_PROBATTN_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-
-    def opened() -> Path:
-        module = ListOps(data_dir=str(data), num_processes=1, **LISTOPS)
-        module.prepare_data()
-        return module.open().folder
-
-    assert opened() == old.open().folder
-    assert not (tmp_path / "caches").exists()
-    tokens = old.open().folder / "train_tokens.npy"
-    tokens.write_bytes(tokens.read_bytes()[:-1])
-    before[tokens] = tokens.stat().st_mtime_ns
-    assert opened().is_relative_to(tmp_path / "caches")
-    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before, "not written to"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,0 +1,90 @@
+"""Memory of a sweep's places, predicted on fake tensors before they are measured.
+
+A place is all that decides a model and its step; its memory and its time are two points of it. For
+a GPU nothing is predicted: what does not fit fails at once, and a prediction takes longer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from lit_probattn.base.memory import predicted_bytes
+from profiling.sweep.plan import Point
+from profiling.sweep.points import make_step
+
+KERNELS = "triton"  # the backend that runs on a GPU only
+# What a point has beside its place.
+_NOT_PLACE = {
+    *("sweep", "quantity", "variant", "baseline", "grid_heads", "device", "timing", "seed"),
+    *("memory_limit_bytes", "problem"),
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted of a place.
+
+    Args:
+        memory: predicted rise of one step above what is resident, and what is resident, in bytes;
+            None is unknown.
+        problem: why the place cannot be built.
+    """
+
+    memory: tuple[int, int] | None = None
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        if self.memory is None:
+            return "no prediction"
+        return f"predicted peak {sum(self.memory) / 2**20:.1f} MiB"
+
+
+def place_of(point: Point) -> str:
+    """Return a name of the point's place, which points of other quantities and sweeps share."""
+    content = {k: v for k, v in dataclasses.asdict(point).items() if k not in _NOT_PLACE}
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def predict(point: Point) -> tuple[int, int] | None:
+    """Predict (peak above resident, resident) in bytes on fake tensors; nothing is allocated.
+
+    None for kernels of a GPU, which fake tensors on the CPU cannot follow.
+    """
+    if point.backend == KERNELS:
+        return None
+    return predicted_bytes(partial(make_step, point, torch.device("cpu")))
+
+
+class Predictions:
+    """Memory of places, each predicted once.
+
+    Args:
+        live: whether to predict. Not on a GPU, which would wait for it.
+    """
+
+    def __init__(self, *, live: bool) -> None:
+        self.known: dict[str, Prediction] = {}
+        self.live = live
+
+    @classmethod
+    def on(cls, device: str) -> Predictions:
+        """Return those of a sweep on a device."""
+        return cls(live=torch.device(device).type != "cuda")
+
+    def of(self, point: Point) -> Prediction | None:
+        """Return what is known of a point's place; None if nothing is."""
+        place = place_of(point)
+        if place not in self.known and self.live:
+            try:
+                self.known[place] = Prediction(predict(point))
+            except Exception as error:  # measuring it says the same
+                text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                self.known[place] = Prediction(problem=text)
+        return self.known.get(place)

@@ -1,0 +1,72 @@
+"""Memory that is predicted before a sweep measures it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiling.measure.rows import Quantity
+from profiling.sweep.plan import make_plan
+from profiling.sweep.predictions import Predictions, place_of
+from profiling.sweep.run import cannot_fit, describe_plan
+from tests.profiling.helpers import MGK, attention, sweep
+
+
+def no_prediction(*args):
+    raise AssertionError("predicted while nothing should be")
+
+
+def test_memory_and_time_of_a_place_are_predicted_once(monkeypatch):
+    seen = []
+
+    def predict(point):
+        seen.append(place_of(point))
+        return 5, 7
+
+    monkeypatch.setattr("profiling.sweep.predictions.predict", predict)
+    config = sweep(measure=["memory", "time"], memory_limit_bytes=1 << 30)
+    text = describe_plan(config, Path.cwd(), 0, 1)
+    assert "16 points" in text
+    assert len(seen) == len(set(seen)) == 8
+
+
+def test_a_gpu_never_waits_for_a_prediction(monkeypatch):
+    monkeypatch.setattr("profiling.sweep.predictions.predict", no_prediction)
+    config = sweep(device="cuda", measure=["memory"], grid={"embed_dim": [8], "seq_len": [8]})
+    text = describe_plan(config, Path.cwd(), 0, 1)
+    assert "2 points on a GPU have no prediction" in text
+    (first, *_) = make_plan(config, Path.cwd())
+    assert Predictions.on("cuda").of(first) is None
+
+
+def test_predicting_a_kernel_on_fake_tensors_does_not_touch_their_memory():
+    """The C library's self-test once read fake tensors when a prediction was its first caller."""
+    from lit_probattn.base.torch_internals import FakeTensorMode
+    from lit_probattn.kernels.cpu import selftest
+
+    selftest.failure.cache_clear()
+    with FakeTensorMode():
+        inside = selftest.failure()
+    selftest.failure.cache_clear()
+    assert inside == selftest.failure()
+
+
+def test_places_do_not_depend_on_what_is_measured_there():
+    kinds: list[Quantity] = ["memory", "time"]
+    points = make_plan(sweep(measure=kinds), Path.cwd())
+    assert len({place_of(p) for p in points}) == len(points) / 2
+    renamed = sweep(name="other", device="cuda", measure=["time"], seed=5)
+    assert {place_of(p) for p in make_plan(renamed, Path.cwd())} == {place_of(p) for p in points}
+    wider = sweep(variants={"softmax": attention(), "mgk": attention(MGK, num_heads=2)})
+    assert not {place_of(p) for p in make_plan(wider, Path.cwd()) if p.variant == "mgk"} & {
+        place_of(p) for p in points
+    }
+
+
+def test_what_cannot_fit_is_known_from_the_file():
+    config = sweep(measure=["memory"], memory_limit_bytes=100)
+    point = make_plan(config, Path.cwd())[0]
+    assert cannot_fit(point, (60, 40)) == []
+    rows = cannot_fit(point, (61, 40))
+    assert rows[0].status == "skipped"
+    assert (rows[1].source, rows[1].peak_memory_bytes) == ("predicted", 61)
+    assert cannot_fit(point, None) == []
