@@ -84,7 +84,7 @@ class MaskedText(WikiText103):
         segment_len: L, tokens of a sequence; the model's max_seq_len.
         vocab_size: Rows of the model's embedding table, at least the vocabulary and three more.
             None means just that.
-        tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `PretrainedTokeniser`,
+        tokenizer: Folder or file of a pre-trained encoder's tokeniser, see `read_encoder`,
             or a cache that one was made for. Begin, end and mask are its own then, and its
             separator ends lines.
         **kwargs: Arguments of WikiText103; pad_to and pad_multiple have no effect.
