@@ -28,6 +28,7 @@ import torch
 
 from lit_probattn.cli.shards import end_with_parent
 from lit_probattn.configs import ConfigError
+from lit_probattn.records.markdown import one_line
 from lit_probattn.records.provenance import (
     git_revision,
     replace_text,
@@ -317,7 +318,7 @@ def _session_lines(place: Place) -> list[str]:
         kind = (one["revision"], one["hardware"], one["versions"])
         same.setdefault(kind, []).append(one["session"])
     return [
-        f"- Revision {revision}, {hardware}, {packages}: {counted(len(names), 'session')}"
+        one_line(f"- Revision {revision}, {hardware}, {packages}: {counted(len(names), 'session')}")
         for (revision, hardware, packages), names in same.items()
     ]
 
