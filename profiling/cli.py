@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lit_probattn.base.allowed_code import add_flag
+from lit_probattn.base.config_files import output_folder
 from lit_probattn.cli.shards import add_shard_flags, shard_of
 from lit_probattn.configs import ConfigError
 from profiling.kernels.command import add_arguments as add_kernels_arguments
@@ -91,6 +92,7 @@ def _sweep(options: argparse.Namespace) -> int:
         print(describe_plan(config, root, index, count))
         return 0
     folder = Path(options.out or f"runs/profiling/{config.name}")
+    output_folder(folder)
     rows = run_sweep(config, folder, root, index=index, count=count)
     counts = Counter(status for status, _ in {(row.status, row.point_id) for row in rows})
     print(

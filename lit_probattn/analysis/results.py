@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.models.per_layer import attention_entries
-from lit_probattn.records.markdown import code_span, escaped
+from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import save_png
 from lit_probattn.training.trained import Trained
@@ -59,10 +59,10 @@ class Results:
         """
         pictures = [f"![{path.stem}]({path.name})" for path in self.pictures]
         lines = [
-            f"# {title}",
+            f"# {one_line(title)}",
             "",
             f"Command: {code_span(self.command)}.",
-            *facts,
+            *map(one_line, facts),
             machine(),
             "",
             body,

@@ -20,7 +20,7 @@ import torch
 
 from datamodules.core.errors import DataError
 from lit_probattn.base.allowed_code import add_flag
-from lit_probattn.base.config_files import file_named, find
+from lit_probattn.base.config_files import file_named, find, output_folder
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
 from lit_probattn.compare.cells import (
     Cell,
@@ -410,6 +410,8 @@ def _run_cells(
             f"--accelerator {options.accelerator}, but there is no GPU here: use --accelerator "
             "cpu, or look at `python -m lit_probattn.doctor`"
         )
+    if out is not None:
+        output_folder(out)  # before anything is trained
     counted = Counted()
     failed = counted.prepare([cell for cell in mine if cell.result() is None])
     without = {**skipped, **failed}

@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_probattn.analysis.drawing import score_limits, set_score_limits
+from lit_probattn.base.config_files import output_folder
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.protocol import (
     Difference,
@@ -26,7 +27,7 @@ from lit_probattn.compare.protocol import (
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
-from lit_probattn.records.markdown import code_span, escaped
+from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
 
@@ -286,7 +287,7 @@ class Report:
         """
         if not self.has_numbers:
             raise ValueError("no finished cell: nothing to report")
-        folder.mkdir(parents=True, exist_ok=True)
+        output_folder(folder)
         replace_text(folder / "rows.csv", self.rows.to_csv(index=False))
         ratios = self.summary.to_csv(index=False, float_format="%.6g")
         replace_text(folder / "ratios.csv", ratios)
@@ -316,7 +317,7 @@ class Report:
             f"Command: {code_span(self.command)}",
             *self._provenance(),
             f"{len(self.results)} of {len(self.cells)} cells are finished"
-            + (f"; missing: {'; '.join(unfinished)}." if unfinished else "."),
+            + (f"; missing: {one_line('; '.join(unfinished))}." if unfinished else "."),
             "",
             *self._warning(),
             table,
@@ -324,7 +325,10 @@ class Report:
             self.legend(),
             *[
                 line
-                for part in (*self._noise_lines(), *self._start_lines(), *self.text())
+                for part in (
+                    *map(one_line, (*self._noise_lines(), *self._start_lines())),
+                    *self.text(),
+                )
                 for line in ("", part)
             ],
             "",
@@ -345,7 +349,7 @@ class Report:
         named = [sorted(set(map(str, self.rows[k]))) for k in ("device", "versions")]
         revisions = ", ".join(sorted(set(self.rows["git_revision"])))
         machines, versions = ("; ".join(found) for found in named)
-        return [f"Machine: {machines}. {versions}. Revision {revisions}."]
+        return [one_line(f"Machine: {machines}. {versions}. Revision {revisions}.")]
 
     def _warning(self) -> list[str]:
         lines = []
@@ -366,7 +370,7 @@ class Report:
                 "(`run.test_during_training`); no checkpoint was chosen by these scores.**"
             )
         lines += [*self._unlearned(), *self._unequal_sides()]
-        return [part for line in lines for part in (line, "")]
+        return [part for line in lines for part in (one_line(line), "")]
 
     @cached_property
     def _first_of_rows(self) -> dict[str, tuple[Cell, dict[str, Any]]]:
@@ -447,7 +451,7 @@ class Report:
                 where = "" if len(rows) == len(mine) else f" ({', '.join(rows)})"
                 lines.append(f"- {escaped(text + where)}")
             lines += self._switched_lines(task)
-            lines += [f"- {note}" for note in task.not_in_config]
+            lines += [f"- {one_line(note)}" for note in task.not_in_config]
             seeds = sorted({cell.seed for cell, _ in self.results if cell.task.name == task.name})
             lines.append(
                 f"- seeds: published {self.table.published_runs} runs, here "

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lit_probattn.records.markdown import code_span
+from lit_probattn.records.markdown import code_span, one_line
 
 # Packages that decide a measured cost, and those that decide a training.
 COST_PACKAGES = ("torch", "triton", "fvcore", "lit-probattn")
@@ -123,8 +123,8 @@ def head_lines(made: Mapping[str, str]) -> list[str]:
     """Return the lines that open a report, from its `facts`."""
     return [
         f"- Command: {code_span(made['command'])}",
-        f"- Hardware: {made['device']}",
-        f"- Versions: {made['versions']}; revision {made['git_revision']}",
+        f"- Hardware: {one_line(made['device'])}",
+        one_line(f"- Versions: {made['versions']}; revision {made['git_revision']}"),
     ]
 
 

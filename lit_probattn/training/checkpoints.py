@@ -7,6 +7,7 @@ The number is the optimiser step.
 
 import hashlib
 import os
+import pickle
 import re
 import warnings
 import zipfile
@@ -37,6 +38,13 @@ _SEAL_BYTES = len(_SEAL) + 64
 
 # The record that ends an archive; its last two bytes say how long the comment is.
 _END, _END_BYTES = b"PK\x05\x06", 22
+
+# How `torch.load` names the code that it refuses.
+_CODE = (
+    r"GLOBAL ([\w.]+) (?:was not an allowed|whose module)",
+    r"add_safe_globals` but got <(?:class|built-in function) '?([\w.]+)",
+    r"Trying to call reduce for unrecognized function <(?:built-in )?function ([\w.]+)",
+)
 
 # What a checkpoint of a run holds at least.
 _PARTS = ("state_dict", "global_step", "pytorch-lightning_version")
@@ -72,7 +80,14 @@ def named_by_a_run(path: Path) -> bool:
 def step_of(path: Path) -> int:
     """Return the optimiser step of a checkpoint: from its name, or else from its content."""
     named = _NAME.fullmatch(path.name)
-    return int(named[2]) if named is not None else int(load_checkpoint(path)["global_step"])
+    return int(named[2]) if named is not None else _step_in(load_checkpoint(path), path)
+
+
+def _step_in(loaded: dict[str, Any], path: Path) -> int:
+    step = loaded.get("global_step")
+    if not isinstance(step, int):
+        raise CheckpointError(f"{path}: global_step: expected a whole number, received {step!r}")
+    return step
 
 
 def check_checkpoint(path: Path) -> None:
@@ -220,8 +235,9 @@ def code_needed(error: Exception) -> str | None:
 
     What it says itself would advise to run the file's code.
     """
-    needed = re.search(r"Unsupported (?:global|class|operand).*?GLOBAL ([\w.]+)", str(error))
-    return None if needed is None else needed[1]
+    text = str(error)
+    found = next((m for pattern in _CODE if (m := re.search(pattern, text))), None)
+    return None if found is None else found[1]
 
 
 def _refusal(error: Exception) -> str:
@@ -232,8 +248,13 @@ def _refusal(error: Exception) -> str:
             f"it needs code to load ({code}); only tensors and plain values are read from "
             "checkpoints"
         )
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else repr(error)
+    text = str(error).strip()
+    if isinstance(error, pickle.UnpicklingError):
+        # torch's first lines advise to run the code; the reason comes last.
+        reason = text.split("Check the documentation")[0].strip().splitlines()[-1:]
+        told = reason[0].strip() if reason and "`weights_only`" not in reason[0] else "no reason"
+        return f"only tensors and plain values are read from checkpoints ({told})"
+    return text.splitlines()[0] if text else repr(error)
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
@@ -353,7 +374,16 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     """
     if output.exists() or output.is_symlink():
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
-    state = load_checkpoint(find_file(checkpoint)).get("state_dict", {})
+    source = find_file(checkpoint)
+    state = load_checkpoint(source).get("state_dict", {})
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{source}: state_dict: expected tensors by name")
+    for name, tensor in state.items():
+        if not isinstance(name, str):
+            raise CheckpointError(f"{source}: state_dict: key {name!r} is not a name")
+        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+        if name.startswith("model.") and not dense:
+            raise CheckpointError(f"{source}: state_dict: {name} is not a dense tensor")
     prefix = "model."
     named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
     weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}

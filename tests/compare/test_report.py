@@ -22,7 +22,10 @@ from lit_probattn.compare.measured import MeasuredReport
 from lit_probattn.compare.protocol import Options, default_of, differences, overrides
 from lit_probattn.compare.report import SHORTENED, Report, draw
 from lit_probattn.compare.tables import read_table
+from lit_probattn.configs import ConfigError
+from lit_probattn.records.pages import markdown_body
 from tests.compare.tiny import TABLE, tiny_cells, write_tables
+from tests.support.pages import Page
 from tests.support.paths import ROOT
 
 COUNTS = {"softmax_2": (1000, 4000), "mgk_1": (600, 3000), "fish_1": (500, 2000)}
@@ -74,6 +77,41 @@ def test_rows_that_learned_nothing_are_named(tmp_path):
     (line,) = [line for line in written.splitlines() if "Not above chance" in line]
     label = table.rows["softmax_2"].label
     assert line.endswith(f" listops, {label} (seed 3).**")
+
+
+MARKUP = "![x](/etc/hostname) [x](http://x) <img src=x>\n\n# Heading\n\n![y](y)"
+
+
+def test_what_results_of_others_say_stays_text(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    mgk = replace(table.rows["mgk_1"], method=MARKUP)
+    cells = [replace(c, row=mgk) if c.row.name == "mgk_1" else c for c in cells]
+    table = replace(table, rows={**table.rows, "mgk_1": mgk})
+    facts = {
+        "hardware": {"processor": MARKUP, "num_cores": 2, "gpus": []},
+        "packages": {"torch": MARKUP},
+        "python": MARKUP,
+        "git": {"revision": "![x](y)", "dirty": False},
+        "report": {"above_chance": False},
+        "command": MARKUP,
+    }
+    for number, cell in enumerate(cells[:3]):
+        backends = {"softmax (cpu, float32)": MARKUP if number else "sdpa"}
+        keep(cell, 30.0, **facts, backends=backends)
+    _, _, written = report_of(tmp_path, table, cells)
+    page = Page(markdown_body(written))
+    assert page.attributes("img", "src") == ["figures/results.png"]
+    assert not page.attributes("a", "href")
+    assert "Heading" not in page.texts["h1"]
+
+
+def test_an_out_that_is_a_file_is_one_line(tmp_path):
+    table, cells = tiny_cells(tmp_path)
+    keep(cells[0], 30.0)
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ConfigError, match=f"--out {tmp_path / 'out'}"):
+        report_of(tmp_path, table, cells)
+    assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_numbers(tmp_path):

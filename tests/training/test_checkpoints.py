@@ -122,6 +122,78 @@ def test_objects_that_need_code_are_refused(tmp_path):
         load_checkpoint(path)
 
 
+class Runs:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function, *given):
+        self.given = function, given
+
+    def __reduce__(self):
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Runs(os.system, "true"), "system"),
+        (Runs(eval, "1"), "eval"),
+        (random.Random(0), "random.Random"),
+        (torch.nn.Linear(1, 1), "Linear"),
+    ],
+)
+def test_code_is_named_and_nobody_is_advised_to_run_it(tmp_path, value, name):
+    path = tmp_path / "step-00000001.ckpt"
+    save_checkpoint({"state_dict": {}, "factory": value}, path)
+    with pytest.raises(CheckpointError, match=name) as told:
+        load_checkpoint(path)
+    assert str(path) in str(told.value)
+    assert "likely succeed" not in str(told.value)
+    assert "Re-running" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "key"),
+    [({7: torch.ones(2)}, "7"), ({"model.w": torch.eye(2).to_sparse()}, "model.w"), ([1], "state")],
+)
+def test_weights_that_cannot_be_exported_are_named(tmp_path, state, key):
+    path = tmp_path / "mine.ckpt"
+    save_checkpoint({"state_dict": state, "global_step": 1}, path)
+    with pytest.raises(CheckpointError, match=rf"mine\.ckpt: state_dict: .*{key}|state_dict: exp"):
+        export_safetensors(path, tmp_path / "w.safetensors")
+
+
+def test_a_step_that_is_no_number_is_named(tmp_path):
+    path = tmp_path / "mine.ckpt"
+    save_checkpoint({"state_dict": {}, "global_step": "five"}, path)
+    with pytest.raises(CheckpointError, match=r"mine\.ckpt: global_step: .*'five'"):
+        step_of(path)
+
+
+@pytest.mark.parametrize("key", ["_instantiator", "_class_path"])
+def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
+    """Hyperparameters that name code: releases of Lightning before 2.6.6 import and call it."""
+    mark = tmp_path / "mark"
+    body = (
+        f"open({str(mark)!r}, 'w').close()\ndef run(*a, **k): raise SystemExit\nclass Run: pass\n"
+    )
+    (tmp_path / "crafted_code.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    loaded = load_checkpoint(path)
+    crafted = {"_instantiator": "crafted_code.run"}
+    if key == "_class_path":
+        crafted = {
+            "_instantiator": "lightning.pytorch.cli.instantiate_module",
+            "_class_path": "crafted_code.Run",
+        }
+    loaded["hyper_parameters"] = {**loaded["hyper_parameters"], **crafted}
+    save_checkpoint(loaded, tmp_path / "crafted.ckpt")
+    with pytest.raises(Exception, match=r"crafted_code|instantiator"):
+        SequenceClassifier.load_from_checkpoint(tmp_path / "crafted.ckpt", weights_only=True)
+    assert not mark.exists()
+    assert "crafted_code" not in sys.modules
+
+
 def test_damaged_newest_falls_back_with_a_warning(tmp_path):
     for step in (1, 2, 3):
         save_checkpoint(content(step), checkpoint_path(tmp_path, "step", step))
