@@ -267,7 +267,8 @@ class OwnSamples(ClassMap, CachedDataModule):
     def build(self, writer: CacheWriter) -> None:
         """Read the files, number the classes, divide."""
         rows = {name: self.read(path) for name, path in self.files.files.items()}
-        for note in rows["train"].notes:
+        notes = list(dict.fromkeys(note for part in rows.values() for note in part.notes))
+        for note in notes:
             _log.warning("%s", note)
         found = {label for part in rows.values() for label in part.labels}
         classes = self.ordered(found)
@@ -282,7 +283,7 @@ class OwnSamples(ClassMap, CachedDataModule):
         numbers = {label: number for number, label in enumerate(classes)}
         parts = {name: part.values for name, part in splits.items()}
         targets = {name: [numbers[x] for x in part.labels] for name, part in splits.items()}
-        facts = {"classes": classes, "notes": [*rows["train"].notes, *moved]}
+        facts = {"classes": classes, "notes": [*notes, *moved]}
         facts |= self.store(writer, parts, targets)
         writer.add("facts", np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8))
 
