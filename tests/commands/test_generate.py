@@ -235,8 +235,8 @@ def test_a_prompt_of_sub_words_is_continued_and_not_ended(tmp_path, capsys):
     fit = command("fit", tmp_path, "--data.init_args.subwords", "300", "--trainer.max_steps", "2")
     run([*fit, "--trainer.val_check_interval", "2"])
     table = tmp_path / "text.parquet"
-    for prompts in (["w1 w", "w2 w3", "w"], ["w1 w\n", "w2\nw3", "w"]):
-        flags = ("--max_new_tokens", "2", "--out", str(table))
-        assert generate(only_version(tmp_path), *flags, prompts=prompts) == 0
-        assert pd.read_parquet(table)["prompt_text"].tolist() == prompts
-    capsys.readouterr()
+    prompts = ["w1 w", "w2 w3", "w"]
+    flags = ("--max_new_tokens", "2", "--out", str(table))
+    assert generate(only_version(tmp_path), *flags, prompts=prompts) == 0
+    assert pd.read_parquet(table)["prompt_text"].tolist() == prompts
+    assert len(texts(capsys)) >= len(prompts)

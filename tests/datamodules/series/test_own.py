@@ -21,7 +21,7 @@ def cases(count: int = 40) -> dict[str, tuple[list[list[float]], str]]:
     """Series of two features and several lengths, by id."""
     draw = random.Random(0)
     return {
-        f"s{i}": ([[round(draw.gauss(0, 1), 3), float(t)] for t in range(4 + i % 3)], "ab"[i % 2])
+        f"s{i}": ([[round(draw.gauss(0, 1), 3), float(t)] for t in range(10 + i % 3)], "ab"[i % 2])
         for i in range(count)
     }
 
@@ -59,7 +59,7 @@ def rounded(content: dict[str, Any]) -> list[tuple[Any, str]]:
 
 def test_a_long_table_in_any_order_gives_back_its_series(tmp_path):
     made = data(write_long(tmp_path / "mine.csv", cases()))
-    assert (made.num_features, made.num_classes, made.max_seq_len) == (2, 2, 6)
+    assert (made.num_features, made.num_classes, made.max_seq_len) == (2, 2, 12)
     assert found_in(made) == rounded(cases())
     assert made.notes[0].endswith("series by 'id', steps by 'time', values left, right")
 
@@ -109,7 +109,12 @@ def test_ts_files_of_ones_own(tmp_path):
     assert [path.name for path in made.sources()] == ["Mine_TEST.ts", "Mine_TRAIN.ts"]
     assert made.files.shares == {"val": 0.1}
     rows = made.read(tmp_path / "Mine_TRAIN.ts")
-    assert {len(rows.values), len(rows.labels), len(rows.places)} == {len(rows.values)}
+    assert [series.tolist() for series in rows.values] == [
+        [[1, 4], [2, 5], [3, 6]],
+        [[-1.5, 0.25], [20, 7]],
+    ]
+    assert rows.labels == ["Up", "Down"]
+    assert [place.rpartition(", ")[2] for place in rows.places] == ["line 10", "line 11"]
 
 
 def test_statistics_are_those_of_training(tmp_path):
