@@ -197,3 +197,10 @@ def test_a_quote_closed_late_is_in_the_notes_of_the_data(tmp_path):
     lines[5], lines[25] = '"opened,dog', 'closed",dog'
     path.write_text("\n".join(lines) + "\n")
     assert any("from line 6 on" in note for note in data(path).notes)
+
+
+def test_a_file_of_no_split_is_named(tmp_path, caplog):
+    for seed, name in enumerate(("train", "test", "extra")):
+        write(tmp_path / f"{name}.csv", rows(seed=seed))
+    data(tmp_path)
+    assert "extra.csv is no split" in caplog.text
