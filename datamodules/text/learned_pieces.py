@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from datamodules.core.errors import DataError
-from datamodules.text.vocabulary import tokenizers_package
+from datamodules.text.vocabulary import tokenizers_package, without_long_words
 
 __all__ = ["CONTINUED", "learn_bytes", "learn_words"]
 
@@ -23,6 +23,8 @@ def learn_words(
     texts: Iterable[str], vocab_size: int, special: Sequence[str], lower_case: bool
 ) -> list[str]:
     """Return a WordPiece vocabulary in the order of its ids, always the same of the same texts.
+
+    Nothing is learned of words of more than 500 characters, which BERT reads as unknown.
 
     The trainer numbers continued characters as it meets them, in no certain order, and breaks ties
     between pairs by these numbers; so it is given them, in order, as special tokens.
@@ -41,7 +43,7 @@ def learn_words(
     tidy = package.normalizers.BertNormalizer(lowercase=lower_case).normalize_str
     cut = package.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     for text in texts:
-        words.update(word for word, _ in cut(tidy(text)))
+        words.update(word for word, _ in cut(tidy(without_long_words(text))))
     if not words:
         raise DataError("the texts have no words: a vocabulary needs some")
     counts: Counter[str] = Counter()
@@ -97,7 +99,7 @@ def learn_bytes(
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(map(without_long_words, texts), trainer)
     model = json.loads(tokenizer.to_str())["model"]
     # Earlier versions of the package store each merge as one text.
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]

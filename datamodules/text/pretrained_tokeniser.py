@@ -25,6 +25,8 @@ _SPECIAL = {
     "padding": ("pad_token", "[PAD]", "<pad>"),
     "unknown": ("unk_token", "[UNK]", "<unk>"),
 }
+# Ids may have gaps, but so many for each token are a mistake.
+_MOST_IDS = 4
 # Special tokens of a new vocabulary, by their ids.
 _FIRST = {
     "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
@@ -85,6 +87,7 @@ class PretrainedTokeniser:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         known = tokenizer.get_vocab()
+        _check_ids(known, origin)
         self.vocab_size: int = 1 + max(known.values(), default=-1)
         self.special = _find_special(known, special or {}, origin)
         for role, name in self.special.items():
@@ -253,7 +256,7 @@ def _find_file(path: Path) -> Path:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: {error}; get it again") from None
 
@@ -273,6 +276,21 @@ def _named_special(settings: dict[str, Any]) -> dict[str, str]:
     given = {role: settings.get(names[0]) for role, names in _SPECIAL.items()}
     texts = {role: t.get("content") if isinstance(t, dict) else t for role, t in given.items()}
     return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def _check_ids(known: dict[str, int], origin: str) -> None:
+    """Raise a DataError where two tokens have one id, or an id is far beyond their number."""
+    tokens: dict[int, str] = {}
+    for token, number in known.items():
+        other = tokens.setdefault(number, token)
+        if other != token:
+            pair = " and ".join(map(repr, sorted((other, token))))
+            raise DataError(f"{origin}: {pair} both have the id {number}; get it again")
+        if number >= _MOST_IDS * len(known):
+            raise DataError(
+                f"{origin}: {token!r} has the id {number}, far beyond {len(known)} tokens; each id "
+                f"is a row of the model's table: get it again"
+            )
 
 
 def _find_special(known: dict[str, int], special: dict[str, str], origin: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +21,11 @@ from datamodules.core.progress import progress
 from datamodules.text.source import TextSource
 
 __all__ = ["SubwordVocabulary", "Tokens", "Vocabulary", "VocabularyChoice", "count_words"]
-__all__ += ["END_OF_LINE", "UNKNOWN", "texts_of", "tokenizers_package"]
+__all__ += ["END_OF_LINE", "UNKNOWN", "texts_of", "tokenizers_package", "without_long_words"]
 
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
+_MOST_LETTERS = 500  # of a word that is learned from
+_LONG_WORD = re.compile(rf"\w{{{_MOST_LETTERS + 1},}}|[^\w\s]{{{_MOST_LETTERS + 1},}}")
 
 
 class Tokens(ABC):
@@ -63,7 +66,7 @@ class Tokens(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
-        """Turn whole lines, each ended by a newline, into ids; each line gets an `<eos>`.
+        """Turn text into ids; each newline becomes an `<eos>`.
 
         Returns:
             The ids, shape (num_tokens,), and how many of them stand for unknown words.
@@ -190,7 +193,8 @@ class SubwordVocabulary(Tokens):
     def train(cls, texts: Iterable[str], size: int) -> Self:
         """Train byte-level pair encoding of `size` tokens; `<eos>` is id 0, `<unk>` is id 1.
 
-        `texts` are pieces of text that end at line ends.
+        `texts` are pieces of text that end at line ends. Nothing is learned of words of more than
+        500 characters.
         """
         package = tokenizers_package()
         if size < 258:
@@ -206,7 +210,7 @@ class SubwordVocabulary(Tokens):
             initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        lines = (line for text in texts for line in text.split("\n"))
+        lines = (line for text in texts for line in without_long_words(text).split("\n"))
         tokenizer.train_from_iterator(lines, trainer)
         return cls(tokenizer.to_str())
 
@@ -221,10 +225,9 @@ class SubwordVocabulary(Tokens):
 
     def encode(self, text: str) -> tuple[npt.NDArray[np.int32], int]:
         """Turn lines into ids; no sub-word is unknown."""
-        lines = text.removesuffix("\n").split("\n")
-        encoded = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        encoded = self._tokenizer.encode_batch(text.split("\n"), add_special_tokens=False)
         ids = [i for line in encoded for i in (*line.ids, self.end_of_line)]
-        return np.array(ids, dtype=np.int32), 0
+        return np.array(ids[:-1], dtype=np.int32), 0  # only a newline ends a line
 
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids into text; `<eos>` becomes a newline."""
@@ -235,6 +238,16 @@ class SubwordVocabulary(Tokens):
             else:
                 lines[-1].append(token)
         return "\n".join(self._tokenizer.decode(line, False) for line in lines)
+
+
+def without_long_words(text: str) -> str:
+    """Return a text to learn from, without what is cut as one word of more than 500 characters.
+
+    Time to learn grows with the square of the longest word, and base64 or code has some of a
+    million. What is cut as one is a run of letters and digits, or of other signs.
+    """
+    longest = max(map(len, text.split()), default=0)
+    return text if longest <= _MOST_LETTERS else _LONG_WORD.sub(" ", text)
 
 
 def tokenizers_package(

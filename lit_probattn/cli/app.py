@@ -47,6 +47,7 @@ from lit_probattn.training.callbacks import (
     FinalValidation,
     PredictionWriter,
     RunRecord,
+    SameSources,
     StepNumbers,
     Throughput,
     make_progress_bar,
@@ -199,7 +200,8 @@ class RunCLI(BareCLI):
         callbacks = config.get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         refuse_test_monitors(callbacks)
-        added = [MemoryAdvice(), SignsOfLife(), StepNumbers(), Throughput(), FinalValidation()]
+        added = [MemoryAdvice(), SignsOfLife(), SameSources(), StepNumbers(), Throughput()]
+        added.append(FinalValidation())
         if self.settings.test_during_training is not None:
             added.append(TestScores(self.settings.test_during_training))
         wants_bar = config.get("enable_progress_bar") is not False

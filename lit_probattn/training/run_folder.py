@@ -211,6 +211,20 @@ def _compare_ranks(configs: list[dict[str, Any]]) -> None:
             )
 
 
+def compare_sources(ranks: list[Mapping[str, str]]) -> None:
+    """Refuse data that are not made from the same files on all ranks, on every rank alike.
+
+    Raises:
+        RunFolderError: they differ; the message names the rank and the files.
+    """
+    for rank, other in enumerate(ranks[1:], 1):
+        if names := _differing(ranks[0], other):
+            raise RunFolderError(
+                f"rank {rank} has other data than rank 0 (different: {', '.join(names)}): give "
+                f"every node the same files, and a path that means the same on all"
+            )
+
+
 def _encode(plan: RunPlan) -> str:
     return json.dumps(asdict(plan), default=str)
 

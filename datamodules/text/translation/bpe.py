@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from datamodules.core.errors import DataError
-from datamodules.text.vocabulary import tokenizers_package
+from datamodules.text.vocabulary import tokenizers_package, without_long_words
 
 __all__ = ["MARK", "Codes", "joined"]
 
@@ -79,7 +79,7 @@ class Codes:
             end_of_word_suffix=_END,
             show_progress=False,
         )
-        tokenizer.train_from_iterator(lines(), trainer)
+        tokenizer.train_from_iterator(map(without_long_words, lines()), trainer)
         merges = _merges_of(tokenizer.to_str())
         return cls(merges[:num_merges])
 

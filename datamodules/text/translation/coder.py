@@ -17,7 +17,7 @@ from datamodules.core.files import write_whole
 from datamodules.text.translation.bpe import Codes, joined
 from datamodules.text.translation.dictionary import Dictionary
 from datamodules.text.translation.moses import Moses
-from datamodules.text.vocabulary import tokenizers_package
+from datamodules.text.vocabulary import tokenizers_package, without_long_words
 
 __all__ = ["Cutter", "Method", "Side", "TextCoder"]
 
@@ -110,7 +110,7 @@ def _learn_subwords(lines: Iterable[str], num_merges: int) -> str:
         initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.train_from_iterator(map(without_long_words, lines), trainer)
     text: str = tokenizer.to_str()
     return text
 

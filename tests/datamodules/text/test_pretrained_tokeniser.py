@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from datamodules.core.errors import DataError
+from datamodules.text.learned_pieces import learn_bytes, learn_words
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.translation.bpe import Codes
+from datamodules.text.units import TokenChoice
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("tokenizers")
@@ -106,7 +109,10 @@ def test_pairs_are_laid_out_in_the_manner_of_the_family(folder):
 
 _TRAIN = """
 import sys
+from datamodules.text.learned_pieces import learn_bytes, learn_words
 from datamodules.text.pretrained_tokeniser import PretrainedTokeniser
+from datamodules.text.translation.bpe import Codes
+from datamodules.text.units import TokenChoice
 from tests.datamodules.text.test_pretrained_tokeniser import TEXTS
 PretrainedTokeniser.train(TEXTS, sys.argv[1], int(sys.argv[2]), sys.argv[3])
 """
@@ -147,3 +153,54 @@ def test_refusals(tmp_path):
     PretrainedTokeniser.train(TEXTS, tmp_path, 150)
     with pytest.raises(DataError, match=r"vocab\.txt exists: choose another folder"):
         PretrainedTokeniser.train(TEXTS, tmp_path, 150)
+
+
+# ---- files of other programs ---------------------------------------------------------------------
+
+WORDPIECE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncafe\ncafé\nCafé\n"
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("strip", [True, False, None])
+def test_accents_are_kept_or_dropped_as_the_settings_say(tmp_path, lower, strip):
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower, "strip_accents": strip}
+    (tmp_path / "vocab.txt").write_text(WORDPIECE, encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (word,) = PretrainedTokeniser.read(tmp_path).encode_plain("café")[0]
+    assert WORDPIECE.split("\n")[word] == ("cafe" if strip or (strip is None and lower) else "café")
+    expected = transformers.BertTokenizerFast.from_pretrained(tmp_path)
+    for text in ("café", "Café", "CAFÉ cafe\u0301"):
+        ids = PretrainedTokeniser.read(tmp_path).encode_plain(text)[0]
+        assert ids == expected(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_token(tmp_path):
+    (tmp_path / "vocab.txt").write_text(f"\ufeff{WORDPIECE}", encoding="utf-8")
+    assert PretrainedTokeniser.read(tmp_path).padding == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [(6, "'b' and 'c'.*id 6"), (10**9, "'c'.*1000000000.*8 tokens")]
+)
+def test_ids_that_two_tokens_share_or_that_lie_far_out_are_refused(tmp_path, number, message):
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "c"]
+    ids = {token: place for place, token in enumerate(tokens)} | {"c": number}
+    (tmp_path / "vocab.json").write_text(json.dumps(ids))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(DataError, match=rf"vocab\.json.*{message}"):
+        PretrainedTokeniser.read(tmp_path)
+
+
+def test_words_of_thousands_of_letters_are_left_out_of_what_is_learned():
+    """Base64, sequences, code without blanks: BERT reads such a word as unknown in any case."""
+    text = "the dogs ran and the dogs sat\n" * 20
+    long = [letter * 700 for letter in ("x", "é", "%")]
+    for learn in (
+        lambda text: learn_words([text], 200, ("[PAD]", "[UNK]"), True),
+        lambda text: learn_bytes([text], 300, ("<s>", "<unk>")),
+        lambda text: TokenChoice("subwords", 300).make_from([text]).text,
+    ):
+        assert learn(text + "\n".join(long)) == learn(text + "\n".join(" " for _ in long))
+        assert learn(text + "xxxx " * 9) != learn(text)
+    merges = Codes.learn(lambda: [text + "\n".join(long)], 100).text
+    assert not {"x", "é", "%"} & set(merges.removeprefix("#version: 0.2"))
