@@ -17,7 +17,9 @@ from typing import Any, BinaryIO, Literal
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
+from torch import Tensor
 
+from lit_probattn.base.finite import nan_among
 from lit_probattn.records.provenance import replacing
 
 Kind = Literal["step", "best"]
@@ -200,7 +202,8 @@ def load_checkpoint(
         weights_only: refuse anything but tensors and plain values. All our checkpoints pass.
 
     Raises:
-        CheckpointError: the file is damaged, or holds objects that need code to load.
+        CheckpointError: the file is damaged, holds objects that need code to load, another step
+            than its name says, or weights that are NaN.
     """
     check_checkpoint(path)
     try:
@@ -212,7 +215,31 @@ def load_checkpoint(
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__
         raise CheckpointError(f"{path} is not a checkpoint: it holds a {kind}")
+    wrong = _wrong_contents(path, loaded)
+    if wrong is not None:
+        raise CheckpointError(f"checkpoint {path}{wrong}")
     return loaded
+
+
+def _wrong_contents(path: Path, loaded: dict[str, Any]) -> str | None:
+    """Say what nobody may go on with, or None: another step, no tensors, NaN."""
+    step, named = loaded.get("global_step", 0), _NAME.fullmatch(path.name)
+    if not isinstance(step, int):
+        return f": global_step is {step!r}, expected a number"
+    if named is not None and "global_step" in loaded and step != int(named[2]):
+        return f" holds step {step}, not {int(named[2])} as its name says: give it its own name"
+    state = loaded.get("state_dict", {})
+    if not isinstance(state, dict):
+        return f": state_dict is a {type(state).__name__}, expected tensors by name"
+    for name, tensor in state.items():
+        if not isinstance(name, str):
+            return f": state_dict has the key {name!r}, expected names"
+        if not isinstance(tensor, Tensor):
+            return f": state_dict has a {type(tensor).__name__} as {name}, expected a tensor"
+        if tensor.layout != torch.strided:
+            return f": {name} is sparse, expected a dense tensor"
+    found = nan_among(state.items())
+    return None if found is None else f": {found}, so nothing that it computes is a number"
 
 
 def code_needed(error: Exception) -> str | None:

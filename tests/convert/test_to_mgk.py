@@ -126,10 +126,14 @@ def test_command_names_what_is_wrong(tmp_path, capsys):
     out = tmp_path / "mgk.ckpt"
     damaged = tmp_path / "damaged.ckpt"
     damaged.write_bytes(checkpoint.read_bytes()[:-100])
+    no_numbers = torch.load(checkpoint)
+    no_numbers["state_dict"]["model.encoder.blocks.0.attention.key_proj.bias"][1] = torch.nan
+    torch.save(no_numbers, tmp_path / "nan.ckpt")
     cases = [
         ([checkpoint, out, "--num_components", "3"], "must divide num_heads=4, received 3"),
         ([mixture, out], "it also has core.prior.value"),
         ([damaged, out], "is damaged"),
+        ([tmp_path / "nan.ckpt", out], "attention.key_proj.bias holds NaN in 1 of 12"),
         ([tmp_path / "none.ckpt", out], "checkpoint not found"),
         ([checkpoint, out, "--weights_only", "--head_dim", "5"], "a multiple of head_dim=5"),
         ([checkpoint, out, "--config", tmp_path / "none.yaml"], "no config at"),

@@ -29,7 +29,7 @@ from lit_probattn.training.checkpoints import (
     save_checkpoint,
     step_of,
 )
-from tests.support.runs import arguments, newest_state, only_version, run
+from tests.support.runs import arguments, error_of, newest_state, only_version, run
 
 
 def content(step: int = 7) -> dict:
@@ -120,6 +120,45 @@ def test_objects_that_need_code_are_refused(tmp_path):
     save_checkpoint({"state_dict": {}, "factory": random.Random(0)}, path)
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize("command", ["fit", "test", "validate", "predict"])
+def test_weights_that_are_nan_are_refused(trained, tmp_path, capsys, command):
+    source = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    broken = load_checkpoint(source)
+    name = next(n for n in broken["state_dict"] if n.endswith("out_proj.weight"))
+    broken["state_dict"][name][1, 0] = torch.nan
+    save_checkpoint(broken, tmp_path / "broken.ckpt")
+    before = sorted(trained.rglob("*"))
+    more = ("--ckpt_path", str(tmp_path / "broken.ckpt"))
+    line = error_of(arguments(command, trained, *more), capsys)
+    assert f"broken.ckpt: {name} holds NaN" in line
+    assert sorted(trained.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"state_dict": {3: torch.zeros(2)}}, "state_dict has the key 3, expected names"),
+        ({"state_dict": {"w": "x"}}, "state_dict has a str as w, expected a tensor"),
+        ({"state_dict": {"w": torch.eye(2).to_sparse()}}, "w is sparse, expected a dense tensor"),
+        ({"state_dict": [1]}, "state_dict is a list, expected tensors by name"),
+        ({"global_step": "five"}, "global_step is 'five', expected a number"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mine.ckpt", "step-00000007.ckpt"])
+def test_contents_of_another_form_are_named(tmp_path, capsys, name, more, message):
+    torch.save({**content(), **more}, tmp_path / name)
+    assert export([str(tmp_path / name), str(tmp_path / "w.safetensors")]) == 2
+    assert f"{name}: {message}" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(tmp_path / name)
+
+
+def test_a_name_that_says_another_step_is_refused(saved):
+    other = saved.rename(saved.with_name("step-00000099.ckpt"))
+    with pytest.raises(CheckpointError, match=r"step-00000099.ckpt holds step 7.*99"):
+        load_checkpoint(other)
 
 
 def test_damaged_newest_falls_back_with_a_warning(tmp_path):
