@@ -7,7 +7,6 @@ import torch
 
 from lit_probattn.attention import SoftmaxAttention
 from lit_probattn.convert import LayerInputs, Mixture, convert_layer
-from lit_probattn.convert.distil import Distillation, distil_layer
 from lit_probattn.convert.fish import convert_to_fish
 from lit_probattn.convert.layer import head_forms
 from lit_probattn.interop.algebra import second_moment, shifted_key_factors
@@ -179,24 +178,3 @@ def test_fish_takes_the_best_global_forms():
     torch.testing.assert_close(
         outputs(new.eval(), inputs), outputs(old, inputs), rtol=0, atol=EXACT
     )
-
-
-# ---------------------------------------------------------------------- distillation
-@pytest.mark.parametrize("target", ["smgk", "fish"])
-def test_a_taught_layer_is_nearer_on_inputs_that_it_did_not_see(target):
-    old, inputs = softmax_layer(), draw_inputs(samples=40)
-    if target == "smgk":
-        new, errors = convert_layer(old, Mixture(shifted_keys=True), inputs=inputs)
-    else:
-        new, errors = convert_to_fish(old, inputs=inputs)
-    before = {name: x.clone() for name, x in new.state_dict().items()}
-    how = Distillation(steps=60, lr=2e-2, seed=1)
-    taught, found = distil_layer(old, new, inputs, how)
-    assert found.before == pytest.approx(errors.output_error)
-    assert found.after < 0.95 * found.before
-    again, _ = distil_layer(old, new, inputs, how)
-    other, _ = distil_layer(old, new, inputs, Distillation(steps=60, lr=2e-2, seed=2))
-    states = [layer.state_dict() for layer in (taught, again, other)]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert not torch.equal(states[0]["query_proj.weight"], states[2]["query_proj.weight"])
-    assert all(torch.equal(before[name], x) for name, x in new.state_dict().items())
