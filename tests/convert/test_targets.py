@@ -132,11 +132,17 @@ def test_gaussian_mgk_with_norms_put_back_is_the_dot_product_one():
 
 
 # ---------------------------------------------------------------------- FiSH
-def test_fish_with_as_many_global_heads_is_the_old_layer():
-    """At a head size that holds every mixed form: the singular vectors only turn the forms."""
+@pytest.mark.parametrize("with_inputs", [True, False])
+@pytest.mark.parametrize("head_dim", [None, H * E])
+def test_fish_with_as_many_global_heads_is_the_old_layer(head_dim, with_inputs):
+    """At the old head size: every global form is that of an old head."""
     old, inputs = softmax_layer(), draw_inputs()
-    new, errors = convert_to_fish(old, num_global_heads=H, inputs=inputs, head_dim=H * E)
+    seen = inputs if with_inputs else None
+    new, errors = convert_to_fish(old, num_global_heads=H, inputs=seen, head_dim=head_dim)
+    assert torch.equal(new.core.mixing.weights[0], torch.eye(H).to(inputs.x))
     assert errors.logit_error < 1e-6
+    if not with_inputs:
+        return
     assert errors.output_error < 1e-6
     torch.testing.assert_close(
         outputs(new.eval(), inputs), outputs(old, inputs), rtol=0, atol=EXACT
