@@ -130,6 +130,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def read_text(text: str) -> dict[str, Any]:
+    """Return a configuration that a run has noted, in the form of this version.
+
+    Raises:
+        ConfigError: it is no YAML, or of a version that is not read any more.
+    """
+    try:
+        return dict(upgrade(_parsed(text)))
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the configuration in the run's record cannot be read: {error}"
+        ) from error
+
+
 def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[str, Any]:
     """Return the configuration of a run: `files` merged, or config.yaml of the run folder.
 

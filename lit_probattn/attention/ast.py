@@ -190,6 +190,7 @@ class ASTCore(Core):
 
     def weights(self, call: HeadCall) -> Tensor:
         """Return the maps (B, H, N, L), without dropout."""
+        self.admit(call)
         masks = call.masks
         with autocast_off(call.query):
             rows, cols = masks.all_rows, range(masks.num_keys)

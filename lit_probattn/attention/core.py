@@ -210,10 +210,11 @@ class Core(nn.Module):
         """Attend; (B, H, N, E_v) in the dtype of the queries.
 
         Raises:
-            ValueError: the variant has no place for the call's bias, scale or cache.
+            ValueError: the heads are not those of the layout, or the variant has no place for the
+                call's bias, scale or cache.
             NotImplementedError: the requested backend cannot serve the call.
         """
-        self.check(call.masks.bias, call.cache, call.scale)
+        self.admit(call)
         with autocast_off(call.query):
             if self.training and self.observes:
                 self.observe(call)
@@ -252,6 +253,36 @@ class Core(nn.Module):
         Raises:
             ValueError: it says what the variant takes instead.
         """
+
+    def admit(self, call: HeadCall) -> None:
+        """Refuse a call that is not this core's: heads, their sizes, and what `check` refuses.
+
+        Raises:
+            ValueError: it says what is expected instead.
+        """
+        heads, keys = self.layout, self.layout.keys_per_head
+        whole = keys > 1 or self.has_components
+        for name, tensor, count, size in (
+            ("query", call.query, heads.query, heads.head_dim),
+            ("key", call.key, heads.key, heads.head_dim),
+            ("value", call.value, heads.value, heads.value_head_dim),
+        ):
+            found = tuple(tensor.shape[1:-2])
+            if name == "key":  # with several keys per head, side by side or in a dimension
+                right = found == (count * keys,) or (whole and found == (count, keys))
+                wanted = f"{count} x {keys}" if len(found) > 1 else f"{count * keys}"
+            else:
+                right, wanted = found == (count,), f"{count}"
+            if not right:
+                given = " x ".join(map(str, found))
+                raise ValueError(
+                    f"{name} has {given} heads, expected {wanted}: {self.variant} attention here "
+                    f"takes {heads.query} query, {heads.key} key with {keys} keys each, "
+                    f"{heads.value} value heads"
+                )
+            if tensor.shape[-1] != size:
+                raise ValueError(f"{name} has heads of size {tensor.shape[-1]}, expected {size}")
+        self.check(call.masks.bias, call.cache, call.scale)
 
     def cross_refusal(self) -> str | None:
         """Say why queries of another sequence cannot attend ("cannot …"), or None if they can."""
@@ -306,10 +337,11 @@ class Core(nn.Module):
         """Return the maps (B, H, N, L) of the call by the equation, without dropout.
 
         Raises:
-            ValueError: the variant has no place for the call's bias, scale or cache.
+            ValueError: the heads are not those of the layout, or the variant has no place for the
+                call's bias, scale or cache.
             NotImplementedError: the variant has no maps.
         """
-        self.check(call.masks.bias, call.cache, call.scale)
+        self.admit(call)
         with autocast_off(call.query):
             return reference_weights(self.scores(call), call.masks, self.row_eps)
 
@@ -369,6 +401,20 @@ class Core(nn.Module):
             call: the whole call.
         """
         raise NotImplementedError(f"{self.variant} does not read a cache in parts")
+
+
+def check_components(layout: HeadLayout, num_components: int, shifted: bool) -> None:
+    """Check that a layout has K keys per head, or one that is shifted K times.
+
+    Raises:
+        ValueError: it has another number.
+    """
+    expected = 1 if shifted else num_components
+    if layout.keys_per_head != expected:
+        raise ValueError(
+            f"the layout has keys_per_head={layout.keys_per_head}, expected {expected} with "
+            f"num_components={num_components} and shifted_keys={shifted}"
+        )
 
 
 def key_or_fresh(rng: RandomKey | None) -> RandomKey:

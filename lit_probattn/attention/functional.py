@@ -195,12 +195,15 @@ def repeat_rows(parameter: Tensor, num_heads: int) -> Tensor:
 
 
 def split_precision(tensor: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three."""
+    """Split a tensor into summands that `dtype` holds: one if it is as precise, else three.
+
+    All are finite; together they reach three times as far as the dtype.
+    """
     if tensor.dtype == dtype:
         return [tensor]
-    parts = []
+    parts, largest = [], torch.finfo(dtype).max
     for _ in range(3):
-        parts.append(tensor.to(dtype))
+        parts.append(tensor.clamp(-largest, largest).to(dtype))
         tensor = tensor - parts[-1].to(tensor.dtype)
     return parts
 

@@ -18,7 +18,9 @@ from typing import Any, BinaryIO, Literal
 import torch
 from lightning.fabric.plugins.io import CheckpointIO
 from safetensors.torch import save
+from torch import Tensor
 
+from lit_probattn.base.finite import nan_among
 from lit_probattn.records.provenance import replacing
 
 Kind = Literal["step", "best"]
@@ -80,14 +82,7 @@ def named_by_a_run(path: Path) -> bool:
 def step_of(path: Path) -> int:
     """Return the optimiser step of a checkpoint: from its name, or else from its content."""
     named = _NAME.fullmatch(path.name)
-    return int(named[2]) if named is not None else _step_in(load_checkpoint(path), path)
-
-
-def _step_in(loaded: dict[str, Any], path: Path) -> int:
-    step = loaded.get("global_step")
-    if not isinstance(step, int):
-        raise CheckpointError(f"{path}: global_step: expected a whole number, received {step!r}")
-    return step
+    return int(named[2]) if named is not None else int(load_checkpoint(path)["global_step"])
 
 
 def check_checkpoint(path: Path) -> None:
@@ -215,7 +210,8 @@ def load_checkpoint(
         weights_only: refuse anything but tensors and plain values. All our checkpoints pass.
 
     Raises:
-        CheckpointError: the file is damaged, or holds objects that need code to load.
+        CheckpointError: the file is damaged, holds objects that need code to load, another step
+            than its name says, or weights that are NaN.
     """
     check_checkpoint(path)
     try:
@@ -227,7 +223,31 @@ def load_checkpoint(
     if not isinstance(loaded, dict):
         kind = type(loaded).__name__
         raise CheckpointError(f"{path} is not a checkpoint: it holds a {kind}")
+    wrong = _wrong_contents(path, loaded)
+    if wrong is not None:
+        raise CheckpointError(f"checkpoint {path}{wrong}")
     return loaded
+
+
+def _wrong_contents(path: Path, loaded: dict[str, Any]) -> str | None:
+    """Say what nobody may go on with, or None: another step, no tensors, NaN."""
+    step, named = loaded.get("global_step", 0), _NAME.fullmatch(path.name)
+    if not isinstance(step, int):
+        return f": global_step is {step!r}, expected a number"
+    if named is not None and "global_step" in loaded and step != int(named[2]):
+        return f" holds step {step}, not {int(named[2])} as its name says: give it its own name"
+    state = loaded.get("state_dict", {})
+    if not isinstance(state, dict):
+        return f": state_dict is a {type(state).__name__}, expected tensors by name"
+    for name, tensor in state.items():
+        if not isinstance(name, str):
+            return f": state_dict has the key {name!r}, expected names"
+        if not isinstance(tensor, Tensor):
+            return f": state_dict has a {type(tensor).__name__} as {name}, expected a tensor"
+        if tensor.layout != torch.strided:
+            return f": {name} is sparse, expected a dense tensor"
+    found = nan_among(state.items())
+    return None if found is None else f": {found}, so nothing that it computes is a number"
 
 
 def code_needed(error: Exception) -> str | None:
@@ -374,16 +394,7 @@ def export_safetensors(checkpoint: Path, output: Path) -> int:
     """
     if output.exists() or output.is_symlink():
         raise CheckpointError(f"{output} exists: choose another name, or remove it")
-    source = find_file(checkpoint)
-    state = load_checkpoint(source).get("state_dict", {})
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{source}: state_dict: expected tensors by name")
-    for name, tensor in state.items():
-        if not isinstance(name, str):
-            raise CheckpointError(f"{source}: state_dict: key {name!r} is not a name")
-        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
-        if name.startswith("model.") and not dense:
-            raise CheckpointError(f"{source}: state_dict: {name} is not a dense tensor")
+    state = load_checkpoint(find_file(checkpoint)).get("state_dict", {})
     prefix = "model."
     named = {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
     weights = {name: tensor.clone().contiguous() for name, tensor in named.items()}

@@ -29,7 +29,7 @@ from lit_probattn.training.checkpoints import (
     save_checkpoint,
     step_of,
 )
-from tests.support.runs import arguments, newest_state, only_version, run
+from tests.support.runs import arguments, error_of, newest_state, only_version, run
 
 
 def content(step: int = 7) -> dict:
@@ -151,24 +151,6 @@ def test_code_is_named_and_nobody_is_advised_to_run_it(tmp_path, value, name):
     assert "Re-running" not in str(told.value)
 
 
-@pytest.mark.parametrize(
-    ("state", "key"),
-    [({7: torch.ones(2)}, "7"), ({"model.w": torch.eye(2).to_sparse()}, "model.w"), ([1], "state")],
-)
-def test_weights_that_cannot_be_exported_are_named(tmp_path, state, key):
-    path = tmp_path / "mine.ckpt"
-    save_checkpoint({"state_dict": state, "global_step": 1}, path)
-    with pytest.raises(CheckpointError, match=rf"mine\.ckpt: state_dict: .*{key}|state_dict: exp"):
-        export_safetensors(path, tmp_path / "w.safetensors")
-
-
-def test_a_step_that_is_no_number_is_named(tmp_path):
-    path = tmp_path / "mine.ckpt"
-    save_checkpoint({"state_dict": {}, "global_step": "five"}, path)
-    with pytest.raises(CheckpointError, match=r"mine\.ckpt: global_step: .*'five'"):
-        step_of(path)
-
-
 @pytest.mark.parametrize("key", ["_instantiator", "_class_path"])
 def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
     """Hyperparameters that name code: releases of Lightning before 2.6.6 import and call it."""
@@ -192,6 +174,45 @@ def test_a_crafted_checkpoint_runs_no_code(trained, tmp_path, monkeypatch, key):
         SequenceClassifier.load_from_checkpoint(tmp_path / "crafted.ckpt", weights_only=True)
     assert not mark.exists()
     assert "crafted_code" not in sys.modules
+
+
+@pytest.mark.parametrize("command", ["fit", "test", "validate", "predict"])
+def test_weights_that_are_nan_are_refused(trained, tmp_path, capsys, command):
+    source = list_checkpoints(only_version(trained) / "checkpoints", "step")[0]
+    broken = load_checkpoint(source)
+    name = next(n for n in broken["state_dict"] if n.endswith("out_proj.weight"))
+    broken["state_dict"][name][1, 0] = torch.nan
+    save_checkpoint(broken, tmp_path / "broken.ckpt")
+    before = sorted(trained.rglob("*"))
+    more = ("--ckpt_path", str(tmp_path / "broken.ckpt"))
+    line = error_of(arguments(command, trained, *more), capsys)
+    assert f"broken.ckpt: {name} holds NaN" in line
+    assert sorted(trained.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"state_dict": {3: torch.zeros(2)}}, "state_dict has the key 3, expected names"),
+        ({"state_dict": {"w": "x"}}, "state_dict has a str as w, expected a tensor"),
+        ({"state_dict": {"w": torch.eye(2).to_sparse()}}, "w is sparse, expected a dense tensor"),
+        ({"state_dict": [1]}, "state_dict is a list, expected tensors by name"),
+        ({"global_step": "five"}, "global_step is 'five', expected a number"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mine.ckpt", "step-00000007.ckpt"])
+def test_contents_of_another_form_are_named(tmp_path, capsys, name, more, message):
+    torch.save({**content(), **more}, tmp_path / name)
+    assert export([str(tmp_path / name), str(tmp_path / "w.safetensors")]) == 2
+    assert f"{name}: {message}" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(tmp_path / name)
+
+
+def test_a_name_that_says_another_step_is_refused(saved):
+    other = saved.rename(saved.with_name("step-00000099.ckpt"))
+    with pytest.raises(CheckpointError, match=r"step-00000099.ckpt holds step 7.*99"):
+        load_checkpoint(other)
 
 
 def test_damaged_newest_falls_back_with_a_warning(tmp_path):

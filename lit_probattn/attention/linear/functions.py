@@ -230,7 +230,13 @@ def finish(
     if form.denominator == "sqrt_len" or total is None:
         return numerator * (factor / form.length_root(masks))
     total = total + form.eps
-    empty = total == 0
+    least = torch.finfo(total.dtype).tiny
+    if torch.is_grad_enabled():
+        # The gradient divides by the square of a sum, which overflows first: such rows get none.
+        faint = total < least**0.5
+        total = torch.where(faint, total.detach(), total)
+        numerator = torch.where(faint, numerator.detach(), numerator)
+    empty = total < least
     # Positive features: where their sum is zero, so is the numerator.
     return numerator * (factor / total.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 

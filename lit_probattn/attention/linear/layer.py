@@ -128,7 +128,7 @@ class LinearCore(Core):
 
     def weights(self, call: HeadCall) -> Tensor:
         """Return kernel[i, j] / Σ_j kernel[i, j], (B, H, N, L), whatever the denominator."""
-        self.check(call.masks.bias, call.cache, call.scale)
+        self.admit(call)
         with autocast_off(call.query):
             kernel = self.scores(call)
         kernel = masked_kernel(kernel, call.masks)

@@ -17,7 +17,15 @@ from lit_probattn.attention.backends import (
     Backend,
     BackendFunction,
 )
-from lit_probattn.attention.core import Choice, Core, Gaussians, HeadCall, HeadLayout, Learned
+from lit_probattn.attention.core import (
+    Choice,
+    Core,
+    Gaussians,
+    HeadCall,
+    HeadLayout,
+    Learned,
+    check_components,
+)
 from lit_probattn.attention.cost import (
     Cost,
     CostTerm,
@@ -122,6 +130,7 @@ class MGKCore(Core):
         key_norm_weight: float | None = None,
     ) -> None:
         super().__init__(layout, backend)
+        check_components(layout, num_components, shifted_keys)
         check_choice("e_step", e_step, ("learned", "soft", "hard"))
         check_choice("score", score, ("gaussian", "dot"))
         check_choice("mixture_heads", mixture_heads, ("kv", "query"))
