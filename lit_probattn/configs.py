@@ -375,8 +375,12 @@ def class_of(path: str) -> Any:
     try:
         with only_allowed_code():
             return getattr(importlib.import_module(module), name)
+    except ConfigError:  # of code that is not allowed, or does not import
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"unknown class {path!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{path}: {allowed_code.import_failure(error)}") from error
 
 
 def constructors(cls: type) -> Iterator[Callable[..., None]]:
@@ -465,7 +469,7 @@ def instantiate(base: type, config: Mapping[str, Any]) -> Any:
         ConfigError: it cannot be built.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(base, "it")
+    parser.add_subclass_arguments(base, "it", fail_untyped=False)  # as the command line has it
     try:
         return _instantiate(parser, {"it": config}).it
     except ConfigError:
@@ -486,6 +490,10 @@ def _reason(error: BaseException) -> str:
     return place + (" ".join(text.partition("Given value")[0].split()) or repr(error))
 
 
+def _hold(attention: AttentionFactory) -> None:
+    """Stand for what takes an attention, with the arguments that a parser then reads."""
+
+
 def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> AttentionFactory:
     """Return the factory that the command line would make from a config.
 
@@ -493,7 +501,7 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
         ConfigError: unknown class or argument, or a value of the wrong type.
     """
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--attention", type=AttentionFactory)
+    parser.add_function_arguments(_hold, fail_untyped=False)  # as the command line has it
     entry = {"class_path": class_path, "init_args": dict(init_args)}
     try:
         factory: AttentionFactory = _instantiate(parser, {"attention": entry}).attention
