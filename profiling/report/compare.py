@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.markdown import code_span
+from lit_probattn.records.provenance import command_line, replace_text
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import RowsError, to_frame
 from profiling.report.page import load_results
@@ -25,7 +26,8 @@ def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
     both["b_over_a"] = both["value_b"] / both["value_a"]
     out.mkdir(parents=True, exist_ok=True)
     replace_text(out / "compare.csv", both.to_csv(index=False, float_format="%.8g"))
-    lines = ["# Two sweeps side by side", "", f"- A: {first}", f"- B: {second}", ""]
+    made = f"- Command: {code_span(command_line())}"
+    lines = ["# Two sweeps side by side", "", made, f"- A: {first}", f"- B: {second}", ""]
     facts = []
     for column in ("device_name", "versions", "git_revision", "sweep"):
         values = {n: " | ".join(sorted(map(str, f[column].unique()))) for n, f in frames.items()}
