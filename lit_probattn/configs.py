@@ -10,6 +10,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -486,7 +487,7 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__ or error.__context__ or error
         keys += KEY.findall(str(error))
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    place = f"{keys[-1]}: " if keys and keys[-1] != "it" else ""
+    place = f"{keys[-1]}: " if keys and keys[-1] not in ("it", "attention") else ""
     return place + (" ".join(text.partition("Given value")[0].split()) or repr(error))
 
 
@@ -508,8 +509,7 @@ def attention_factory(class_path: str, init_args: Mapping[str, Any]) -> Attentio
     except ConfigError:
         raise
     except (ArgumentError, ValueError, ImportError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ConfigError(f"attention {class_path}: {' '.join(lines)[:600]}") from error
+        raise ConfigError(f"attention {class_path}: {_reason(error)}") from error
     return factory
 
 
@@ -544,7 +544,12 @@ def create(name: str, embed_dim: int, num_heads: int | None = None, **options: A
     Raises:
         ConfigError: unknown name or option, with the nearest, or a value that the layer refuses.
     """
-    entry = attention_entry(file_named("attention", name))
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"name must be the name of an attention or a path, received {name!r}")
+    for word, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+        _check_whole(word, value, optional=word == "num_heads")
+    _check_whole("head_dim", options.get("head_dim"), optional=True)
+    entry = attention_entry(file_named("attention", str(name)))
     known = parameters_of(class_of(entry["class_path"])).keys() - {"self"}
     for option in options.keys() - known:
         raise ConfigError(f"attention {name} has no option {option!r}{nearest(option, known)}")
@@ -553,6 +558,13 @@ def create(name: str, embed_dim: int, num_heads: int | None = None, **options: A
     arguments = {**entry["init_args"], **options}
     head_dim = arguments.pop("head_dim", None)
     return build_attention(entry["class_path"], arguments, embed_dim, head_dim)
+
+
+def _check_whole(name: str, value: Any, *, optional: bool) -> None:
+    if not (optional and value is None) and (
+        isinstance(value, bool) or not isinstance(value, Integral)
+    ):
+        raise ConfigError(f"{name} must be a whole number, received {value!r}")
 
 
 def _instantiate(parser: ArgumentParser, content: dict[str, Any]) -> Any:

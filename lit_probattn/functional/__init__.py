@@ -16,7 +16,7 @@ beside its projections (priors, variances, mixing weights) is given. What all of
     rng: names the draw of dropout and noise. None draws one from torch's generator.
 
 Departs from torch: a row that may attend to nothing gives zeros, not NaN; tensors have four
-dimensions. All of them raise a ValueError where sizes do not fit, and a NotImplementedError where
+dimensions. All of them raise a ValueError where sizes or dtypes do not fit, and a NotImplementedError where
 the backend cannot serve the call.
 """
 
