@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -29,6 +30,7 @@ KEY = re.compile(r'Parser key "([^"]+)"')  # where jsonargparse found something 
 
 
 _MOST_VALUES = 100_000
+_MOST_BYTES = 2**20  # PyYAML reads a megabyte in some ten seconds
 
 
 class _RefusedYAMLError(yaml.MarkedYAMLError):
@@ -43,7 +45,7 @@ class _CheckedLoader(yaml.SafeLoader):
         node = super().get_single_node()
         if _count_values(node, {}) > _MOST_VALUES:
             raise _RefusedYAMLError(
-                problem=f"its aliases stand for more than {_MOST_VALUES} values"
+                problem=f"it holds more than {_MOST_VALUES} values, aliases counted"
             )
         if isinstance(node, yaml.MappingNode):
             for part in (node, *(value for _, value in node.value)):
@@ -100,11 +102,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if place.exists() and not place.is_file():
         kind = "a folder" if place.is_dir() else "not a regular file"
         raise ConfigError(f"{path} is {kind}; expected a YAML file")
+    if place.is_symlink() and not place.exists():
+        raise ConfigError(f"{path} is a link that leads to no file")
     if not place.is_file():
         folder = Path(path).parent
         names = [str(folder / name) for name in files_in(folder)]
         raise ConfigError(f"configuration file not found: {path}{nearest(str(path), names)}")
     try:
+        size = place.stat().st_size
+        if size > _MOST_BYTES:
+            raise ConfigError(
+                f"{path} has {size:,} bytes; a configuration has {_MOST_BYTES:,} at most"
+            )
         text = place.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
@@ -125,10 +134,22 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ConfigError(f"{path} must hold a mapping of keys, received {kind}")
+    for key, count in Counter(key for key, _ in settings_of(content)).items():
+        if count > 1:
+            raise ConfigError(f"{path}: {key} is set twice, nested and with dots; keep one")
     try:
         return upgrade(content)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def settings_of(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key of a configuration with dots, and its value; mappings are gone into."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from settings_of(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def read_config(checkpoint: Path, files: Sequence[Path] | None = None) -> dict[str, Any]:
