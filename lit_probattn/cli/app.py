@@ -33,6 +33,7 @@ from lit_probattn.cli.files import (
     config_files,
     files_before_flags,
     read_config_files,
+    refuse_linked,
     run_folder_of,
     run_name,
     with_initial_weights,
@@ -102,6 +103,9 @@ class RunCLI(BareCLI):
         self.arguments = list(arguments)
         words = with_initial_weights(with_named_files(take_flags(self.arguments)))
         self.files = read_config_files(config_files(words))
+        for word in words:
+            if word.startswith("--"):
+                refuse_linked("the command line", word.partition("=")[0])
         self.given = words[:1]
         words = with_folder(words, self.files.values())
         super().__init__(

@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 
 from lit_probattn.base.config_files import ConfigError
 from lit_probattn.records.markdown import unescaped
+from lit_probattn.records.provenance import GENERATOR
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto;
@@ -42,7 +43,7 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     """
     code = f"<script>{script}</script>\n" if script else ""
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{GENERATOR}'
         f'<meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
         f"<style>{STYLE}{style}</style></head><body>\n{body}\n{code}</body></html>\n"
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from lit_probattn.base.config_files import output_folder
-from lit_probattn.records.markdown import one_line
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.markdown import code_span, one_line
+from lit_probattn.records.provenance import command_line, replace_text
 from lit_probattn.records.tables import markdown_lines
 from profiling.measure.rows import RowsError, to_frame
 from profiling.report.page import load_results
@@ -30,6 +30,7 @@ def compare_sweeps(first: Path, second: Path, out: Path) -> Path:
     lines = [
         "# Two sweeps side by side",
         "",
+        f"- Command: {code_span(command_line())}",
         f"- A: {one_line(first)}",
         f"- B: {one_line(second)}",
         "",

@@ -12,7 +12,7 @@ from PIL import Image
 
 from lit_probattn.base.config_files import ConfigError, output_folder
 from lit_probattn.records.pages import page, picture, read_report, title_of
-from lit_probattn.records.provenance import replace_text
+from lit_probattn.records.provenance import refuse_to_replace, replace_text
 from profiling.report.findings import Summary, summary_of
 
 OUT = Path("build/reports")
@@ -57,10 +57,11 @@ def write_index(folder: Path, out: Path = OUT) -> list[Path]:
     reports = sorted(folder.rglob(NAME))
     if not reports:
         raise ConfigError(f"--index {folder}: no {NAME} in it or below")
+    places = [path.parent.relative_to(folder) for path in reports]
+    names = [p.as_posix() if p.parts else folder.absolute().name for p in places]
+    refuse_to_replace(out / name / "index.html" for name in ("", *names))
     cards, written = [], []
-    for path in reports:
-        place = path.parent.relative_to(folder)
-        name = place.as_posix() if place.parts else folder.absolute().name
+    for path, name in zip(reports, names, strict=True):
         report = read_report(path)
         try:
             thumbnail = _small(report.pictures[0]) if report.pictures else None

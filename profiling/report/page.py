@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_probattn.base.config_files import output_folder
+from lit_probattn.base.config_files import nearest, output_folder
 from lit_probattn.records.markdown import code_span, escaped, one_line
 from lit_probattn.records.pages import page, read_report, title_of
 from lit_probattn.records.provenance import replace_text
@@ -102,7 +102,19 @@ def write_report(
 def _rows_of(config: SweepConfig, results: Path) -> list[ProfileRow]:
     if is_report(results) and not any(results.glob("rows*.jsonl")):
         return stored_rows(config, results, Path.cwd())
-    return load_results(results)
+    rows = load_results(results)
+    for row in rows:
+        if row.sweep != config.name:
+            raise RowsError(
+                f"{results} holds rows of the sweep {row.sweep!r}, not of {config.name!r}: give "
+                "--config the file of that sweep, or --results the folder of this one"
+            )
+        if row.variant not in config.variants:
+            raise RowsError(
+                f"{results} holds rows of the variant {row.variant!r}, which the sweep "
+                f"{config.name!r} does not have{nearest(row.variant, config.variants)}"
+            )
+    return rows
 
 
 def _paper(config: SweepConfig, frame: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
@@ -191,11 +203,16 @@ def load_results(folder: Path) -> list[ProfileRow]:
             f"no results in {folder} (rows*.jsonl); run python -m profiling sweep first"
         )
     rows: list[ProfileRow] = []
-    seen: set[str] = set()
+    seen: dict[tuple[str, int], ProfileRow] = {}
     for path in files:
-        fresh = [row for row in read_rows(path)[0] if row.point_id not in seen]
-        seen.update(row.point_id for row in fresh)
-        rows += fresh
+        for row in read_rows(path)[0]:
+            first = seen.setdefault((row.point_id, row.row_index), row)
+            if first is row:
+                rows.append(row)
+            elif (first.macs, first.num_parameters) != (row.macs, row.num_parameters):
+                raise RowsError(
+                    f"{path}: other counts of the point {row.point_id} than in {files[0]}"
+                )
     if not rows:
         raise RowsError(f"the sweep in {folder} is empty: no point is complete")
     return rows

@@ -109,6 +109,19 @@ def test_memory_is_resident_and_peak_together():
     )
 
 
+@pytest.mark.parametrize("order", [("measured", "predicted"), ("predicted", "measured")])
+def test_measured_numbers_judge_and_predicted_ones_where_nothing_was_measured(order):
+    """At every place both stand, and they contradict each other."""
+    numbers = {
+        "measured": {(8, 16): 9.0, (8, 32): 19.0},
+        "predicted": {(8, 16): 30.0, (8, 32): 30.0},
+    }
+    frames = {n: rows(softmax=ONE, a=values).assign(source=n) for n, values in numbers.items()}
+    both = pd.concat([frames[name] for name in order], ignore_index=True)
+    assert verdict(both, below=1) == "agrees"
+    assert verdict(frames["predicted"], below=1) == "differs"
+
+
 def test_what_is_said_of_a_gpu_cannot_be_told_on_a_cpu():
     frame = rows(softmax=ONE, a={(8, 16): 9.0, (8, 32): 19.0})
     assert verdict(frame, below=1, needs_gpu=True) == "cannot be told"

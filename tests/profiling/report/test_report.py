@@ -211,6 +211,32 @@ def test_no_results(tmp_path):
         write_report(sweep(), tmp_path, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"sweep": "another"}, "rows of the sweep 'another', not of 'small'"),
+        ({"variant": "mgk_ful"}, "rows of the variant 'mgk_ful', .*; did you mean 'mgk_full'"),
+    ],
+)
+def test_rows_of_another_sweep_are_refused(results, tmp_path, change, problem):
+    config, folder = results
+    rows, _ = read_rows(folder / "rows.jsonl")
+    append_rows(tmp_path / "rows.jsonl", [row.model_copy(update=change) for row in rows])
+    with pytest.raises(RowsError, match=problem):
+        write_report(config, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_that_count_one_point_differently_are_refused(results, tmp_path):
+    config, folder = results
+    rows, _ = read_rows(folder / "rows.jsonl")
+    append_rows(tmp_path / "rows.jsonl", rows)
+    other = [row.model_copy(update={"macs": row.macs + 1}) for row in rows]
+    append_rows(tmp_path / "rows.1-of-2.jsonl", other)
+    with pytest.raises(RowsError, match="other counts of the point"):
+        write_report(config, tmp_path, tmp_path / "out")
+
+
 def test_empty_sweep(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"half": ')
     with pytest.raises(RowsError, match="empty"):
