@@ -21,6 +21,8 @@ import torch
 from datamodules.core.errors import DataError
 from lit_probattn.base.allowed_code import add_flag
 from lit_probattn.base.config_files import file_named, find
+from lit_probattn.cli.app import check_arguments
+from lit_probattn.cli.errors import CommandError
 from lit_probattn.cli.shards import add_shard_flags, duration, shard_of
 from lit_probattn.compare.cells import (
     Cell,
@@ -32,8 +34,17 @@ from lit_probattn.compare.cells import (
 )
 from lit_probattn.compare.launch import submit
 from lit_probattn.compare.predict import Prediction, counts, missing_data, predict
-from lit_probattn.compare.protocol import Options, refuse_unknown_tasks, settings_of
-from lit_probattn.compare.report import Report
+from lit_probattn.compare.protocol import (
+    Options,
+    overrides,
+    refuse_flags,
+    refuse_reserved_in_files,
+    refuse_settings,
+    refuse_unknown_tasks,
+    refuse_unlogged_metrics,
+    settings_of,
+)
+from lit_probattn.compare.report import Report, unfinished_label
 from lit_probattn.compare.runner import Runner
 from lit_probattn.compare.tables import Table
 from lit_probattn.configs import ConfigError
@@ -210,6 +221,7 @@ def run(
     seeds = options.seeds or table.seeds
     refuse_unknown_tasks((p.name for t in table.tasks.values() for p in t.chain()), protocol)
     cells = make_cells(table, options.only, seeds, protocol, place)
+    check_cells(cells)
     if options.start_seed is not None and not any(cell.start for cell in cells):
         raise ConfigError(f"--start_seed: no run of {table.name} begins with another one")
     index, count = shard_of(options)
@@ -235,9 +247,41 @@ def run(
         print(told, file=sys.stderr)
         return INTERRUPTED
     if not made.has_numbers:
-        raise ConfigError(f"no cell of {table.name} is finished: nothing to report")
+        changed = [unfinished_label(cell) for cell in cells if cell.changed_sources()]
+        why = f"; {'; '.join(changed)}" if changed else ""
+        raise ConfigError(f"no cell of {table.name} is finished: nothing to report{why}")
     print(f"{made.write(out)}\n\nreport: {out}/report.md")
     return 0 if len(made.results) == len(cells) and not skipped else 1
+
+
+def check_cells(cells: Sequence[Cell]) -> None:
+    """Check metrics, settings and flags before anything runs.
+
+    Command lines are parsed once for each task and set of keys, where a user has set some.
+
+    Raises:
+        ConfigError: a metric is not logged, or a key is unknown, set by the command, or decides
+            numbers where it may not.
+    """
+    if not cells:
+        return
+    options, place = cells[0].options, cells[0].place
+    refuse_settings(options, place.settings)
+    refuse_flags(place.flags)
+    refuse_reserved_in_files([(cell.task, cell.row) for cell in cells], options)
+    parsed = set()
+    for cell in cells:
+        keys = frozenset(overrides(cell.task, cell.row, options))
+        kind = cell.task.name, cell.config["model"]["class_path"], keys
+        if kind in parsed:
+            continue
+        parsed.add(kind)
+        refuse_unlogged_metrics(cell.task, cell.config)
+        if options.settings or options.trainer or place.flags or cell.row.overrides:
+            try:
+                check_arguments(cell.fit_arguments())
+            except CommandError as error:
+                raise ConfigError(f"{cell.task.name}, {cell.row.label}: {error}") from None
 
 
 def _submit(options: argparse.Namespace, arguments: Sequence[str], module: str) -> None:

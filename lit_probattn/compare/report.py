@@ -23,9 +23,11 @@ from lit_probattn.compare.protocol import (
     setting,
     switched,
 )
+from lit_probattn.compare.runner import minutes_of
 from lit_probattn.compare.statistics import Sample, ranked_differences, significance
 from lit_probattn.compare.tables import AVERAGE, Metric, Row, Table, TaskEntry
 from lit_probattn.compare.trends import Agreement, agreements, draw_trends, trend_lines
+from lit_probattn.configs import ConfigError
 from lit_probattn.records.markdown import code_span, escaped
 from lit_probattn.records.provenance import machine, replace_text
 from lit_probattn.records.tables import markdown_lines, panels, save_png, unequal_sides
@@ -117,7 +119,9 @@ class Report:
     @cached_property
     def results(self) -> list[tuple[Cell, dict[str, Any]]]:
         """Finished cells with their results."""
-        return [(cell, found) for cell in self.cells if (found := cell.result()) is not None]
+        found = [(cell, r) for cell in self.cells if (r := cell.result()) is not None]
+        _refuse_other_data(found)
+        return found
 
     @property
     def has_numbers(self) -> bool:
@@ -206,7 +210,8 @@ class Report:
         comparable = not self.shortened or (metric.command == "count" and not smaller)
         runs = self.table.published_runs
         # A resumed fit counts from its last start: its minutes are not all of them.
-        whole = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
+        times = [r["fit_seconds_of_last_start"] for r in results if r["num_starts"] == 1]
+        whole = [seconds for seconds in times if seconds is not None]
         return {
             "task": task.name,
             "row": row.name,
@@ -308,7 +313,7 @@ class Report:
         for name, figure in figures.items():
             save_png(figure, folder / "figures" / f"{name}.png", note)
         finished = {cell.name for cell, _ in self.results}
-        unfinished = [cell.label for cell in self.cells if cell.name not in finished]
+        unfinished = [unfinished_label(cell) for cell in self.cells if cell.name not in finished]
         table = "\n".join(self.lines)
         text = [
             f"# {escaped(title)}",
@@ -345,7 +350,7 @@ class Report:
         named = [sorted(set(map(str, self.rows[k]))) for k in ("device", "versions")]
         revisions = ", ".join(sorted(set(self.rows["git_revision"])))
         machines, versions = ("; ".join(found) for found in named)
-        return [f"Machine: {machines}. {versions}. Revision {revisions}."]
+        return [escaped(f"Machine: {machines}. {versions}. Revision {revisions}.")]
 
     def _warning(self) -> list[str]:
         lines = []
@@ -469,19 +474,44 @@ class Report:
     def _run_lines(self) -> list[str]:
         shown = []
         for cell, result in self.results:
-            seconds = result["fit_seconds_of_last_start"]
-            least = "at least " if result["num_starts"] > 1 else ""
             shown.append(
                 {
                     "cell": cell.label,
                     "steps": result["max_steps"],
                     "selected step": result["selected_step"],
                     "starts": result["num_starts"],
-                    "minutes": f"{least}{seconds / 60:.1f}" if seconds > 1 else "unknown",
+                    "minutes": minutes_of(result),
                     "command": code_span(result["command"]),
                 }
             )
         return markdown_lines(pd.DataFrame(shown)) if shown else ["None is finished."]
+
+
+def unfinished_label(cell: Cell) -> str:
+    """Name a cell without a result, and files of its data that have changed since it had one."""
+    changed = cell.changed_sources()
+    return cell.label + (f" (its data changed: {', '.join(changed)})" if changed else "")
+
+
+def _refuse_other_data(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
+    """Refuse results of one task that were trained on different data.
+
+    Where the data are present, only results of these are taken.
+
+    Raises:
+        ConfigError: there are such; their files are named.
+    """
+    first: dict[str, tuple[Cell, dict[str, Any]]] = {}
+    for cell, result in results:
+        other, before = first.setdefault(cell.data_key, (cell, result))
+        one, two = result["sources"], before["sources"]
+        changed = sorted(k for k in one.keys() | two.keys() if one.get(k) != two.get(k))
+        if changed:
+            raise ConfigError(
+                f"{cell.label} and {other.label} were trained on different data (files: "
+                f"{', '.join(changed)}), and the data are not here: give the folder of those "
+                f"that count by --data_dir, or remove {cell.result_path} or {other.result_path}"
+            )
 
 
 def _number(value: float | None, form: str) -> str:

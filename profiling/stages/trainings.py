@@ -131,12 +131,13 @@ def _train(cell: Cell) -> list[Row]:
     result = cell.result()
     if result is None:
         raise RuntimeError(_last_line(cell.log_path))
+    seconds = result["fit_seconds_of_last_start"]
     return [
         {
             **{"task": cell.task.name, "row": cell.row.name, "seed": cell.seed},
             **result["values"],
             **{"steps": result["max_steps"], "starts": result["num_starts"]},
-            "minutes_of_last_start": round(result["fit_seconds_of_last_start"] / 60, 2),
+            "minutes_of_last_start": None if seconds is None else round(seconds / 60, 2),
         }
     ]
 

@@ -17,7 +17,7 @@ from lit_probattn.reproduce.__main__ import main as reproduce
 from lit_probattn.reproduce.figures.cells import CellFigure
 from profiling.cli import main as profiling_main
 from tests.bad_inputs.cases import Case, command_error, data_command, fit
-from tests.compare.tiny import TABLE, TASKS, write_tables
+from tests.compare.tiny import TABLE, TASKS, finished, write_tables
 from tests.support.paths import ROOT
 from tests.support.runs import TASK, arguments, write_attention
 
@@ -104,7 +104,7 @@ def _claim(claim: str) -> Callable[[Path], str]:
         (cell,) = make_cells(
             read_table("tiny", tables), ["listops", "mgk_1"], [3], Options(), Place(folder)
         )
-        cell.keep({"values": {"test": 1.0}, "run_folder": str(folder), "report": {}})
+        finished(cell, run_folder=str(folder))
         table = kinds(tables)["tiny_figure"]
         made = CellFigure.table_of("tiny_figure", table, tables, Place(folder), False)
         try:

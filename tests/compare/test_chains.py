@@ -306,7 +306,8 @@ def test_data_have_the_tokeniser_of_the_start(bert, tmp_path):
     assert data.tokeniser_digest == start.data().tokeniser_digest
     folder = Path(cell.links()[TOKENISER])
     assert folder.parent == tmp_path / "cache"
-    assert cell.links()[INIT_FROM] == tmp_path / "runs" / start.name / "0" / "best"
+    assert start.run_name.startswith(f"{start.name}-data")
+    assert cell.links()[INIT_FROM] == tmp_path / "runs" / start.run_name / "0" / "best"
     sizes = {part.task.name: counts(part)["parameters"] for part in bert}
     table = 64 * (start.data().vocab_size + 64 + 2 + 2)
     assert all(table < size < 30522 * 64 for size in sizes.values())
