@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -485,6 +487,49 @@ class Report:
                 }
             )
         return markdown_lines(pd.DataFrame(shown)) if shown else ["None is finished."]
+
+
+# How the files of a report begin.
+_BEGINNINGS = {
+    "report.md": re.compile(r"# .*\n(.*\n){0,3}(- )?Command: `"),
+    "rows.csv": re.compile("task,row,"),
+    "ratios.csv": re.compile("task,row,"),
+    "verdicts.csv": re.compile("the paper says,"),
+}
+
+
+def refuse_foreign_files(folder: Path, names: Collection[str] = tuple(_BEGINNINGS)) -> None:
+    """Refuse a folder for a report that cannot be one, or that has files of others by its names.
+
+    Raises:
+        ConfigError: the file is named.
+    """
+    refuse_file(folder, "--out")
+    for name in names:
+        try:
+            with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                head = file.read(4000)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: {name}: {error.strerror}") from error
+        if head.strip() and not _BEGINNINGS[name].match(head):
+            raise ConfigError(
+                f"--out {folder}: {name} is there and no file of such a report; give another folder"
+            )
+
+
+def refuse_file(folder: Path, flag: str) -> None:
+    """Refuse a file where a folder is to be made.
+
+    Raises:
+        ConfigError: it or a folder above it is a file, or cannot be written.
+    """
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists() or p.is_symlink())
+    if not place.is_dir():
+        raise ConfigError(f"{flag} {folder}: {place} is not a folder")
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"{flag} {folder}: {place} cannot be written")
 
 
 def unfinished_label(cell: Cell) -> str:

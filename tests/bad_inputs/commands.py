@@ -150,7 +150,6 @@ def _figures() -> Iterator[Case]:
     """Figures of papers, and what is said of them."""
     area = "Figures of papers"
     yield Case(area, "`reproduce mgk_figure17`", _reproduce("mgk_figure17"))
-    yield Case(area, "`reproduce fish_figure1`", _reproduce("fish_figure1"))
     yield Case(area, "`mgk_figure3 --seeds 1`", _reproduce("mgk_figure3", "--seeds", "1"))
     yield Case(area, "`mgk_figure3 --report`, unmeasured", _reproduce("mgk_figure3", "--report"))
     yield Case(area, "`mgk_figure1 --only mgk_8`", _reproduce("mgk_figure1", "--only", "mgk_8"))

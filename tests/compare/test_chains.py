@@ -12,7 +12,7 @@ import pytest
 
 from lit_probattn.compare.cells import INIT_FROM, TOKENISER, Cell, Place, share_of
 from lit_probattn.compare.command import Counted, make_cells, missing_by_task
-from lit_probattn.compare.predict import counts
+from lit_probattn.compare.model import counts
 from lit_probattn.compare.protocol import Options, refuse_unknown_tasks
 from lit_probattn.compare.report import Report
 from lit_probattn.compare.tables import read_table, read_tasks
