@@ -189,6 +189,7 @@ class Cell:
     def _own_sources(self) -> dict[str, str] | None:
         known = self.place.hashes
         if self.data_key not in known:
+            hashes: dict[str, str] | None
             try:
                 hashes = getattr(self.data(), "present_hashes", dict)()
             except DataError:

@@ -85,7 +85,11 @@ def add_flags(
     add("--only", nargs="+", default=[], help="names of tasks and rows, `mgk_*` for several")
     add("--seeds", nargs="+", type=int, help="default: the table's")
     add("--attempts", type=int, default=2, help="how often a cell that fails is tried (default 2)")
-    add("--tflops", type=float, help="with --dry-run: also the time of training at this rate, TFLOP/s")
+    add(
+        "--tflops",
+        type=float,
+        help="with --dry-run: also the time of training at this rate, TFLOP/s",
+    )
     add("--commands", action="store_true", help="with --dry-run: print the command of every cell")
     add("--report", action="store_true", help="train nothing, write what is finished")
     protocol = parser.add_argument_group("another protocol (flagged in the report)")

@@ -62,6 +62,7 @@ FREE_FLAGS = tuple(
     if key not in {*RESERVED, *_PLACES, STEPS, "trainer.plugins"} or key == "trainer.devices"
 )
 
+
 @dataclass(frozen=True)
 class Options:
     """What a command changes for all its cells.

@@ -115,7 +115,7 @@ def cell_result(
         CellError: its data were changed while it was trained.
     """
     starts = read_starts(version)
-    noted = next((s["sources"] for s in reversed(starts) if s.get("sources")), {})
+    noted: dict[str, str] = next((s["sources"] for s in reversed(starts) if s.get("sources")), {})
     known = cell.place.hashes.get(cell.data_key, {})
     changed = sorted(k for k in noted.keys() & known.keys() if noted[k] != known[k])
     if changed:

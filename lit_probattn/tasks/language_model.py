@@ -17,7 +17,6 @@ from lit_probattn.models.transformer import Activation
 from lit_probattn.tasks.base import Batch, Split, Task, model_arguments
 from lit_probattn.tasks.distributed import num_ranks, sum_over_ranks
 
-
 # How tokens are scored, as patterns.
 _FORMS = ("segments", "sliding", "stride[0-9]*", "sentences")
 

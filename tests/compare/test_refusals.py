@@ -1,15 +1,24 @@
-"""What `compare` refuses before the first cell: keys that it sets, unknown keys and metrics, places."""
+"""What `compare` refuses before the first cell: keys that it sets, unknown names, places."""
 
 from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 
 from lit_probattn.__main__ import main
-from lit_probattn.compare.protocol import FREE_FLAGS, RESERVED, STEPS
-from lit_probattn.configs import ConfigError, class_of
+from lit_probattn.base.config_files import named_files
+from lit_probattn.compare.protocol import (
+    FREE_FLAGS,
+    RESERVED,
+    STEPS,
+    refuse_unlogged_metrics,
+    setting,
+)
+from lit_probattn.compare.tables import Metric, TaskEntry, read_tasks
+from lit_probattn.configs import ConfigError, compose
 from lit_probattn.records.locks import claim, hold
 from lit_probattn.training.run_folder import FREE_KEYS
 from tests.support.paths import ROOT
@@ -101,18 +110,18 @@ def test_flags_are_keys_that_decide_nothing():
     }
 
 
-@pytest.mark.parametrize(
-    ("task", "metrics"),
-    [
-        ("tiny/lra_listops", {"accuracy", "loss"}),
-        ("tiny/imagenet_swin_tiny", {"accuracy", "loss", "accuracy_top5"}),
-        ("tiny/sst2", {"accuracy", "loss"}),
-    ],
-)
-def test_tasks_name_what_they_log(task, metrics):
-    path = {"tiny/imagenet_swin_tiny": "ImageClassifier", "tiny/sst2": "TextClassifier"}
-    cls = class_of(f"lit_probattn.tasks.{path.get(task, 'SequenceClassifier')}")
-    assert set(cls.logged) == metrics
+def test_tasks_name_the_scores_that_tables_and_monitors_read():
+    """Every metric of a table, and what every shipped task selects checkpoints by."""
+    for task in read_tasks().values():
+        refuse_unlogged_metrics(task, compose([task.config], {}))
+    for name, path in named_files("task").items():
+        content = compose([path], {})
+        monitor = setting(content, "run.monitor") or "val/accuracy"
+        metric = Metric("monitor", "validate", monitor, ("", ""), "", "higher")
+        refuse_unlogged_metrics(TaskEntry(name, str(path), {"monitor": metric}), content)
+        wrong = replace(metric, key=f"{monitor}x")
+        with pytest.raises(ConfigError, match="logs no "):
+            refuse_unlogged_metrics(TaskEntry(name, str(path), {"monitor": wrong}), content)
 
 
 def test_the_folder_of_a_report_has_no_file_of_others(refused, tmp_path):
@@ -145,6 +154,8 @@ def test_a_terminal_without_a_character_prints_another(encoding, monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
-    assert main(["compare", "--task", TASK, "--attention", "softmax", "--set", "run.name=\u2026"]) == 2
+    assert (
+        main(["compare", "--task", TASK, "--attention", "softmax", "--set", "run.name=\u2026"]) == 2
+    )
     print("training \u2026")
     assert b"training ?" in stream.buffer.getvalue()

@@ -8,7 +8,10 @@ import shutil
 import pytest
 
 from lit_probattn.__main__ import main
+from lit_probattn.compare.report import Report
+from lit_probattn.compare.runner import Runner
 from lit_probattn.configs import ConfigError
+from tests.compare.test_runner import COUNTED
 from tests.compare.tiny import finished, program, tiny_cells
 from tests.support.paths import ROOT
 
@@ -40,7 +43,9 @@ def write_metrics(folder):
     rows = "step,train/loss,val/accuracy\\n1,1.0,0.5\\n2,0.9,0.6\\n"
     here = '    (folder / "config.yaml").write_text("{}")\n'
     assert here in text
-    path.write_text(text.replace(here, f'{here}    (folder / "metrics.csv").write_text("{rows}")\n'))
+    path.write_text(
+        text.replace(here, f'{here}    (folder / "metrics.csv").write_text("{rows}")\n')
+    )
 
 
 def test_a_cell_of_changed_data_is_run_anew_and_the_file_is_named(compare, tmp_path):
@@ -153,3 +158,37 @@ def test_half_a_file_is_none(tmp_path, monkeypatch):
         assert cell.result() is None
     cell.result_path.write_bytes(b"\xff\xfe")
     assert cell.result() is None
+
+
+def test_what_a_file_says_stays_text_in_the_report(tmp_path, monkeypatch):
+    """A processor, a version and a revision that hold Markdown or HTML."""
+    monkeypatch.chdir(ROOT)
+    table, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    evil = "x\n# heading <script>"
+    hardware = {"processor": evil, "num_cores": 2, "gpus": []}
+    finished(cells[0], hardware=hardware, python=evil, git={"revision": evil, "dirty": False})
+    Report(table, cells[:1], "python -m lit_probattn").write(tmp_path / "out")
+    text = (tmp_path / "out/report.md").read_text()
+    assert not [line for line in text.splitlines() if line.startswith("# heading")]
+    assert "<script" not in text
+
+
+def test_a_time_that_nobody_took_is_unknown(tmp_path, monkeypatch):
+    """Of a cell that was killed between its training and its result."""
+    monkeypatch.chdir(ROOT)
+    table, cells = tiny_cells(tmp_path, ["listops", "mgk_1"])
+    lines = []
+    runner = Runner(lambda cell: COUNTED, say=lines.append)
+    runner.run(cells[:1], lambda: None)
+    assert cells[0].result()["fit_seconds_of_last_start"] > 0
+    cells[0].result_path.unlink()
+    runner.run(cells[:1], lambda: None)
+    assert cells[0].result()["fit_seconds_of_last_start"] is None
+    report = Report(table, cells[:1], "python -m lit_probattn")
+    report.write(tmp_path / "out")
+    assert report.summary["fit_minutes"].isna().all()
+    (row,) = [
+        x for x in (tmp_path / "out/report.md").read_text().splitlines() if "fit --config" in x
+    ]
+    assert "| unknown |" in row
+    assert [line for line in lines if line.endswith("; unknown minutes")]

@@ -248,8 +248,8 @@ def test_computed_numbers():
     ]
     assert value == {"percent_saved": pytest.approx(100 * (1 - ratio)), "window_tokens": 49.0}
     counted = [number.value(FOLDER) for number, _ in read("mgk_text").computed]
-    # As fairseq prints it for the WMT model; then 267,735 words in an adaptive output of 3 clusters,
-    # and 16 blocks of attention, two norms and an MLP, at width 256.
+    # As fairseq prints it for the WMT model; then 267,735 words in an adaptive output of 3
+    # clusters, and 16 blocks of attention, two norms and an MLP, at width 256.
     block = 4 * 256**2 + 2 * 2 * 256 + 2 * 256 * 2048 + 2048 + 256
     assert [round(1e6 * number) for number in counted] == [
         209_911_808,
