@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-from lit_probattn.base.streams import replace_unprintable
-
 # What is imported when it is first used, so that `import lit_probattn` is cheap; `__init__.pyi` has
 # the types.
 _LAZY = {
@@ -45,5 +43,5 @@ def forward_command(name: str, module: str) -> None:
         module: full name of the module with `main`, imported only when it runs.
     """
     if name == "__main__":
-        replace_unprintable()
+        import_module("lit_probattn.base.streams").replace_unprintable()
         raise SystemExit(import_module(module).main())

@@ -85,7 +85,7 @@ def test_results_of_two_data_are_not_averaged_where_the_data_are_gone(compare, t
     shutil.rmtree(tmp_path / "cache")
     status, _, err = compare("--report")
     assert status == 2
-    assert "mine.csv" in err
+    assert "trained on different data (files: mine.csv)" in err
 
 
 IMPOSSIBLE = {
