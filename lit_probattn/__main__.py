@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_probattn.base.streams import replace_unprintable
+
 # What launchers tell their processes; Lightning reads some of it while it is imported.
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
@@ -84,6 +86,7 @@ def stored_help(name: str) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, 141 where nobody reads its output."""
+    replace_unprintable()
     try:
         status = _run(arguments)
         sys.stdout.flush()

@@ -251,6 +251,8 @@ def compose(files: Sequence[str | Path], settings: Mapping[str, Any]) -> dict[st
         place = merged
         for part in parents:
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{key}: {part} is {place!r} here, which has no keys of its own")
         place[last] = value
     return merged
 

@@ -36,6 +36,7 @@ __all__ = [
     "Mapped",
     "default_root",
     "ensure_cache",
+    "hash_sources",
     "open_cache",
 ]
 
@@ -201,6 +202,29 @@ def open_cache(root: Path, spec: CacheSpec) -> Cache:
     except (AttributeError, KeyError, TypeError) as error:
         raise _DamagedError(f"cache {folder}: {_META} is unreadable ({error!r})") from None
     return Cache(folder, meta)
+
+
+def hash_sources(root: Path, spec: CacheSpec) -> dict[str, str] | None:
+    """Return the SHA-256 of every source as it is now, by name; the cache's arrays are not read.
+
+    A source with the size and the time that the cache has noted is not read again. Where sources
+    are absent, those of the cache count. None without sources and without a cache.
+    """
+    noted: dict[str, Any] = {}
+    try:
+        found = json.loads((root / spec.name / _META).read_text())["sources"]
+        noted = {key: known for key, known in found.items() if "sha256" in known}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    present = _keyed(spec.sources())
+    if not present:
+        return {key: str(known["sha256"]) for key, known in noted.items()} or None
+    return {
+        key: str(noted[key]["sha256"])
+        if key in noted and not _has_changed(path, noted[key])
+        else str(_describe(path)["sha256"])
+        for key, path in present.items()
+    }
 
 
 def ensure_cache(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], None]) -> Cache:

@@ -14,6 +14,7 @@ LIT_PROBATTN_CONFIGS names folders of your own with tasks/, attention/ and train
 be repeated, lets a configuration name classes of a module that is not an installed package.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -427,6 +428,30 @@ def _finder(name: str) -> Callable[[Any], Any]:
 def _attention_of(config: dict[str, Any]) -> str | None:
     entry = config["model"].get("init_args", {}).get("attention")
     return entry.get("class_path") if isinstance(entry, dict) else None
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Parse a command line; nothing is constructed.
+
+    Raises:
+        CommandError: a key or a value is wrong.
+        ConfigError: so is a file.
+    """
+    with contextlib.suppress(_ParsedError):
+        _ParsingCLI(arguments)
+
+
+class _ParsedError(Exception):
+    """A command line was parsed."""
+
+
+class _ParsingCLI(RunCLI):
+    """Parses a command line, and ends."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, and end."""
+        super().parse_arguments(parser, args)
+        raise _ParsedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,7 +22,7 @@ def add_shard_flags(add: Callable[..., object]) -> None:
         add: `add_argument` of a parser or of one of its groups.
     """
     add("--shard", help="i/n, i from 0: every n-th point from the i-th, for array jobs")
-    add("--dry-run", action="store_true", help="predict time and memory, run nothing")
+    add("--dry-run", action="store_true", help="say what would run and what it costs")
 
 
 def shard_of(options: argparse.Namespace) -> tuple[int, int]:

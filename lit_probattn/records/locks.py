@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lit_probattn.base.config_files import ConfigError
+
 _POLL_SECONDS = 0.1
 # What file systems answer that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -29,11 +31,25 @@ def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
         patience: seconds to wait: commands of a process that was just killed need a moment to end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = _open(path, 0o644)
     try:
         yield handle if _locked(handle, time.monotonic() + patience) else None
     finally:
         os.close(handle)
+
+
+def _open(path: Path, mode: int) -> int:
+    """Open a file to lock it; it is made if it is missing.
+
+    Raises:
+        ConfigError: it is a link, which is not followed.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{path} is a link, which is not followed: remove it") from None
 
 
 def _locked(handle: int, end: float) -> bool:
@@ -54,7 +70,7 @@ def hold(path: Path) -> str | None:
     """
     if path in _held:
         return None
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    handle = _open(path, 0o666)
     try:
         if not _locked(handle, 0.0):
             told = os.read(handle, 500).decode(errors="replace")

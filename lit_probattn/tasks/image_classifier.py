@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,8 @@ class ImageClassifier(LabelTask):
         ValueError: the model or a choice of layers does not exist, the weights are those of another
             model, or a rate is out of range.
     """
+
+    logged: ClassVar[tuple[str, ...]] = (*LabelTask.logged, "accuracy_top5")
 
     def __init__(
         self,
