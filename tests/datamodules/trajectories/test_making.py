@@ -217,7 +217,7 @@ def test_medium_expert_is_both(tmp_path: Path) -> None:
 
 
 def test_actions_and_densities_are_those_of_the_policy_in_the_file(tmp_path: Path) -> None:
-    path = made(tmp_path, "medium")
+    path = made(tmp_path, "medium", num_steps=3000)
     a = arrays_of(path)
     with h5py.File(path) as file:
         policy = {name: file[f"metadata/policy/{name}"][()] for name in file["metadata/policy"]}
