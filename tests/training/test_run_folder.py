@@ -229,6 +229,13 @@ def test_auto_begins_again_where_no_checkpoint_was_ever_saved(tmp_path):
     assert plan(tmp_path, config(lr=0.4), "auto").folder.name == "4"
 
 
+def test_auto_does_not_begin_again_where_any_start_has_saved(tmp_path):
+    folder = version(tmp_path, 0, config(), step=None, saved=True)
+    starts = [{"started": f"2026-01-0{n}", "backends": {}, "saved": n == 1} for n in (1, 2)]
+    (folder / "versions.json").write_text(json.dumps({"starts": starts}))
+    assert plan(tmp_path, config(), "auto").folder.name == "1"
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_run_that_was_started_from_a_checkpoint_begins_there_again(
     tmp_path, monkeypatch, restarted
