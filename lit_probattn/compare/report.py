@@ -443,6 +443,9 @@ class Report:
                 for difference in found:
                     counts.setdefault(str(difference), []).append(row)
             lines += ["", f"{task.name}:", ""]
+            for row in mine:
+                for note in self.table.rows[row].not_in_config:
+                    counts.setdefault(note, []).append(row)
             for text, rows in counts.items():
                 where = "" if len(rows) == len(mine) else f" ({', '.join(rows)})"
                 lines.append(f"- {escaped(text + where)}")
