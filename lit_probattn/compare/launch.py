@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shlex
 import signal
@@ -15,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from lit_probattn.cli.shards import end_with_parent
+from lit_probattn.cli.shards import child_options, end_with_parent, fork_context
 from lit_probattn.configs import ConfigError
 
 # What torchrun, SLURM and submitit tell their own processes; a cell's command has its own ranks.
@@ -95,9 +94,7 @@ def start(
             stdout=out,
             stderr=subprocess.STDOUT,
             env=environment,
-            pass_fds=(lock,),
-            start_new_session=True,
-            preexec_fn=end_with_parent,
+            **child_options(lock, session=True),
         )
 
 
@@ -118,7 +115,7 @@ class Fork:
         self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], module: str
     ) -> None:
         given = ([*arguments], log, {**environment}, module)
-        self._process = multiprocessing.get_context("fork").Process(target=_become, args=given)
+        self._process = fork_context().Process(target=_become, args=given)
         self._process.start()
 
     @property
@@ -148,13 +145,15 @@ def fork(
     lock: int,
     module: str = "lit_probattn.__main__",
 ) -> Started:
-    """Start a command as `start` does, but in a `Fork`, which inherits the lock.
+    """Start a command as `start` does, but in a `Fork`, where there are forks; it has the lock.
 
     Raises:
         ConfigError: there are words to launch it with, which need a Python of their own.
     """
     if launch:
         raise ConfigError(f"{shlex.join(launch)} cannot start a command that is a fork")
+    if not hasattr(os, "fork"):
+        return start(launch, arguments, log, environment, lock, module)
     log.parent.mkdir(parents=True, exist_ok=True)
     return Fork(arguments, log, environment, module)
 
@@ -199,7 +198,7 @@ class Shard:
         self.process = subprocess.Popen(
             [sys.executable, "-m", self.module, *self.arguments],
             env=environment,
-            preexec_fn=end_with_parent,
+            **child_options(),
         )
         # Not `wait`: it holds a lock that `checkpoint`, in a signal handler, would wait for.
         while self.process.poll() is None:

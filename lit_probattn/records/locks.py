@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _POLL_SECONDS = 0.1
 # What file systems answer that have no locks.
@@ -37,6 +42,12 @@ def claim(path: Path, patience: float = 0.0) -> Iterator[int | None]:
 
 
 def _locked(handle: int, end: float) -> bool:
+    if fcntl is None:
+        warnings.warn(
+            "this system has no file locks: start one command at a time in a folder of runs",
+            stacklevel=2,
+        )
+        return True
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +65,7 @@ def hold(path: Path) -> str | None:
     """
     if path in _held:
         return None
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         if not _locked(handle, 0.0):
             told = os.read(handle, 500).decode(errors="replace")
@@ -83,4 +94,5 @@ def _leave_to_the_parent() -> None:
         release(path)
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -180,7 +180,11 @@ class SweepTable(SweepFigure):
 
     def _absolute(self, printed: float, half: float, ours: Ours | None, scale: float) -> str:
         """Judge an absolute number: on the paper's device it is within the spread, or not."""
-        if ours is None or ours.source == "predicted" or self.part["device"] not in ours.device_name:
+        if (
+            ours is None
+            or ours.source == "predicted"
+            or self.part["device"] not in ours.device_name
+        ):
             return "cannot be told"
         low, high = ours.low / scale, ours.high / scale
         return "agrees" if low - half <= printed <= high + half else "differs"

@@ -102,9 +102,7 @@ def ratios_of(claim: Claim, config: SweepConfig, frame: pd.DataFrame) -> pd.Data
         if baseline is None:
             continue
         own, base = (values.loc[values["variant"] == n, columns] for n in (name, baseline))
-        both = own.merge(
-            base.drop(columns=["variant", *of_row]), on=_KEYS, suffixes=("", "_b")
-        )
+        both = own.merge(base.drop(columns=["variant", *of_row]), on=_KEYS, suffixes=("", "_b"))
         both["low"], both["high"] = both["low"] / both["high_b"], both["high"] / both["low_b"]
         both["value"] = both["value"] / both["value_b"]
         parts.append(both[columns])

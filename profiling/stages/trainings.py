@@ -6,7 +6,6 @@ this process has imported. Shortly before the end of its time every training is 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 # Imported here, so that no training has to: its command and the tasks.
 import lit_probattn.cli.app
 import lit_probattn.tasks  # noqa: F401
-from lit_probattn.cli.shards import end_with_parent
+from lit_probattn.cli.shards import end_with_parent, fork_context
 from lit_probattn.compare import cells, launch
 from lit_probattn.compare.cells import Cell
 from lit_probattn.compare.command import Counted, make_cells, missing_by_task
@@ -147,7 +146,7 @@ def _in_time(cell: Cell) -> None:
     Raises:
         Unfinished: it was.
     """
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(cell,))
+    process = fork_context().Process(target=_run, args=(cell,))
     process.start()
     while process.exitcode is None and (left := seconds_left() - _SAVING_SECONDS) > 0:
         process.join(min(left, 1.0))

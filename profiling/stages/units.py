@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 import traceback
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_probattn.cli.shards import end_with_parent
+from lit_probattn.cli.shards import end_with_parent, fork_context
 from lit_probattn.records.provenance import replace_text
 from lit_probattn.records.rows import append_lines
 from profiling.measure.timing import lost_gpu
@@ -100,7 +99,7 @@ def run_units(units: Sequence[Unit], path: Path, session: Session, jobs: int = 1
     kept = [row for row in rows if row["unit"] in done or row["session"] == session.name]
     if kept != rows or (path.exists() and not path.read_bytes().endswith(b"\n")):
         replace_text(path, "".join(f"{json.dumps(row)}\n" for row in kept))
-    context: Any = multiprocessing.get_context("fork")
+    context = fork_context()
     while True:
         tried = {row["unit"] for row in read_units(path)}
         missing = [unit for unit in units if unit.key not in tried]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,7 +22,7 @@ import torch
 
 from lit_probattn.base.config_files import file_named, find
 from lit_probattn.base.memory import predicted_bytes
-from lit_probattn.cli.shards import Progress
+from lit_probattn.cli.shards import Progress, fork_context
 from lit_probattn.configs import ConfigError
 from lit_probattn.records.provenance import git_revision, replace_text, versions
 from lit_probattn.records.rows import RowStore
@@ -206,15 +206,15 @@ def prepare(
 def _in_processes(
     places: Sequence[str], points: Mapping[str, Point], jobs: int
 ) -> Iterator[tuple[str, Prepared]]:
-    """Prepare places in forked processes, or here with one job."""
-    if jobs <= 1 or len(places) < 2:
+    """Prepare places in forked processes; here with one job, or where there are no forks."""
+    if jobs <= 1 or len(places) < 2 or not hasattr(os, "fork"):
         for place in places:
             yield place, prepare_place(points[place])
         return
     # Not a Pool, which ends its processes by a signal that they may not take.
     with ProcessPoolExecutor(
         min(jobs, len(places)),
-        mp_context=multiprocessing.get_context("fork"),
+        mp_context=fork_context(),
         initializer=torch.set_num_threads,
         initargs=(1,),
     ) as pool:
