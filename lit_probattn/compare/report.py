@@ -512,7 +512,7 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         "backends": "; ".join(f"{call}: {name}" for call, name in backends.items()),
         "device": gpus[0] if on_gpu and gpus else processor,
         "versions": ", ".join([f"python {result.get('python')}", *versions]),
-        "git_revision": f"{str(git.get('revision') or 'unknown')[:7]}{'+' if git.get('dirty') else ''}",
+        "git_revision": (git.get("revision") or "unknown")[:7] + ("+" if git.get("dirty") else ""),
         "run_folder": result["run_folder"],
         "command": result["command"],
     }

@@ -70,7 +70,7 @@ def named_by_a_run(path: Path) -> bool:
 
 
 def selected_by_validation(path: Path) -> bool:
-    """Whether a checkpoint may have been chosen by its validation score: any but `step`, `average`."""
+    """Whether a validation score may have chosen a checkpoint: any but `step` and `average`."""
     named = _NAME.fullmatch(path.name)
     return named is None or named[1] == "best"
 

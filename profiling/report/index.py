@@ -47,19 +47,21 @@ choose();
 _BACK = '<p><a href="{}">All reports</a></p>\n'
 
 
-def write_index(folder: Path, out: Path = OUT) -> list[Path]:
-    """Write index.html, and a page for every report.md below a folder; return the files.
+def write_index(*folders: Path, out: Path = OUT) -> list[Path]:
+    """Write index.html, and a page for every report.md below folders; return the files.
 
     Raises:
         ConfigError: there is no report, or one names a picture that is not there.
     """
-    reports = sorted(folder.rglob(NAME))
+    reports = [(path, folder) for folder in folders for path in sorted(folder.rglob(NAME))]
     if not reports:
-        raise ConfigError(f"--index {folder}: no {NAME} in it or below")
+        raise ConfigError(f"--index {' '.join(map(str, folders))}: no {NAME} in it or below")
     cards, written = [], []
-    for path in reports:
+    for path, folder in reports:
         place = path.parent.relative_to(folder)
         name = place.as_posix() if place.parts else folder.absolute().name
+        if len(folders) > 1:  # else two of one name would be one page
+            name = f"{folder.name}/{name}"
         try:
             text = path.read_text(encoding="utf-8")
             body = with_pictures(markdown_body(text), path.parent)
