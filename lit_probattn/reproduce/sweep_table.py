@@ -36,8 +36,8 @@ _LEGEND = (
     "and whether they agree *cannot be told*. Ratios to the baseline are judged where they were "
     "measured on a GPU (on a CPU, or predicted, they *cannot be told*): *agrees* where the printed "
     "ratio, rounded as its parts are printed, lies within ours and the spread of its "
-    "repeats (memory has none); *same direction* beyond that, on the printed side of 1; *differs* on the "
-    "other side, and *cannot be told* there within the spread. {places}"
+    "repeats (memory has none); *same direction* beyond that, on the printed side of 1; *differs* "
+    "on the other side, and *cannot be told* there within the spread. {places}"
 )
 
 
