@@ -42,9 +42,9 @@ def line(sides: Sequence[Side]) -> str:
 
 def table(sides: Sequence[Side], done: float, encoding: str = "utf-8") -> Table:
     """Return the state of all sides as a table with a curve for each."""
-    levels, (full, empty), missing = marks(encoding)
+    levels, bars, missing = marks(encoding)
     filled = round(done * _WIDTH)
-    bar = full * filled + empty * (_WIDTH - filled)
+    bar = bars[0] * filled + bars[1] * (_WIDTH - filled)
     shown = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
     shown.caption = f"{bar} {100 * done:.0f} %   step {len(sides[0].losses)}   Ctrl-C: show it now"
     for column in ("model", "right on unseen expressions", "", "loss"):
