@@ -106,9 +106,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 0 if words else 2
     if words == ["--version"]:
         from lit_probattn import __version__
-        from lit_probattn.records.provenance import versions
+        from lit_probattn.records.provenance import RUN_PACKAGES, git_revision, versions
 
-        print(f"lit_probattn {__version__}, {versions()}")
+        found = versions(tuple(name for name in RUN_PACKAGES if name != "lit-probattn"))
+        print(f"lit_probattn {__version__}, {found}; revision {git_revision()}")
         return 0
     if words[0] == "--print-completion":
         others = {name: command.help for name, command in COMMANDS.items()}

@@ -18,6 +18,7 @@ from profiling.measure.rows import RowsError
 from profiling.studies.study import STUDIES, Parser
 
 REPORT_FILES = ("report.md", "rows.csv", "ratios.csv", "report.html")
+REPORTS = ("reports", "runs")  # committed ones; what commands have just written
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,9 +39,10 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument(
         "--index",
         nargs="?",
-        const="reports",
+        const=REPORTS,
         metavar="FOLDER",
-        help="instead, a front page of all reports in a folder (default reports), each as a page",
+        help="instead, a front page of all reports in a folder (default: reports and runs), each "
+        "as a page",
     )
     report.add_argument(
         "--results",
@@ -141,7 +143,10 @@ def _index(options: argparse.Namespace) -> int:
     for name in ("results", "html", "compare"):
         if getattr(options, name):
             raise ConfigError(f"--index takes no --{name}, which belongs to a sweep")
-    page, *others = write_index(Path(options.index), Path(options.out or OUT))
+    asked = REPORTS if options.index is REPORTS else (options.index,)
+    folders = [Path(name) for name in asked]
+    there = [folder for folder in folders if folder.is_dir()]
+    page, *others = write_index(*(there or folders), out=Path(options.out or OUT))
     print(f"{page}: {len(others)} reports")
     return 0
 

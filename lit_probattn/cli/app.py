@@ -54,7 +54,7 @@ from lit_probattn.training.callbacks import (
     Throughput,
     make_progress_bar,
 )
-from lit_probattn.training.checkpoints import CheckedCheckpointIO
+from lit_probattn.training.checkpoints import CheckedCheckpointIO, selected_by_validation
 from lit_probattn.training.evaluation import (
     SampleCount,
     Scope,
@@ -360,7 +360,8 @@ class RunCLI(BareCLI):
         report = {
             **values,
             "checkpoint": str(plan.checkpoint),
-            "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False)),
+            "selected_on_test": bool(getattr(self.datamodule, "select_on_test", False))
+            and selected_by_validation(plan.checkpoint),
             "test_during_training": tested_during_training(plan.folder),
             "num_samples": samples.count,
             "most_frequent_label": samples.most_frequent_label,

@@ -188,7 +188,7 @@ def exit_status(run: Callable[[], object]) -> int:
     except Preempted as stopped:
         if is_first_rank():
             print(stopped, flush=True)
-            if stopped.number == signal.SIGUSR1:
+            if stopped.number == getattr(signal, "SIGUSR1", None):
                 print(requeue(), flush=True)
         return stopped.status
     except KeyboardInterrupt:

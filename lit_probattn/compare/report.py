@@ -454,6 +454,9 @@ class Report:
                 for difference in found:
                     counts.setdefault(str(difference), []).append(row)
             lines += ["", f"{task.name}:", ""]
+            for row in mine:
+                for note in self.table.rows[row].not_in_config:
+                    counts.setdefault(note, []).append(row)
             for text, rows in counts.items():
                 where = "" if len(rows) == len(mine) else f" ({', '.join(rows)})"
                 lines.append(f"- {escaped(text + where)}")
@@ -588,7 +591,7 @@ def flat_result(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
         "backends": "; ".join(f"{call}: {name}" for call, name in backends.items()),
         "device": gpus[0] if on_gpu and gpus else processor,
         "versions": ", ".join([f"python {result.get('python')}", *versions]),
-        "git_revision": f"{str(git.get('revision'))[:7]}{'+' if git.get('dirty') else ''}",
+        "git_revision": (git.get("revision") or "unknown")[:7] + ("+" if git.get("dirty") else ""),
         "run_folder": result["run_folder"],
         "command": result["command"],
     }

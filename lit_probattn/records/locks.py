@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,7 +14,13 @@ from pathlib import Path
 
 from lit_probattn.base.config_files import ConfigError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _POLL_SECONDS = 0.1
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 # What file systems answer that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _held: dict[Path, int] = {}
@@ -45,7 +51,7 @@ def _open(path: Path, mode: int) -> int:
         ConfigError: it is a link, which is not followed.
     """
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+        return os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, mode)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -53,6 +59,12 @@ def _open(path: Path, mode: int) -> int:
 
 
 def _locked(handle: int, end: float) -> bool:
+    if fcntl is None:
+        warnings.warn(
+            "this system has no file locks: start one command at a time in a folder of runs",
+            stacklevel=2,
+        )
+        return True
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,4 +111,5 @@ def _leave_to_the_parent() -> None:
         release(path)
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -37,9 +37,9 @@ def package_versions(names: Iterable[str]) -> dict[str, str | None]:
 
 
 @cache
-def versions() -> str:
-    """Return the versions of Python and of the packages that decide a cost, in one line."""
-    found = {"python": platform.python_version(), **package_versions(COST_PACKAGES)}
+def versions(packages: tuple[str, ...] = COST_PACKAGES) -> str:
+    """Return the versions of Python and of packages, those that decide a cost, in one line."""
+    found = {"python": platform.python_version(), **package_versions(packages)}
     return ", ".join(f"{name} {number}" for name, number in found.items() if number is not None)
 
 

@@ -79,6 +79,12 @@ def named_by_a_run(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None
 
 
+def selected_by_validation(path: Path) -> bool:
+    """Whether a validation score may have chosen a checkpoint: any but `step` and `average`."""
+    named = _NAME.fullmatch(path.name)
+    return named is None or named[1] == "best"
+
+
 def step_of(path: Path) -> int:
     """Return the optimiser step of a checkpoint: from its name, or else from its content."""
     named = _NAME.fullmatch(path.name)

@@ -47,21 +47,20 @@ choose();
 _BACK = '<p><a href="{}">All reports</a></p>\n'
 
 
-def write_index(folder: Path, out: Path = OUT) -> list[Path]:
-    """Write index.html, and a page for every report.md below a folder; return the files.
+def write_index(*folders: Path, out: Path = OUT) -> list[Path]:
+    """Write index.html, and a page for every report.md below folders; return the files.
 
     Raises:
         ConfigError: there is no report, one names a picture that is none of its folder, or a page
             cannot be written.
     """
-    reports = sorted(folder.rglob(NAME))
+    reports = [(path, folder) for folder in folders for path in sorted(folder.rglob(NAME))]
     if not reports:
-        raise ConfigError(f"--index {folder}: no {NAME} in it or below")
-    places = [path.parent.relative_to(folder) for path in reports]
-    names = [p.as_posix() if p.parts else folder.absolute().name for p in places]
+        raise ConfigError(f"--index {' '.join(map(str, folders))}: no {NAME} in it or below")
+    names = [_name_of(path, folder, len(folders) > 1) for path, folder in reports]
     refuse_to_replace(out / name / "index.html" for name in ("", *names))
     cards, written = [], []
-    for path, name in zip(reports, names, strict=True):
+    for (path, _), name in zip(reports, names, strict=True):
         report = read_report(path)
         try:
             thumbnail = _small(report.pictures[0]) if report.pictures else None
@@ -84,6 +83,13 @@ def write_index(folder: Path, out: Path = OUT) -> list[Path]:
     )
     _write(out / "index.html", page("Reports", body, style=_STYLE, script=_SCRIPT))
     return [out / "index.html", *written]
+
+
+def _name_of(path: Path, folder: Path, several: bool) -> str:
+    """Return the name of a report's page: its place, below the folder's name if there are more."""
+    place = path.parent.relative_to(folder)
+    name = place.as_posix() if place.parts else folder.absolute().name
+    return f"{folder.name}/{name}" if several else name
 
 
 def _write(file: Path, text: str) -> None:

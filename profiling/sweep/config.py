@@ -178,7 +178,6 @@ class Claim(Strict):
         constant_over: along these axes the ratio stays within 1 %.
         within: values of the variants differ by at most this share of the smallest.
         ordered: values of the variants rise in the order of `variants`.
-        needs_gpu: whether a CPU cannot tell, such as the memory that a GPU takes.
     """
 
     metric: str = "macs"
@@ -191,7 +190,6 @@ class Claim(Strict):
     constant_over: list[Axis] = Field(default_factory=list)
     within: float | None = None
     ordered: bool = False
-    needs_gpu: bool = False
 
     @model_validator(mode="after")
     def _one_condition(self) -> Claim:

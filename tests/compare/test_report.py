@@ -247,6 +247,16 @@ def test_differences_are_computed_from_the_configurations(tmp_path):
     assert "- published: another evaluation" in written
 
 
+def test_what_is_known_of_a_published_row_is_listed_for_its_rows(tmp_path):
+    note = "published: another variance"
+    rows = {**TABLE["rows"], "mgk_1": {**TABLE["rows"]["mgk_1"], "not_in_config": [note]}}
+    folder = write_tables(tmp_path / "tables", {**TABLE, "rows": rows})
+    cells = make_cells(table := read_table("tiny", folder), [], [3], Options(), Place(tmp_path))
+    for cell in cells:
+        keep(cell, 30.0)
+    assert report_of(tmp_path, table, cells)[2].count(f"- {note} (mgk_1)") == 1
+
+
 def test_what_as_published_has_switched_is_listed(tmp_path):
     table, cells = tiny_cells(tmp_path, None, Options(as_published=True))
     for cell in cells:

@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     for side in sides:
         if not side.accuracy or side.accuracy[-1][0] != len(side.losses):
             side.evaluate(data[1])
-    print("measuring what a step costs …", flush=True)
+    print("measuring what a step costs ...", flush=True)
     replace_text(path, page.write(sides, cost.quantities(sides), data[1], finished))
     print(path, flush=True)
     if not options.no_open:

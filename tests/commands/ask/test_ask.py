@@ -18,6 +18,7 @@ from lit_probattn.commands.ask import layers
 from lit_probattn.commands.ask.command import main, ranked, table
 from lit_probattn.commands.ask.layers import Answer, Question, answer
 from lit_probattn.commands.ask.models import KNOWN, changes
+from lit_probattn.compare.own import read_row
 from lit_probattn.configs import attention_entry
 from lit_probattn.kernels.cpu.selftest import failure
 from lit_probattn.randomness import RandomKey
@@ -64,7 +65,18 @@ def test_every_variant_has_equal_dropout_and_the_share_of_heads_of_its_file():
     assert not any(name.startswith("as_released") for name in heads)
     assert heads["softmax"] == heads["linear"] == (4, None)
     assert heads["mgk"] == heads["smlk"] == (2, None)
-    assert heads["fish"] == (4, 2)
+    assert heads["fish"] == (4, 1)
+    fish = [name for name, (_, shared) in heads.items() if shared is not None]
+    assert len(fish) == 10
+    for name in fish:  # one meaning everywhere: as README's table, of 8 heads
+        entry = attention_entry(CONFIGS / f"attention/{name}.yaml")["init_args"]
+        given = layers.heads(entry, Question(64, 64), 8)
+        layer = lit_probattn.create(name, 64)
+        row = read_row(name)
+        config = attention_entry(row.attention)["init_args"] | dict(row.set)
+        built = {"num_heads": layer.num_heads, "num_global_heads": layer.num_global_heads}
+        for found in (entry, given, built, config):
+            assert (found["num_heads"], found["num_global_heads"]) == (8, 2), name
     equal = Question(32, 64, num_heads=4, equal_heads=True)
     entry = attention_entry(CONFIGS / "attention/mgk.yaml")["init_args"]
     assert layers.heads(entry, equal, 8)["num_heads"] == 4

@@ -100,6 +100,15 @@ def trained(request, tmp_path_factory):
     return folder, request.param
 
 
+def test_only_a_checkpoint_that_validation_chose_was_selected_on_its_questions(trained):
+    folder, task = trained
+    for checkpoint, selected in (("best", True), ("last", False)):
+        run(command("validate", folder, "--ckpt_path", checkpoint, task=task))
+        kind = "best" if selected else "step"
+        (report,) = only_version(folder).glob(f"validate-{kind}-*.json")
+        assert json.loads(report.read_text())["selected_on_test"] is selected
+
+
 def test_scores_are_those_of_every_span_of_every_window(trained):
     """Brute force: all windows of a question, one at a time; and the written predictions."""
     folder, task = trained
