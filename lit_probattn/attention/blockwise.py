@@ -25,6 +25,7 @@ from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import autocast_off, grouped_values
 from lit_probattn.attention.masks import Masks, slice_block
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.graphs import once_differentiable
 from lit_probattn.base.memory import device_type, telling
 from lit_probattn.base.torch_internals import softmax_backward
 from lit_probattn.randomness import AttentionDropout
@@ -126,7 +127,7 @@ class _Blockwise(torch.autograd.Function):
         return torch.cat(outs, -2)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
             return _Blockwise._backward(ctx, grad_out)

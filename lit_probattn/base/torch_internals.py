@@ -31,6 +31,8 @@ __all__ = [
     "default_store",
     "in_backward",
     "is_decomposed",
+    "is_proxied",
+    "is_transformed",
     "loopback_store",
     "outside_graphs",
     "outside_modes",
@@ -74,6 +76,18 @@ def loopback_store(port: int) -> dist.TCPStore:
         multi_tenant=True,
         master_listen_fd=listening.detach(),
     )
+
+
+def is_proxied() -> bool:
+    """Whether `make_fx`, or a tracer that uses it, records the operations of this thread."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def is_transformed() -> bool:
+    """Whether this runs inside a transform of `torch.func`: vmap, grad, jvp and their kin."""
+    if torch.compiler.is_compiling():  # the compiler records its own form of a transform
+        return False
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def in_backward() -> bool:

@@ -18,7 +18,7 @@ from lit_probattn.attention.blockwise import Axis, Block, blockwise_attention
 from lit_probattn.attention.draws import normal_noise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.masks import Masks, span
 from lit_probattn.attention.rowpass.mixed import mixed_attention
 from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.rowpass.terms import RowPass
@@ -51,7 +51,7 @@ class ScoreNoise:
 
     def draw(self, like: Tensor, block: Block, num_maps: int) -> Tensor:
         """Return (B, num_maps, n, l) of a block, in the dtype of `like`."""
-        rows = range(block.rows.start + self.first_row, block.rows.stop + self.first_row)
+        rows = span(block.rows.start + self.first_row, block.rows.stop + self.first_row)
         return normal_noise(
             self.key, like.shape[0], num_maps, rows, block.cols, like.device, like.dtype
         )
@@ -179,7 +179,7 @@ def fish_scores(query: Tensor, key: Tensor, arguments: FiSHArguments) -> Tensor:
     Queries and keys are (B, G, N, E) and (B, G, L, E).
     """
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
-    block = Block(range(query.shape[2]), range(key.shape[2]))
+    block = Block(span(0, query.shape[2]), span(0, key.shape[2]))
     global_scores = query @ key.mT * on_global
     mixing = arguments.mixing.scaled(1.0, on_noise)
     local = local_scores(global_scores, mixing, arguments.noise, block) * on_local

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_probattn.attention.functional import check_choice
+from lit_probattn.base.graphs import is_transformed
 from lit_probattn.base.torch_internals import outside_graphs
 from lit_probattn.randomness import STREAM_FEATURES, RandomKey, philox4x32
 
@@ -91,6 +92,8 @@ class FeatureMap:
 
     def _plain(self, x: Tensor) -> Tensor:
         if self.name == "elu":
+            if is_transformed():  # torch.func does not enter _EluPlusOne
+                return x.clamp_max(0.0).exp() + x.clamp_min(0.0)
             features: Tensor = _EluPlusOne.apply(x)
             return features
         if self.name == "relu":

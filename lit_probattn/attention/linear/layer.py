@@ -48,6 +48,7 @@ class LinearCore(Core):
         "triton": linear_triton,
     }
     auto_rules = CHUNK_RULES
+    counts_blocks = False
     has_scores = False
     stated_backend = "blockwise"  # the O(N) form; the reference stores the maps
     kernels: ClassVar[tuple[str, ...]] = ("linear/linear",)

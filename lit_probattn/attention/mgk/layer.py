@@ -326,7 +326,7 @@ class MGKCore(Core):
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
         arguments = MGKArguments(*forms, norm_weight=self.key_norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
-        rows, cols = masks.all_rows, range(masks.num_keys)
+        rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)
         if self.e_step == "hard":
             shares = nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)

@@ -20,6 +20,7 @@ from lit_probattn.attention.rowpass.products import (
     product,
 )
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.graphs import once_differentiable
 from lit_probattn.base.memory import is_predicting
 from lit_probattn.randomness import AttentionDropout
 
@@ -62,7 +63,7 @@ class _Mixed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
             return _Mixed._backward(ctx, grad_out)

@@ -18,6 +18,7 @@ from lit_probattn.attention.rowpass.products import (
     product,
 )
 from lit_probattn.attention.rowpass.terms import Buffers, Place, RowGrads, RowPass, RowTerms
+from lit_probattn.base.graphs import once_differentiable
 from lit_probattn.randomness import AttentionDropout
 
 
@@ -52,7 +53,7 @@ class _Mixture(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         with autocast_off(grad_out):  # as in forward, for callers that leave it on
             return _Mixture._backward(ctx, grad_out)
