@@ -8,8 +8,8 @@ backward, and on any number of ranks.
 
 A key of integers stays outside graphs of `torch.compile`: it changes with every step, and its words
 wrap modulo 2⁶⁴; the compiler takes neither. A fresh key that a compiled call draws for itself has a
-tensor for a seed, and its draws are single operators of the graph (`attention/draws.py`). An exported
-program draws by the operations of this file: a key of integers is a constant of it, a tensor is not.
+tensor for a seed, and its draws are single operators of the graph (`attention/draws.py`). An
+exported program draws by the operations of this file: a key of integers is a constant in it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,12 @@ from torch.nn import functional as F
 
 from lit_probattn.attention.functional import repeat_heads
 from lit_probattn.attention.masks import Masks
-from lit_probattn.base.graphs import is_symbol, once_differentiable
+from lit_probattn.base.graphs import (
+    is_symbol,
+    once_differentiable,
+    reject_second_derivative,
+    written,
+)
 from lit_probattn.base.torch_internals import CPU_ATTENTION_OPERATORS
 
 # Attends from some of the queries to the keys up to a number: (rows, cols, mask, is_causal); with
@@ -71,6 +76,8 @@ def fused_attention(
         return (out,)
 
     (out,) = _masked(attend, query, masks, keys_per_position)
+    if out.requires_grad and written() is None:
+        out.register_hook(lambda _: reject_second_derivative())
     return out[..., :value_dim]
 
 

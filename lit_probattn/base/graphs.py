@@ -11,7 +11,15 @@ from torch import Tensor
 
 from lit_probattn.base.torch_internals import is_proxied, is_transformed
 
-__all__ = ["Graph", "is_symbol", "is_transformed", "once_differentiable", "reject_nested", "written"]
+__all__ = [
+    "Graph",
+    "is_symbol",
+    "is_transformed",
+    "once_differentiable",
+    "reject_nested",
+    "reject_second_derivative",
+    "written",
+]
 
 # Who records a call: torch.compile, whose graphs may hold operators of this package; or export,
 # ONNX, torch.jit.trace and make_fx, whose programs hold PyTorch's own only.

@@ -19,7 +19,7 @@ from lit_probattn.attention.draws import normal_noise
 from lit_probattn.attention.fish.mixing import HeadMixing, MixingValues, NoiseKind, map_heads
 from lit_probattn.attention.functional import Heads, compute_dtype, reference_output
 from lit_probattn.attention.masks import Masks, span
-from lit_probattn.attention.rowpass.mixed import mixed_attention
+from lit_probattn.attention.rowpass.mixed import Draw, mixed_attention
 from lit_probattn.attention.rowpass.native import NativeRows
 from lit_probattn.attention.rowpass.terms import RowPass
 from lit_probattn.attention.sdpa import fused_attention
@@ -55,12 +55,6 @@ class ScoreNoise:
         return normal_noise(
             self.key, like.shape[0], num_maps, rows, block.cols, like.device, like.dtype
         )
-
-    def draw_sample(self, like: Tensor, sample: int, block: Block, num_maps: int) -> Tensor:
-        """Return (num_maps, n, l) of a block of one sample."""
-        ids = self.key.samples(like.shape[0], like.device)[sample : sample + 1]
-        one = replace(self, key=replace(self.key, sample_ids=ids))
-        return one.draw(like[:1], block, num_maps)[0]
 
     def words(self, like: Tensor) -> Tensor:
         """Return what a kernel draws the noise of a batch from, (2 + B,) int64."""
@@ -277,10 +271,6 @@ def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
     on_global, on_local, on_noise = arguments.factors(query.shape[-1])
     mixing = arguments.mixing.to(query.dtype).scaled(on_local, on_noise)
 
-    def draw(sample: int, rows: range, cols: range) -> Tensor:
-        assert noise is not None
-        return noise.draw_sample(query, sample, Block(rows, cols), query.shape[1])
-
     return mixed_attention(
         NativeRows(),
         query * on_global,
@@ -290,7 +280,7 @@ def fish_native(given: Heads, arguments: FiSHArguments) -> Tensor:
         dropout,
         mixing=mixing.weights[0],
         noise_scale=None if noise is None else mixing.noise_scale,
-        draw=None if noise is None else draw,
+        draw=None if noise is None else Draw(noise.key, noise.first_row),
     )
 
 

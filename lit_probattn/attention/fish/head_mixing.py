@@ -101,6 +101,7 @@ class HeadMixingCore(Core):
     """
 
     variant: ClassVar[str] = "head_mixing"
+    row_operators = True
     backends: ClassVar[Mapping[str, BackendFunction]] = {
         name: _after_mixing(attend) for name, attend in SoftmaxCore.backends.items()
     }

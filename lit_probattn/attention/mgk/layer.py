@@ -82,6 +82,7 @@ class MGKCore(Core):
     """
 
     variant: ClassVar[str] = "mgk"
+    row_operators = True
     steps_over_cache: ClassVar[bool] = True
     can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
