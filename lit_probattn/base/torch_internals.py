@@ -92,6 +92,8 @@ def is_transformed() -> bool:
 
 def in_backward() -> bool:
     """Whether this runs inside a backward pass, as recomputation of checkpoints does."""
+    if torch.compiler.is_compiling():  # recomputation is part of the graph
+        return False
     return torch._C._current_graph_task_id() != -1
 
 
