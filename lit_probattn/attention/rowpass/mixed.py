@@ -276,10 +276,15 @@ def _flops(shapes: Any, backward: bool) -> int:
     return 2 * rows * cols * once * (2 if backward else 1)
 
 
+def _run_forward(call: _Inputs) -> Tensor:
+    run, terms, draw = call.parts()
+    return _forward(run, terms, draw, call.query, call.key, call.value, call.noise_scale)
+
+
 _operator = define_row_operator(
     "rows_mixed",
     _Inputs,
-    lambda call: _forward(*call.parts(), call.query, call.key, call.value, call.noise_scale),
+    _run_forward,
     lambda call, *given: _backward(*call.parts(), *given),
     gradients=("query", "key", "value", "coef", "noise_scale", "bias"),
     flops=_flops,
