@@ -7,7 +7,6 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from lit_probattn.base.graphs import reject_second_derivative
 
@@ -51,7 +50,7 @@ def define_operators(
     *,
     new_outputs: Callable[[Any], tuple[Tensor, ...]],
     gradients: tuple[str, ...],
-    flops: Callable[[Any, bool], int],
+    flops: Callable[[Any, bool], int] | None,
     optional: tuple[tuple[str, ...], ...] = (),
     has_normaliser: bool = True,
     num_outputs: int = 4,
@@ -71,7 +70,8 @@ def define_operators(
         gradients: names of the inputs that have gradients.
         flops: takes inputs whose tensors are replaced by their shapes, and whether backward is
             meant: 2 FLOPs per multiply-add, products only; a causal mask halves nothing, and what
-            backward computes again counts once, as PyTorch counts its own.
+            backward computes again counts once, as PyTorch counts its own. None counts nothing:
+            PyTorch's counter imports Triton, which a layer must not.
         optional: groups of inputs whose gradients are made only if one of the group wants it.
         has_normaliser: the outputs are a result and a normaliser without gradient, which backward
             reads; otherwise all outputs have gradients and backward reads none.
@@ -153,6 +153,10 @@ def define_operators(
         return tuple(made.get(name) for name in fields)
 
     first.register_autograd(differentiate, setup_context=save)
+    if flops is None:
+        return first
+    from torch.utils.flop_counter import register_flop_formula
+
     operators = torch.ops.lit_probattn
     register_flop_formula(getattr(operators, names[0]))(
         lambda *args, **_: flops(inputs(*args), False)

@@ -270,12 +270,6 @@ class _Inputs(NamedTuple):
         return row_pass(self), terms, draw
 
 
-def _flops(shapes: Any, backward: bool) -> int:
-    (batch, maps, rows, size), cols = shapes.query, shapes.key[-2]
-    once = batch * maps * size + shapes.value[0] * shapes.value[-1]
-    return 2 * rows * cols * once * (2 if backward else 1)
-
-
 def _run_forward(call: _Inputs) -> Tensor:
     run, terms, draw = call.parts()
     return _forward(run, terms, draw, call.query, call.key, call.value, call.noise_scale)
@@ -287,5 +281,4 @@ _operator = define_row_operator(
     _run_forward,
     lambda call, *given: _backward(*call.parts(), *given),
     gradients=("query", "key", "value", "coef", "noise_scale", "bias"),
-    flops=_flops,
 )

@@ -222,16 +222,10 @@ class _Inputs(NamedTuple):
         )
 
 
-def _flops(shapes: Any, backward: bool) -> int:
-    (pairs, rows, size), (_, maps, cols, _), width = shapes.query, shapes.key, shapes.value[-1]
-    return 2 * pairs * rows * cols * (maps * size + width) * (2 if backward else 1)
-
-
 _operator = define_row_operator(
     "rows_mixture",
     _Inputs,
     lambda call: _forward(row_pass(call), call.terms(), call.query, call.key, call.value),
     lambda call, *given: _backward(row_pass(call), call.terms(), *given),
     gradients=("query", "key", "value", "coef", "row", "col", "bias"),
-    flops=_flops,
 )

@@ -99,7 +99,6 @@ def define_row_operator(
     backward: Callable[[Any, Sequence[Tensor | None], Sequence[bool], Tensor], Gradients],
     *,
     gradients: tuple[str, ...],
-    flops: Callable[[Any, bool], int],
 ) -> Any:
     """Define an operator that returns (B·H, N, E_v), and its backward; return the first.
 
@@ -110,7 +109,6 @@ def define_row_operator(
         backward: takes the inputs, those that `gradients` names, which of them need a gradient, and
             the gradient of the output; returns the gradients.
         gradients: names of the inputs that have gradients.
-        flops: see `define_operators`.
     """
 
     def room(call: Any) -> tuple[Tensor, ...]:
@@ -134,7 +132,7 @@ def define_row_operator(
         new_outputs=room,
         gradients=gradients,
         optional=tuple((name,) for name in gradients),
-        flops=flops,
+        flops=None,
         has_normaliser=False,
         num_outputs=1,
         dtype=None,
