@@ -382,8 +382,7 @@ class CachedDataModule(DataModule):
         with suppress(DataError):
             if not self.sources():
                 return {}  # generated
-        found = (hash_sources(place, self.cache_spec) for place in self.cache_places)
-        return next((hashes for hashes in found if hashes is not None), None)
+        return hash_sources(self.cache_dir, self.cache_spec)
 
     def load_splits(self) -> dict[str, Split]:
         """Open the splits in the cache."""

@@ -34,7 +34,7 @@ from lit_probattn.attention.cache import (
     merge_partials,
     partial_attention,
 )
-from lit_probattn.attention.draws import fresh_key, is_traced
+from lit_probattn.attention.draws import fresh_key
 from lit_probattn.attention.functional import (
     Heads,
     autocast_off,
@@ -45,6 +45,7 @@ from lit_probattn.attention.functional import (
     reference_weights,
 )
 from lit_probattn.attention.masks import Masks
+from lit_probattn.base.graphs import is_symbol, is_transformed, written
 from lit_probattn.base.memory import device_type
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
@@ -170,6 +171,10 @@ class Core(nn.Module):
     backends: ClassVar[Mapping[str, BackendFunction]]
     # What `auto` chooses on each type of device.
     auto_rules: Mapping[str, AutoRule] = AUTO_RULES
+    # Whether graphs of torch.compile hold the passes over rows as operators.
+    row_operators: bool = False
+    # Whether blocks and passes over rows are loops over positions.
+    counts_blocks: ClassVar[bool] = True
     # Score tensors per head that the reference stores; for the choice of backend.
     score_maps: int = 1
     # Whether a bounded cache may give up some of the keys; such a variant has `cached_scores`.
@@ -311,6 +316,7 @@ class Core(nn.Module):
     def describe(self, call: HeadCall) -> Call:
         """Return what the choice of a backend may depend on."""
         query, bias = call.query, call.masks.bias
+        sizes = call.masks.num_queries, call.masks.num_keys
         return Call(
             device=device_type(query.device),
             dtype=query.dtype,
@@ -320,7 +326,10 @@ class Core(nn.Module):
             bias_needs_grad=bias is not None and bias.requires_grad and torch.is_grad_enabled(),
             attn_mask=call.masks.attn_mask is not None,
             recurrent=call.cache is not None and not isinstance(call.cache, KVCache),
-            traced=call.dropout is not None and is_traced(call.dropout.key),
+            graph=written(),
+            dynamic=self.counts_blocks and any(is_symbol(size) for size in sizes),
+            row_operators=self.row_operators,
+            transformed=is_transformed(),
         )
 
     @property

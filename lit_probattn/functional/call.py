@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_probattn.attention.core import Core, HeadCall, HeadLayout, key_or_fresh
 from lit_probattn.attention.masks import make_masks
+from lit_probattn.base.graphs import reject_nested
 from lit_probattn.randomness import AttentionDropout, RandomKey
 
 
@@ -82,6 +83,7 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 
 
     Raises:
         ValueError: dtypes or shapes do not fit.
+        NotImplementedError: a tensor is nested.
     """
     mixed = torch.is_autocast_enabled(query.device.type) if query.device.type != "meta" else False
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -94,6 +96,7 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor, keys_per_head: int = 
     dims = 4 if keys_per_head == 1 and key.dim() != 5 else 5
     wanted = "(B, heads, positions, size)"
     for name, tensor, count in (("query", query, 4), ("key", key, dims), ("value", value, 4)):
+        reject_nested(name, tensor)
         if tensor.dim() != count:
             form = wanted if count == 4 else "(B, heads, components, positions, size)"
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {form}")

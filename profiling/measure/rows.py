@@ -129,8 +129,9 @@ def read_rows(path: str | Path) -> tuple[list[ProfileRow], int]:
         except ValueError as error:
             if position == len(content):
                 break
-            known = isinstance(error, ValidationError)
-            reason = describe(error, ProfileRow.model_fields) if known else f"not JSON: {error}"
+            reason = f"not JSON: {error}"
+            if isinstance(error, ValidationError):
+                reason = describe(error, ProfileRow.model_fields)
             reason = " ".join(reason.split())[:200]
             raise RowsError(
                 f"{path}, line {number} is not a row of a sweep ({reason}); only the last line "

@@ -20,7 +20,7 @@ from lit_probattn.attention.draws import keep_pairs
 from lit_probattn.attention.functional import Heads, compute_dtype, repeat_heads, repeat_rows
 from lit_probattn.attention.linear.chunkwise import causal_product
 from lit_probattn.attention.linear.features import FeatureMap
-from lit_probattn.attention.masks import Masks
+from lit_probattn.attention.masks import Masks, span
 from lit_probattn.randomness import AttentionDropout
 
 Mix = Literal["after", "before"]
@@ -146,7 +146,7 @@ def linear_reference(given: Heads, arguments: LinearArguments) -> Tensor:
 
 def masked_kernel(kernel: Tensor, masks: Masks) -> Tensor:
     """Set hidden pairs to zero."""
-    allowed = masks.allowed(masks.all_rows, range(masks.num_keys), kernel.device)
+    allowed = masks.allowed(masks.all_rows, masks.all_cols, kernel.device)
     return kernel if allowed is None else kernel.masked_fill(~allowed, 0.0)
 
 
@@ -218,7 +218,7 @@ def drop_values(value: Tensor, dropout: AttentionDropout | None) -> Tensor:
     if dropout is None:
         return value
     batch, heads, length, _ = value.shape
-    keep = keep_pairs(dropout, batch, heads, range(1), range(length), value.device)
+    keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
     return value * keep.mT * dropout.scale
 
 
@@ -344,5 +344,5 @@ def kept_values(given: Heads) -> Tensor | None:
     if dropout is None:
         return None
     batch, heads, length, _ = value.shape
-    keep = keep_pairs(dropout, batch, heads, range(1), range(length), value.device)
+    keep = keep_pairs(dropout, batch, heads, range(1), span(0, length), value.device)
     return keep[:, :, 0] * dropout.scale

@@ -90,6 +90,7 @@ class MGKCore(Core):
     """
 
     variant: ClassVar[str] = "mgk"
+    row_operators = True
     steps_over_cache: ClassVar[bool] = True
     can_drop_keys: ClassVar[bool] = True
     has_gaussians: ClassVar[bool] = True
@@ -335,7 +336,7 @@ class MGKCore(Core):
         forms = (parts.log_prior, parts.variance, self.score, self.include_log_det)
         arguments = MGKArguments(*forms, norm_weight=self.key_norm_weight)
         scores = component_scores(call.query.to(parts.key), parts.key, arguments)
-        rows, cols = masks.all_rows, range(masks.num_keys)
+        rows, cols = masks.all_rows, masks.all_cols
         allowed = masks.allowed(rows, cols, call.query.device)
         if self.e_step == "hard":
             shares = nn.functional.one_hot(scores.argmax(2), scores.shape[2]).to(scores)
