@@ -287,7 +287,9 @@ def _open_or_build(root: Path, spec: CacheSpec, build: Callable[[CacheWriter], N
         temporary.mkdir()
         writer = CacheWriter(temporary)
         # Described before they are read: what changes meanwhile is not what was read.
-        sources = {key: _describe(path) for key, path in _keyed(spec.sources()).items()}
+        # What is missing is for `build` to say.
+        found = {key: path for key, path in _keyed(spec.sources()).items() if path.exists()}
+        sources = {key: _describe(path) for key, path in found.items()}
         build(writer)
         changed = _changed(_keyed(spec.sources()), sources)
         if changed is not None:
